@@ -1,0 +1,52 @@
+# `make demo` and `make test` set everything up in .venv; a second call starts at once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard src/native/*)
+
+.PHONY: demo test lint format types bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    fit 20,000 elevations, print a table, draw a picture"
+	@echo "make test    lint, types and tests"
+	@echo "make bench   speed of the kernels and of a training step"
+	@echo "make format  rewrite the sources in the house style"
+	@echo "make clean   remove everything that was built"
+
+demo: $(VENV)/installed
+	$(BIN)/cagp demo
+
+test: $(VENV)/installed-dev lint types
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed-dev
+	$(BIN)/pyright
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/installed-dev
+	$(BIN)/cagp bench engine
+	$(BIN)/cagp bench step
+
+# The sources are used in place (editable); only the compiled module is installed, and rebuilt when its sources change.
+$(VENV)/installed: $(SOURCES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,77 @@
+"""What every choice of actions offers to inference, and actions given as a matrix."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from cagp.checks import check_count, check_matrix
+from cagp.engine import BlockWeights
+
+
+class Actions(nn.Module, ABC):
+    """S (n, i), given by the rows it touches (the support) and its weights on them.
+
+    Posterior and losses depend on the span of S alone (Lemma "uniquely defined by the column space"), so ``weights``
+    may be scaled freely; unit columns keep the algebra away from overflow.
+    """
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """n, the number of training rows."""
+
+    @property
+    @abstractmethod
+    def num_actions(self) -> int:
+        """i, the budget."""
+
+    @property
+    @abstractmethod
+    def support(self) -> Int[Tensor, " m"]:
+        """The training rows that any action touches, in the order of the weights' rows."""
+
+    @abstractmethod
+    def weights(self, dtype: torch.dtype) -> Float[Tensor, "m i"] | BlockWeights:
+        """S on the support, its columns of unit length."""
+
+
+class DenseActions(Actions):
+    """Any linearly independent columns, fixed or learned.
+
+    Args:
+        S: the action matrix (n, i), i <= n.
+        learn: whether ``S`` is a parameter.
+    """
+
+    def __init__(self, S: Float[Tensor, "n i"], learn: bool = False):
+        super().__init__()
+        check_matrix(S, "S")
+        check_count(S.shape[1], "the number of columns of S", S.shape[0], "its number of rows")
+        self.S = nn.Parameter(S.detach().clone(), requires_grad=learn)
+        self.register_buffer("_support", torch.arange(S.shape[0], device=S.device))
+
+    @property
+    def num_rows(self) -> int:
+        return self.S.shape[0]
+
+    @property
+    def num_actions(self) -> int:
+        return self.S.shape[1]
+
+    @property
+    def support(self) -> Int[Tensor, " n"]:
+        return self._support
+
+    def weights(self, dtype: torch.dtype) -> Float[Tensor, "n i"]:
+        S = self.S.double()
+        return (S / column_norms(S)).to(dtype)
+
+
+def column_norms(S: Float[Tensor, "n i"]) -> Float[Tensor, " i"]:
+    """Norms of the columns as constants; dividing by a constant is exact for what depends on the span alone."""
+    largest = S.detach().abs().amax(0)
+    if not bool((largest > 0).all()):
+        raise ValueError(f"action {int((largest == 0).nonzero()[0])} is zero; every action needs a non-zero weight.")
+    return largest * (S.detach() / largest).norm(dim=0)

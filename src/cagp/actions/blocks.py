@@ -1,0 +1,201 @@
+"""Learned block-sparse actions (CaGP-Opt): the rows are cut into i blocks, and action j weighs the rows of block j."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from cagp.actions.base import Actions
+from cagp.checks import check_count, check_matrix
+from cagp.engine import BlockWeights
+from cagp.kernels import Kernel
+
+Start = Literal["constant", "random", "eigenvector"]
+
+
+class Partition(NamedTuple):
+    """Every row in exactly one block: block j is ``rows[offsets[j]:offsets[j + 1]]``; sizes differ by at most one."""
+
+    rows: Int[Tensor, " n"]
+    offsets: Int[Tensor, " i+1"]
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks i."""
+        return self.offsets.shape[0] - 1
+
+
+def ordered_blocks(num_rows: int, num_blocks: int) -> Partition:
+    """Consecutive rows: the paper's blocks, random where the data's order is."""
+    check_count(num_blocks, "num_blocks", num_rows, "the number of rows")
+    sizes = torch.full((num_blocks,), num_rows // num_blocks)
+    sizes[: num_rows % num_blocks] += 1
+    return Partition(torch.arange(num_rows), _offsets(sizes))
+
+
+def spatial_blocks(
+    X: Float[Tensor, "n d"], num_blocks: int, lengthscale: Float[Tensor, " d"] | None = None
+) -> Partition:
+    """Blocks of nearby rows: recursive splits of the widest direction, in units of ``lengthscale``.
+
+    A node that is to hold b blocks of q rows (and r of them one more) splits into ⌊b/2⌋ and ⌈b/2⌉ blocks, so every row
+    is used and sizes differ by at most one. Ties go by row number. Time O(n d log i).
+    """
+    check_matrix(X, "X")
+    check_count(num_blocks, "num_blocks", X.shape[0], "the number of rows")
+    points = X.detach().double().cpu()
+    if lengthscale is not None:
+        points = points / lengthscale.detach().double().cpu()
+    size, _ = divmod(X.shape[0], num_blocks)
+
+    leaves: list[Tensor] = []
+    stack = [(torch.arange(X.shape[0]), num_blocks)]
+    while stack:
+        rows, blocks = stack.pop()
+        if blocks == 1:
+            leaves.append(rows)
+            continue
+        left_blocks = blocks // 2
+        larger = len(rows) - size * blocks  # blocks of this node with one row more
+        left_rows = size * left_blocks + larger * left_blocks // blocks
+        inside = points[rows]
+        widest = int((inside.amax(0) - inside.amin(0)).argmax())
+        order = inside[:, widest].argsort(stable=True)
+        stack.append((rows[order[left_rows:]], blocks - left_blocks))
+        stack.append((rows[order[:left_rows]], left_blocks))
+    sizes = torch.tensor([len(leaf) for leaf in leaves])
+    return Partition(torch.cat(leaves).to(X.device), _offsets(sizes).to(X.device))
+
+
+def _offsets(sizes: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
+
+
+class BlockActions(Actions):
+    """Block-sparse S with learned values, (some of) the rows of block j in column j.
+
+    Args:
+        partition: which rows form a block.
+        values: one weight per support row, in the order of ``support``; None for equal weights.
+        support_size: at most this many rows of each block carry weight, drawn with ``generator``; None for all.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        values: Float[Tensor, " m"] | None = None,
+        *,
+        support_size: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        self._num_rows = len(partition.rows)
+        if support_size is not None:
+            check_count(support_size, "support_size", self._num_rows, "the number of rows")
+            partition = _thinned(partition, support_size, generator)
+        self.register_buffer("_support", partition.rows)
+        self.register_buffer("offsets", partition.offsets)
+        if values is None:
+            values = torch.ones(len(partition.rows), dtype=dtype, device=partition.rows.device)
+        if values.shape != partition.rows.shape:
+            raise ValueError(f"values has shape {tuple(values.shape)}, expected ({len(partition.rows)},): the support.")
+        self.values = nn.Parameter(values.detach().clone())
+        self.weights(values.dtype)  # an action that is zero is an error here, not at the first step
+
+    @classmethod
+    def from_data(
+        cls,
+        X: Float[Tensor, "n d"],
+        num_actions: int,
+        *,
+        kernel: Kernel | None = None,
+        lengthscale: Float[Tensor, " d"] | None = None,
+        blocks: Literal["spatial", "ordered"] = "spatial",
+        start: Start = "constant",
+        support_size: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> "BlockActions":
+        """Blocks of the rows of ``X`` with starting values.
+
+        Args:
+            kernel: for ``start="eigenvector"``.
+            lengthscale: the unit in which rows are near each other; None for the units of ``X``.
+            blocks: "spatial" (nearby rows) or "ordered" (the paper's: consecutive rows).
+            start: "constant" over each block, "random" (the paper's), or the leading "eigenvector" of the block's own
+                kernel matrix.
+        """
+        check_matrix(X, "X")
+        check_count(num_actions, "num_actions", X.shape[0], "the number of rows of X")
+        if blocks == "spatial":
+            partition = spatial_blocks(X, num_actions, lengthscale)
+        elif blocks == "ordered":
+            partition = Partition(*(t.to(X.device) for t in ordered_blocks(X.shape[0], num_actions)))
+        else:
+            raise ValueError(f'blocks is {blocks!r}, expected "spatial" or "ordered".')
+        actions = cls(partition, support_size=support_size, dtype=X.dtype, generator=generator)
+        with torch.no_grad():
+            actions.values.copy_(_starting_values(actions, X, start, kernel, generator))
+        return actions
+
+    @property
+    def num_rows(self) -> int:
+        return self._num_rows
+
+    @property
+    def num_actions(self) -> int:
+        return self.offsets.shape[0] - 1
+
+    @property
+    def support(self) -> Int[Tensor, " m"]:
+        return self._support
+
+    def weights(self, dtype: torch.dtype) -> BlockWeights:
+        return BlockWeights(_unit_blocks(self.values, self.offsets).to(dtype), self.offsets)
+
+
+def _unit_blocks(values: Tensor, offsets: Tensor) -> Tensor:
+    """Values divided by the norm of their block, in float64; the norms are constants (see ``column_norms``)."""
+    W = BlockWeights(values.double(), offsets)
+    columns, fixed = W.columns(), W.values.detach()
+    zeros = fixed.new_zeros(W.num_columns)
+    largest = zeros.scatter_reduce(0, columns, fixed.abs(), "amax")
+    if not bool((largest > 0).all()):
+        raise ValueError(f"action {int((largest == 0).nonzero()[0])} is zero; every action needs a non-zero weight.")
+    shrunk = fixed / largest[columns]
+    norms = largest * zeros.index_add(0, columns, shrunk.square()).sqrt()
+    return W.values / norms[columns]
+
+
+def _thinned(partition: Partition, support_size: int, generator: torch.Generator | None) -> Partition:
+    """At most ``support_size`` random rows of each block, in the order they had."""
+    kept = []
+    for rows in partition.rows.split(partition.offsets.diff().tolist()):
+        chosen = torch.randperm(len(rows), generator=generator)[:support_size].sort().values
+        kept.append(rows[chosen.to(rows.device)])
+    sizes = torch.tensor([len(rows) for rows in kept])
+    return Partition(torch.cat(kept), _offsets(sizes).to(partition.offsets.device))
+
+
+def _starting_values(
+    actions: BlockActions, X: Tensor, start: Start, kernel: Kernel | None, generator: torch.Generator | None
+) -> Tensor:
+    sizes = actions.offsets.diff()
+    if start == "constant":
+        return (1 / sizes.double().sqrt()).repeat_interleave(sizes).to(X)
+    if start == "random":
+        values = torch.randn(len(actions.support), generator=generator, dtype=torch.float64).to(X.device)
+        return _unit_blocks(values, actions.offsets).to(X)
+    if start != "eigenvector":
+        raise ValueError(f'start is {start!r}, expected "constant", "random" or "eigenvector".')
+    if kernel is None:
+        raise ValueError('kernel is missing: start="eigenvector" needs the kernel whose eigenvectors to take.')
+    inputs = X[actions.support].double()
+    values = torch.empty(len(inputs), dtype=torch.float64, device=X.device)
+    with torch.no_grad():
+        for first, last in zip(actions.offsets[:-1].tolist(), actions.offsets[1:].tolist(), strict=True):
+            block = inputs[first:last]
+            vector = torch.linalg.eigh(kernel(block, block)).eigenvectors[:, -1]
+            values[first:last] = vector * torch.sign(vector.sum() + vector[0] * 1e-9 + 1e-300)
+    return values.to(X)

@@ -1,0 +1,70 @@
+"""The command line: ``cagp --help``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import cagp
+from cagp import demo
+from cagp.bench import engine as bench_engine
+from cagp.bench import step as bench_step
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except (ValueError, OSError) as error:
+        print(f"cagp: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("cagp: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cagp",
+        description="Gaussian process regression for large data, with error bars that include what was not computed.",
+        epilog="examples:\n  cagp demo\n  cagp bench engine\n  cagp bench step --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"cagp {cagp.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    command = commands.add_parser(
+        "demo",
+        help="fit a map of elevations with 16, 64 and 256 actions, print a table and draw a picture",
+        description="Fit 20,000 embedded elevations in Colorado with 16, 64 and 256 actions; takes about a minute.",
+    )
+    command.add_argument(
+        "--out", type=Path, default=Path("cagp-demo"), help="folder for the picture (default: %(default)s)"
+    )
+    command.set_defaults(run=lambda arguments: demo.run(arguments.out))
+
+    suites = commands.add_parser("bench", help="measure speed and memory on this machine").add_subparsers(
+        required=True, metavar="suite"
+    )
+    suite = suites.add_parser(
+        "engine",
+        help="kernel evaluations per second of every backend",
+        description="Kernel evaluations per second of k(X, Z) W, forward and backward, for every backend installed.",
+    )
+    suite.add_argument("--json", action="store_true", help="print records for machines instead of a table")
+    suite.add_argument("--repeats", type=int, default=3, help="take the best of this many runs (default: %(default)s)")
+    suite.set_defaults(run=lambda arguments: bench_engine.run(arguments.repeats, arguments.json))
+    suite = suites.add_parser(
+        "step",
+        help="time and peak memory of one CaGP-Opt training step",
+        description="Time and peak memory of one training step (loss and gradient) at d = 20, i = 512.",
+    )
+    suite.add_argument("--json", action="store_true", help="print records for machines instead of a table")
+    suite.add_argument("--repeats", type=int, default=3, help="take the best of this many runs (default: %(default)s)")
+    suite.set_defaults(run=lambda arguments: bench_step.run(arguments.repeats, arguments.json))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+"""How k(X, Z) W is computed: compiled CPU kernels where they apply, torch tiles for everything else."""
+
+from cagp.engine.product import DEFAULT_MAX_BYTES, backend_for, kernel_product
+from cagp.engine.weights import BlockWeights
+
+__all__ = ["DEFAULT_MAX_BYTES", "BlockWeights", "backend_for", "kernel_product"]

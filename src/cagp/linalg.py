@@ -1,0 +1,117 @@
+"""Small dense linear algebra in float64: a Cholesky that says what it did, and moments of rows through it."""
+
+import warnings
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+FIRST_JITTER = 1e-12
+LARGEST_JITTER = 1e-6
+
+
+class JitterWarning(UserWarning):
+    """A matrix was not positive definite to working precision, and a relative jitter was added to its diagonal."""
+
+
+class NotPositiveDefiniteError(ValueError):
+    """A matrix stayed indefinite with the largest jitter allowed."""
+
+
+def safe_cholesky(A: Float[Tensor, "i i"], name: str = "matrix") -> Float[Tensor, "i i"]:
+    """Lower Cholesky factor of ``A``, or of A + jitter · diag(A) where ``A`` fails, with a warning that says so.
+
+    The jitter is relative to each diagonal element, so that rescaling rows and columns changes nothing. It grows
+    tenfold from 1e-12 to 1e-6; beyond that NotPositiveDefiniteError is raised.
+    """
+    L, info = torch.linalg.cholesky_ex(A)
+    if not bool(info):
+        return L
+    diagonal = A.diagonal()
+    if bool(torch.isfinite(A).all()) and bool((diagonal > 0).all()):
+        jitter = FIRST_JITTER
+        while jitter <= 1.01 * LARGEST_JITTER:
+            L, info = torch.linalg.cholesky_ex(A + jitter * torch.diag(diagonal))
+            if not bool(info):
+                warnings.warn(
+                    f"{name} is not positive definite to working precision: added {jitter:.0e} times its diagonal.",
+                    JitterWarning,
+                    stacklevel=2,
+                )
+                return L
+            jitter *= 10
+    raise NotPositiveDefiniteError(_explain(A.detach(), name))
+
+
+def _explain(A: Tensor, name: str) -> str:
+    found = (
+        f"{int((~torch.isfinite(A)).sum())} of its values are NaN or infinite"
+        if not bool(torch.isfinite(A).all())
+        else f"its diagonal runs from {float(A.diagonal().min()):.3g} to {float(A.diagonal().max()):.3g}"
+    )
+    return (
+        f"{name} ({A.shape[0]} x {A.shape[0]}) is not positive definite, not even with {LARGEST_JITTER:.0e} times its "
+        f"diagonal added; {found}. Probable causes and remedies: (1) actions that are zero or linearly dependent: use "
+        "fewer, or start them afresh; (2) noise too small for float32 kernels: raise its floor or pass float64 data; "
+        "(3) inputs or targets on extreme scales: standardise them; (4) a kernel of your own that is not positive "
+        "semi-definite; (5) hyperparameters that diverged: lower the learning rate."
+    )
+
+
+class RowMoments(NamedTuple):
+    """What each row of KS contributes to mean and variance."""
+
+    mean: Float[Tensor, " n"]  # KS v
+    explained: Float[Tensor, " n"]  # diag(KS (LLᵀ)⁻¹ SK)
+
+
+def row_moments(KS: Float[Tensor, "n i"], chol: Float[Tensor, "i i"], weights: Float[Tensor, " i"]) -> RowMoments:
+    """KS v and diag(KS (LLᵀ)⁻¹ SK) in float64, for L = ``chol`` and v = ``weights``.
+
+    Time O(n i²), memory O(tile) besides KS in its own dtype.
+    """
+    return RowMoments(*_RowMoments.apply(KS, chol, weights))
+
+
+class _RowMoments(torch.autograd.Function):
+    """A tile of rows at a time, forward and backward, so that no float64 copy of KS is ever held.
+
+    With a row a, u = L⁻¹a, mean = aᵀv, explained = uᵀu and their cotangents g, h:
+        ∂a = g v + 2h L⁻ᵀu,    ∂v = Σ g a,    ∂L = -2 tril(L⁻ᵀ Σ h u uᵀ).
+    """
+
+    TILE_ROWS = 2048
+
+    @staticmethod
+    def forward(ctx, KS: Tensor, chol: Tensor, weights: Tensor):
+        ctx.save_for_backward(KS, chol, weights)
+        mean = KS.new_empty(KS.shape[0], dtype=chol.dtype)
+        explained = torch.empty_like(mean)
+        for rows in _RowMoments.tiles(KS):
+            A = KS[rows].to(chol.dtype)
+            mean[rows] = A @ weights
+            explained[rows] = torch.linalg.solve_triangular(chol, A.mT, upper=False).square().sum(0)
+        return mean, explained
+
+    @staticmethod
+    def backward(ctx, *grad_outputs: Tensor):
+        KS, chol, weights = ctx.saved_tensors
+        grad_mean, grad_explained = grad_outputs
+        grad_KS = torch.empty_like(KS) if ctx.needs_input_grad[0] else None
+        grad_weights, outer = torch.zeros_like(weights), torch.zeros_like(chol)
+        for rows in _RowMoments.tiles(KS):
+            A, g, h = KS[rows].to(chol.dtype), grad_mean[rows], grad_explained[rows]
+            U = torch.linalg.solve_triangular(chol, A.mT, upper=False)
+            grad_weights += A.mT @ g
+            Uh = U * h
+            outer.addmm_(Uh, U.mT)
+            if grad_KS is not None:
+                solved = torch.linalg.solve_triangular(chol.mT, Uh, upper=True)
+                grad_KS[rows] = torch.outer(g, weights).add_(solved.mT, alpha=2).to(KS.dtype)
+        grad_chol = -2 * torch.linalg.solve_triangular(chol.mT, outer, upper=True).tril()
+        return grad_KS, grad_chol, grad_weights
+
+    @staticmethod
+    def tiles(KS: Tensor):
+        return (slice(start, start + _RowMoments.TILE_ROWS) for start in range(0, KS.shape[0], _RowMoments.TILE_ROWS))

@@ -1,0 +1,5 @@
+"""Methods: class -> condition() -> objective(). Parameters only; data are arguments."""
+
+from cagp.methods.cagp import CaGPOpt
+
+__all__ = ["CaGPOpt"]

@@ -1,0 +1,35 @@
+"""How good predictions and their error bars are. Each function says which direction is better and in what unit."""
+
+import math
+from statistics import NormalDist
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def nll(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> float:
+    """Mean negative log density of the targets; lower is better; nats per row."""
+    y, mean, variance = y.double(), mean.double(), variance.double()
+    return float(0.5 * ((y - mean).square() / variance + torch.log(2 * math.pi * variance)).mean())
+
+
+def rmse(y: Float[Tensor, " n"], mean: Float[Tensor, " n"]) -> float:
+    """Root mean squared error; lower is better; the unit of the targets."""
+    return float((y.double() - mean.double()).square().mean().sqrt())
+
+
+def crps(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> float:
+    """Mean continuous ranked probability score; lower is better; the unit of the targets."""
+    std = variance.double().sqrt()
+    z = (y.double() - mean.double()) / std
+    density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+    return float((std * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))).mean())
+
+
+def coverage(
+    y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"], level: float = 0.95
+) -> float:
+    """Share of targets inside the central interval of probability ``level``; closer to ``level`` is better."""
+    half_width = NormalDist().inv_cdf(0.5 + level / 2) * variance.double().sqrt()
+    return float(((y.double() - mean.double()).abs() <= half_width).double().mean())

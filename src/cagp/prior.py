@@ -1,0 +1,105 @@
+"""The model before it sees data: GP = mean + kernel + noise. Parameters only, never data."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cagp.checks import check_row_noise
+from cagp.kernels import Kernel
+from cagp.parameters import Positive
+
+
+class Mean(nn.Module, ABC):
+    """The prior mean function."""
+
+    @abstractmethod
+    def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """m(X), in the dtype of ``X``."""
+
+
+class ZeroMean(Mean):
+    """m(x) = 0."""
+
+    def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        return X.new_zeros(X.shape[0])
+
+
+class ConstantMean(Mean):
+    """m(x) = constant, learned."""
+
+    def __init__(self, constant: float = 0.0):
+        super().__init__()
+        self.constant = nn.Parameter(torch.tensor(constant, dtype=torch.float64))
+
+    def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        return self.constant.to(X).expand(X.shape[0])
+
+
+class LinearMean(Mean):
+    """m(x) = slope · x + constant, learned."""
+
+    def __init__(self, num_dims: int):
+        super().__init__()
+        self.slope = nn.Parameter(torch.zeros(num_dims, dtype=torch.float64))
+        self.constant = nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
+
+    def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        return X @ self.slope.to(X) + self.constant.to(X)
+
+
+class Noise(nn.Module, ABC):
+    """The variance D of the targets about the function, one value per row."""
+
+    @abstractmethod
+    def forward(self, X: Float[Tensor, "n d"], row_noise: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
+        """D in float64; ``row_noise`` holds the known part of each row's variance."""
+
+
+class GaussianNoise(Noise):
+    """D = noise + row_noise: one learned variance for all rows, on top of what is known of each row.
+
+    Args:
+        noise: where the learned variance starts.
+        noise_floor: its smallest value. Low floors need float64 data: see ``NotPositiveDefiniteError``.
+    """
+
+    noise = Positive()
+
+    def __init__(self, noise: float = 0.1, noise_floor: float = 1e-6):
+        super().__init__()
+        self.noise_floor = noise_floor
+        self.noise = noise
+
+    def forward(self, X: Float[Tensor, "n d"], row_noise: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
+        noise = self.noise.to(X.device).expand(X.shape[0])
+        return noise if row_noise is None else noise + row_noise.double()
+
+
+class KnownNoise(Noise):
+    """D = row_noise: every row's variance is known, and nothing is learned."""
+
+    def forward(self, X: Float[Tensor, "n d"], row_noise: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
+        if row_noise is None:
+            raise ValueError("row_noise is missing: KnownNoise needs the noise variance of every row.")
+        if not bool((row_noise > 0).all()):
+            raise ValueError("row_noise has zeros, KnownNoise needs positive variances; use GaussianNoise to add some.")
+        return row_noise.double()
+
+
+class GP(nn.Module):
+    """The prior f ~ GP(mean, kernel) and y | f ~ Normal(f(X), D)."""
+
+    def __init__(self, kernel: Kernel, mean: Mean | None = None, noise: Noise | None = None):
+        super().__init__()
+        self.kernel = kernel
+        self.mean = ZeroMean() if mean is None else mean
+        self.noise = GaussianNoise() if noise is None else noise
+
+    def noise_variance(
+        self, X: Float[Tensor, "n d"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> Float[Tensor, " n"]:
+        """D, the noise variance of each row, in float64."""
+        check_row_noise(row_noise, X)
+        return self.noise(X, row_noise)

@@ -1,0 +1,239 @@
+// The Python module: checks shapes, cuts the rows into tasks, runs them in threads, adds up their partial sums.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sweeps.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+template <class T> using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T> using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Index = std::int64_t;
+
+std::vector<const Variant*> runnable_variants() {
+    std::vector<const Variant*> variants{cagp_variant_baseline()};
+#ifdef CAGP_HAVE_AVX2
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) variants.push_back(cagp_variant_avx2());
+#endif
+    return variants;
+}
+
+// The named instruction set, or the best one this machine runs.
+const Variant& variant(const std::string& name) {
+    static const std::vector<const Variant*> variants = runnable_variants();
+    if (name.empty()) return *variants.back();
+    for (const Variant* v : variants)
+        if (name == v->name) return *v;
+    throw std::invalid_argument("instruction set '" + name + "' is not one this machine runs");
+}
+
+template <class T> const Sweeps<T>& sweeps(const Variant& v, int kind) {
+    if (kind < 0 || kind >= kNumKinds) throw std::invalid_argument("unknown kernel kind");
+    if constexpr (sizeof(T) == 4)
+        return v.f32[kind];
+    else
+        return v.f64[kind];
+}
+template <class T> Index panel_rows(const Variant& v) { return sizeof(T) == 4 ? v.rows_float : v.rows_double; }
+
+void require(bool condition, const char* message) {
+    if (!condition) throw std::invalid_argument(message);
+}
+
+// Runs task(0) ... task(count - 1) on up to `threads` threads. Each thread is handed its own scratch memory.
+void run_tasks(Index count, int threads, Index scratch_bytes, const std::function<void(Index, void*)>& task) {
+    std::atomic<Index> next{0};
+    std::exception_ptr failure;
+    std::atomic<bool> failed{false};
+    auto work = [&] {
+        try {
+            std::unique_ptr<char[]> scratch(new char[scratch_bytes]);
+            for (Index t; (t = next.fetch_add(1)) < count;) task(t, scratch.get());
+        } catch (...) {
+            if (!failed.exchange(true)) failure = std::current_exception();
+            next = count;
+        }
+    };
+    std::vector<std::thread> pool;
+    for (Index t = 1; t < std::min<Index>(threads, count); ++t) pool.emplace_back(work);
+    work();
+    for (std::thread& t : pool) t.join();
+    if (failure) std::rethrow_exception(failure);
+}
+
+// Rows [begin(t), begin(t + 1)) for each task, a whole number of panels each but for the last.
+struct Tasks {
+    Index rows, panels, count, panel;
+    Tasks(Index n, Index panel_size, Index most)
+        : rows(n), panels((n + panel_size - 1) / panel_size), count(std::max<Index>(1, std::min(most, panels))),
+          panel(panel_size) {}
+    Index begin(Index t) const { return std::min(rows, panels * t / count * panel); }
+};
+
+// Enough tasks to balance threads that do not run equally fast.
+constexpr Index kForwardTasks = 256;
+// Every gradient task keeps partial sums as long as Z: few enough that they stay small next to the data.
+constexpr Index kGradientTasks = 32;
+constexpr Index kPartialBytes = Index(1) << 26;
+
+template <class T> Problem<T> problem(const Matrix<const T>& X, const Matrix<const T>& Z, double alpha) {
+    require(X.shape(1) == Z.shape(1), "X and Z must have equally many columns");
+    return {X.data(), Z.data(), Index(X.shape(0)), Index(Z.shape(0)), Index(X.shape(1)), alpha};
+}
+
+template <class T> void check_blocks(const Problem<T>& p, const Array<const T>& values, const Array<const Index>& offsets) {
+    require(Index(values.shape(0)) == p.m, "values must have one entry per row of Z");
+    require(offsets.shape(0) >= 2, "offsets must hold at least one block");
+    const Index* o = offsets.data();
+    require(o[0] == 0 && o[offsets.shape(0) - 1] == p.m, "offsets must run from 0 to the number of rows of Z");
+    require(std::is_sorted(o, o + offsets.shape(0)), "offsets must not decrease");
+}
+
+template <class T>
+void matrix(int kind, Matrix<const T> X, Matrix<const T> Z, double alpha, Matrix<T> out, int threads,
+            const std::string& isa) {
+    const Variant& v = variant(isa);
+    const Sweeps<T>& s = sweeps<T>(v, kind);
+    const Problem<T> p = problem<T>(X, Z, alpha);
+    require(Index(out.shape(0)) == p.n && Index(out.shape(1)) == p.m, "out must be (n, m)");
+    const Tasks tasks(p.n, 8, kForwardTasks);
+    nb::gil_scoped_release release;
+    run_tasks(tasks.count, threads, s.scratch_bytes(p.d),
+              [&](Index t, void* scratch) { s.matrix(p, tasks.begin(t), tasks.begin(t + 1), out.data(), scratch); });
+}
+
+template <class T>
+void block(int kind, Matrix<const T> X, Matrix<const T> Z, double alpha, Array<const T> values,
+           Array<const Index> offsets, Matrix<T> out, int threads, const std::string& isa) {
+    const Variant& v = variant(isa);
+    const Sweeps<T>& s = sweeps<T>(v, kind);
+    const Problem<T> p = problem<T>(X, Z, alpha);
+    check_blocks(p, values, offsets);
+    const Index i = offsets.shape(0) - 1;
+    require(Index(out.shape(0)) == p.n && Index(out.shape(1)) == i, "out must be (n, i)");
+    const Tasks tasks(p.n, panel_rows<T>(v), kForwardTasks);
+    nb::gil_scoped_release release;
+    run_tasks(tasks.count, threads, s.scratch_bytes(p.d), [&](Index t, void* scratch) {
+        s.block(p, values.data(), offsets.data(), i, tasks.begin(t), tasks.begin(t + 1), out.data(), scratch);
+    });
+}
+
+// The partial sums of all tasks, added up in the order of the tasks.
+template <class T> class PartialSums {
+  public:
+    PartialSums(Index tasks, const Problem<T>& p, bool values, bool X, bool Z)
+        : d_(p.d), m_(p.m), square_(tasks * p.d), alpha_(tasks), values_(values ? tasks * p.m : 0),
+          Z_(Z ? tasks * p.m * p.d : 0), tasks_(tasks), X_(X) {}
+
+    Gradients<T> of_task(Index t, T* X) {
+        return {square_.data() + t * d_, alpha_.data() + t, values_.empty() ? nullptr : values_.data() + t * m_,
+                X_ ? X : nullptr, Z_.empty() ? nullptr : Z_.data() + t * m_ * d_};
+    }
+    void total(double* square, double* alpha, T* values, T* Z) const {
+        add_up(square_, d_, square);
+        add_up(alpha_, 1, alpha);
+        if (values) add_up(values_, m_, values);
+        if (Z) add_up(Z_, m_ * d_, Z);
+    }
+
+  private:
+    template <class U> void add_up(const std::vector<U>& parts, Index size, U* out) const {
+        for (Index e = 0; e < size; ++e) {
+            double sum = 0;
+            for (Index t = 0; t < tasks_; ++t) sum += double(parts[t * size + e]);
+            out[e] = U(sum);
+        }
+    }
+    Index d_, m_;
+    std::vector<double> square_, alpha_;
+    std::vector<T> values_, Z_;
+    Index tasks_;
+    bool X_;
+};
+
+template <class T> Index gradient_tasks(const Problem<T>& p, bool Z, int threads) {
+    const Index bytes = p.m * Index(sizeof(T)) * (Z ? 1 + p.d : 1);
+    return std::clamp<Index>(kPartialBytes / bytes, threads, std::max<Index>(threads, kGradientTasks));
+}
+
+template <class T>
+void matrix_gradient(int kind, Matrix<const T> X, Matrix<const T> Z, double alpha, Matrix<const T> grad_out,
+                     Array<double> grad_square, Array<double> grad_alpha, std::optional<Matrix<T>> grad_X,
+                     std::optional<Matrix<T>> grad_Z, int threads, const std::string& isa) {
+    const Variant& v = variant(isa);
+    const Sweeps<T>& s = sweeps<T>(v, kind);
+    const Problem<T> p = problem<T>(X, Z, alpha);
+    require(Index(grad_out.shape(0)) == p.n && Index(grad_out.shape(1)) == p.m, "grad_out must be (n, m)");
+    const Tasks tasks(p.n, 8, gradient_tasks(p, grad_Z.has_value(), threads));
+    nb::gil_scoped_release release;
+    PartialSums<T> parts(tasks.count, p, false, grad_X.has_value(), grad_Z.has_value());
+    T* gX = grad_X ? grad_X->data() : nullptr;
+    run_tasks(tasks.count, threads, s.scratch_bytes(p.d), [&](Index t, void* scratch) {
+        s.matrix_gradient(p, tasks.begin(t), tasks.begin(t + 1), grad_out.data(), parts.of_task(t, gX), scratch);
+    });
+    parts.total(grad_square.data(), grad_alpha.data(), nullptr, grad_Z ? grad_Z->data() : nullptr);
+}
+
+template <class T>
+void block_gradient(int kind, Matrix<const T> X, Matrix<const T> Z, double alpha, Array<const T> values,
+                    Array<const Index> offsets, Matrix<const T> grad_out, Array<double> grad_square,
+                    Array<double> grad_alpha, Array<T> grad_values, std::optional<Matrix<T>> grad_X,
+                    std::optional<Matrix<T>> grad_Z, int threads, const std::string& isa) {
+    const Variant& v = variant(isa);
+    const Sweeps<T>& s = sweeps<T>(v, kind);
+    const Problem<T> p = problem<T>(X, Z, alpha);
+    check_blocks(p, values, offsets);
+    const Index i = offsets.shape(0) - 1;
+    require(Index(grad_out.shape(0)) == p.n && Index(grad_out.shape(1)) == i, "grad_out must be (n, i)");
+    const Tasks tasks(p.n, panel_rows<T>(v), gradient_tasks(p, grad_Z.has_value(), threads));
+    nb::gil_scoped_release release;
+    PartialSums<T> parts(tasks.count, p, true, grad_X.has_value(), grad_Z.has_value());
+    T* gX = grad_X ? grad_X->data() : nullptr;
+    run_tasks(tasks.count, threads, s.scratch_bytes(p.d), [&](Index t, void* scratch) {
+        s.block_gradient(p, values.data(), offsets.data(), i, tasks.begin(t), tasks.begin(t + 1), grad_out.data(),
+                         parts.of_task(t, gX), scratch);
+    });
+    parts.total(grad_square.data(), grad_alpha.data(), grad_values.data(), grad_Z ? grad_Z->data() : nullptr);
+}
+
+template <class T> void define(nb::module_& m) {
+    using namespace nb::literals;
+    m.def("matrix", &matrix<T>, "kind"_a, "X"_a, "Z"_a, "alpha"_a, "out"_a, "threads"_a, "isa"_a = "");
+    m.def("matrix_gradient", &matrix_gradient<T>, "kind"_a, "X"_a, "Z"_a, "alpha"_a, "grad_out"_a, "grad_square"_a,
+          "grad_alpha"_a, "grad_X"_a.none(), "grad_Z"_a.none(), "threads"_a, "isa"_a = "");
+    m.def("block", &block<T>, "kind"_a, "X"_a, "Z"_a, "alpha"_a, "values"_a, "offsets"_a, "out"_a, "threads"_a,
+          "isa"_a = "");
+    m.def("block_gradient", &block_gradient<T>, "kind"_a, "X"_a, "Z"_a, "alpha"_a, "values"_a, "offsets"_a,
+          "grad_out"_a, "grad_square"_a, "grad_alpha"_a, "grad_values"_a, "grad_X"_a.none(), "grad_Z"_a.none(),
+          "threads"_a, "isa"_a = "");
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "Compiled products with stationary kernels; called through cagp.engine.";
+    m.def("instruction_sets", [] {
+        std::vector<std::string> names;
+        for (const Variant* v : runnable_variants()) names.push_back(v->name);
+        return names;
+    }, "The instruction sets this build has and this machine runs, best last.");
+    define<float>(m);
+    define<double>(m);
+}

@@ -1,0 +1,75 @@
+// The stationary kernels as functions of the squared scaled distance r2: the value k and its slope dk/d(r2).
+//
+// The slope with respect to r2, not r, is finite at zero distance for all but Matern 1/2, whose one-sided slope meets a
+// zero difference there: it is taken as zero.
+#pragma once
+
+#include "simd.h"
+
+namespace CAGP_VARIANT {
+
+template <class T> struct Value {
+    Vec<T> k, slope;
+};
+
+template <class T> struct Rbf {
+    static constexpr bool has_alpha = false;
+    explicit Rbf(double) {}
+    Vec<T> value(Vec<T> r2) const { return exp_nonpositive<T>(r2 * T(-0.5)); }
+    Value<T> value_and_slope(Vec<T> r2, Vec<T>&) const {
+        Vec<T> k = value(r2);
+        return {k, k * T(-0.5)};
+    }
+};
+
+template <class T> struct Matern12 {
+    static constexpr bool has_alpha = false;
+    explicit Matern12(double) {}
+    Vec<T> value(Vec<T> r2) const { return exp_nonpositive<T>(-sqrt(r2)); }
+    Value<T> value_and_slope(Vec<T> r2, Vec<T>&) const {
+        Vec<T> r = sqrt(r2), k = exp_nonpositive<T>(-r);
+        Vec<T> slope = k * T(-0.5) / r;
+        return {k, (Vec<T>)((Bits<T>)slope & (Bits<T>)(r > T(0)))};
+    }
+};
+
+template <class T> struct Matern32 {
+    static constexpr bool has_alpha = false;
+    explicit Matern32(double) {}
+    Vec<T> value(Vec<T> r2) const {
+        Vec<T> s = sqrt(r2 * T(3));
+        return (s + T(1)) * exp_nonpositive<T>(-s);
+    }
+    Value<T> value_and_slope(Vec<T> r2, Vec<T>&) const {
+        Vec<T> s = sqrt(r2 * T(3)), e = exp_nonpositive<T>(-s);
+        return {(s + T(1)) * e, e * T(-1.5)};
+    }
+};
+
+template <class T> struct Matern52 {
+    static constexpr bool has_alpha = false;
+    explicit Matern52(double) {}
+    Vec<T> value(Vec<T> r2) const {
+        Vec<T> s = sqrt(r2 * T(5));
+        return (T(1) + s + r2 * T(5.0 / 3)) * exp_nonpositive<T>(-s);
+    }
+    Value<T> value_and_slope(Vec<T> r2, Vec<T>&) const {
+        Vec<T> s = sqrt(r2 * T(5)), e = exp_nonpositive<T>(-s);
+        return {(T(1) + s + r2 * T(5.0 / 3)) * e, (T(1) + s) * e * T(-5.0 / 6)};
+    }
+};
+
+template <class T> struct RationalQuadratic {
+    static constexpr bool has_alpha = true;
+    T alpha, half_inverse;
+    explicit RationalQuadratic(double a) : alpha(T(a)), half_inverse(T(0.5 / a)) {}
+    Vec<T> value(Vec<T> r2) const { return exp_nonpositive<T>(log1p_nonnegative<T>(r2 * half_inverse) * -alpha); }
+    Value<T> value_and_slope(Vec<T> r2, Vec<T>& slope_alpha) const {
+        Vec<T> u = r2 * half_inverse, log = log1p_nonnegative<T>(u);
+        Vec<T> k = exp_nonpositive<T>(log * -alpha), shrink = T(1) / (T(1) + u);
+        slope_alpha = k * (u * shrink - log);
+        return {k, k * shrink * T(-0.5)};
+    }
+};
+
+}  // namespace CAGP_VARIANT

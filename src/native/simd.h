@@ -1,0 +1,145 @@
+// Vectors of the widest kind the compiler was told about, and the few functions the kernels need on them.
+//
+// Written with the vector extensions of GCC and Clang, so that the same text serves SSE2, AVX2 and NEON. This file is
+// compiled once for each instruction set, inside the namespace CAGP_VARIANT: nothing here may have a name that two
+// variants share, or the linker could give a machine code it cannot run.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#else
+#include <cmath>
+#endif
+
+namespace CAGP_VARIANT {
+
+#if defined(__AVX2__)
+constexpr int kBytes = 32;
+#else
+constexpr int kBytes = 16;
+#endif
+
+template <class T> struct Vector;
+template <> struct Vector<float> {
+    typedef float type __attribute__((vector_size(kBytes)));
+    typedef std::int32_t bits __attribute__((vector_size(kBytes)));
+};
+template <> struct Vector<double> {
+    typedef double type __attribute__((vector_size(kBytes)));
+    typedef std::int64_t bits __attribute__((vector_size(kBytes)));
+};
+template <class T> using Vec = typename Vector<T>::type;
+template <class T> using Bits = typename Vector<T>::bits;
+template <class T> constexpr int kLanes = kBytes / int(sizeof(T));
+
+template <class T> inline Vec<T> load(const T* p) {
+    Vec<T> v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class T> inline void store(T* p, Vec<T> v) { std::memcpy(p, &v, sizeof v); }
+template <class T> inline Vec<T> splat(T x) { return Vec<T>{} + x; }
+
+template <class T> inline T sum_lanes(Vec<T> v) {
+    T total = v[0];
+    for (int l = 1; l < kLanes<T>; ++l) total += v[l];
+    return total;
+}
+template <class T> inline double sum_lanes_double(Vec<T> v) {
+    double total = 0;
+    for (int l = 0; l < kLanes<T>; ++l) total += double(v[l]);
+    return total;
+}
+
+inline Vec<float> sqrt(Vec<float> v) {
+#if defined(__AVX2__)
+    return (Vec<float>)_mm256_sqrt_ps((__m256)v);
+#elif defined(__x86_64__)
+    return (Vec<float>)_mm_sqrt_ps((__m128)v);
+#elif defined(__aarch64__)
+    return (Vec<float>)vsqrtq_f32((float32x4_t)v);
+#else
+    for (int l = 0; l < kLanes<float>; ++l) v[l] = std::sqrt(v[l]);
+    return v;
+#endif
+}
+
+inline Vec<double> sqrt(Vec<double> v) {
+#if defined(__AVX2__)
+    return (Vec<double>)_mm256_sqrt_pd((__m256d)v);
+#elif defined(__x86_64__)
+    return (Vec<double>)_mm_sqrt_pd((__m128d)v);
+#elif defined(__aarch64__)
+    return (Vec<double>)vsqrtq_f64((float64x2_t)v);
+#else
+    for (int l = 0; l < kLanes<double>; ++l) v[l] = std::sqrt(v[l]);
+    return v;
+#endif
+}
+
+// The layout of a floating-point number, and how far exp may go before its result is no longer a normal number.
+template <class T> struct Format;
+template <> struct Format<float> {
+    static constexpr int mantissa = 23, bias = 127;
+    static constexpr float round = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
+    static constexpr float smallest_exponent = -87.0f;
+    static constexpr float ln2_high = 0.693145751953125f, ln2_low = 1.42860682030941723e-6f;
+};
+template <> struct Format<double> {
+    static constexpr int mantissa = 52, bias = 1023;
+    static constexpr double round = 6755399441055744.0;  // 1.5 * 2^52
+    static constexpr double smallest_exponent = -708.0;
+    static constexpr double ln2_high = 6.93147180369123816490e-01, ln2_low = 1.90821492927058770002e-10;
+};
+
+// exp(r) on |r| <= ln(2) / 2, by its Taylor series: the first term left out is below a quarter of a unit in the last
+// place (0.35^8 / 8! = 5e-9 in float, 0.35^14 / 14! = 4e-18 in double).
+inline Vec<float> exp_reduced(Vec<float> r) {
+    Vec<float> r2 = r * r;
+    Vec<float> low = (1.0f + r) + r2 * (0.5f + r * (1.0f / 6));
+    Vec<float> high = (1.0f / 24 + r * (1.0f / 120)) + r2 * (1.0f / 720 + r * (1.0f / 5040));
+    return low + (r2 * r2) * high;
+}
+inline Vec<double> exp_reduced(Vec<double> r) {
+    Vec<double> r2 = r * r, r4 = r2 * r2;
+    Vec<double> a = (1.0 + r) + r2 * (0.5 + r * (1.0 / 6));
+    Vec<double> b = (1.0 / 24 + r * (1.0 / 120)) + r2 * (1.0 / 720 + r * (1.0 / 5040));
+    Vec<double> c = (1.0 / 40320 + r * (1.0 / 362880)) + r2 * (1.0 / 3628800 + r * (1.0 / 39916800));
+    Vec<double> e = 1.0 / 479001600 + r * (1.0 / 6227020800.0);
+    return a + r4 * (b + r4 * (c + r4 * e));
+}
+
+// exp(x) for x <= 0; exactly zero where the result would not be a normal number.
+template <class T, class V = Vec<T>> inline V exp_nonpositive(V x) {
+    using F = Format<T>;
+    Bits<T> in_range = x > F::smallest_exponent;
+    x = (V)((Bits<T>)x & in_range);
+    V shifted = x * T(1.4426950408889634) + F::round;
+    V n = shifted - F::round;
+    V p = exp_reduced((x - n * F::ln2_high) - n * F::ln2_low);
+    Bits<T> power = (Bits<T>)shifted << F::mantissa;  // n in the exponent's place; the rounding constant shifts out
+    return (V)(((Bits<T>)p + power) & in_range);
+}
+
+// log(1 + u) for u >= 0, to working precision for small u too: log(w) + (u - (w - 1)) / w with w = 1 + u rounded.
+template <class T, class V = Vec<T>> inline V log1p_nonnegative(V u) {
+    using F = Format<T>;
+    V w = 1 + u;
+    V lost = u - (w - 1);
+    Bits<T> half = (Bits<T>)(splat<T>(T(0.70710678118654752)));
+    Bits<T> exponent = ((Bits<T>)w - half) >> F::mantissa;
+    V m = (V)((Bits<T>)w - (exponent << F::mantissa));  // in [sqrt(1/2), sqrt(2))
+    V e = (V)(exponent + (Bits<T>)splat<T>(F::round)) - F::round;
+    V s = (m - 1) / (m + 1), s2 = s * s;  // log(m) = 2 atanh(s)
+    V series = splat<T>(0);
+    for (int odd = sizeof(T) == 4 ? 9 : 21; odd >= 3; odd -= 2) series = (series + T(1) / T(odd)) * s2;
+    V log_m = 2 * s + 2 * s * series;
+    return e * F::ln2_high + (log_m + (e * F::ln2_low + lost / w));
+}
+
+}  // namespace CAGP_VARIANT
