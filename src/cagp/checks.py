@@ -31,7 +31,7 @@ def check_same_kind(v: Tensor, name: str, like: Tensor, like_name: str) -> None:
     """Raise ValueError unless both tensors have the same dtype and device."""
     if v.dtype != like.dtype:
         raise ValueError(
-            f"{name} has dtype {v.dtype}, {like_name} has {like.dtype}; convert one of them, e.g. {name}.to({like.dtype})."
+            f"{name} has dtype {v.dtype}, {like_name} has {like.dtype}; convert one, e.g. {name}.to({like.dtype})."
         )
     if v.device != like.device:
         raise ValueError(f"{name} is on {v.device}, {like_name} on {like.device}; move one of them with .to(device).")

@@ -20,7 +20,7 @@ also compiled. ``forward`` is the reference formula: large products go through `
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 
 import torch
@@ -56,7 +56,7 @@ class Kernel(nn.Module, ABC):
 class Stationary(Kernel):
     """k(x, z) = profile(r) with r = ‖(x - z) / lengthscale‖, one lengthscale per input column."""
 
-    lengthscale = Positive()
+    lengthscale: Positive = Positive()
 
     def __init__(self, num_dims: int, lengthscale: float | Sequence[float] | Tensor = 1.0):
         super().__init__()
@@ -117,7 +117,7 @@ class Matern52(Stationary):
 class RationalQuadratic(Stationary):
     """(1 + r² / (2 alpha))^-alpha: a mixture of RBF kernels over lengthscales; alpha → ∞ is the RBF kernel."""
 
-    alpha = Positive()
+    alpha: Positive = Positive()
 
     def __init__(self, num_dims: int, lengthscale: float | Sequence[float] | Tensor = 1.0, alpha: float = 1.0):
         super().__init__(num_dims, lengthscale)
@@ -131,7 +131,7 @@ class RationalQuadratic(Stationary):
 class Constant(Kernel):
     """k(x, z) = variance: an unknown offset."""
 
-    variance = Positive()
+    variance: Positive = Positive()
 
     def __init__(self, variance: float = 1.0):
         super().__init__()
@@ -150,7 +150,7 @@ class Constant(Kernel):
 class Linear(Kernel):
     """k(x, z) = Σ_d variance_d x_d z_d: linear functions through the origin; add a Constant for an offset."""
 
-    variance = Positive()
+    variance: Positive = Positive()
 
     def __init__(self, num_dims: int, variance: float | Sequence[float] | Tensor = 1.0):
         super().__init__()
@@ -170,7 +170,7 @@ class Linear(Kernel):
 class Scale(Kernel):
     """outputscale · k(x, z): the prior variance of the function is ``outputscale`` times that of ``kernel``."""
 
-    outputscale = Positive()
+    outputscale: Positive = Positive()
 
     def __init__(self, kernel: Kernel, outputscale: float = 1.0):
         super().__init__()
@@ -184,18 +184,25 @@ class Scale(Kernel):
         return self.outputscale.to(X) * self.kernel.diag(X)
 
 
+class _Kernels(nn.ModuleList):
+    """A module list that knows its members' type."""
+
+    def __iter__(self) -> Iterator[Kernel]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().__iter__()  # pyright: ignore[reportReturnType]
+
+
 class Sum(Kernel):
     """k₁(x, z) + k₂(x, z) + …: independent effects that add up."""
 
     def __init__(self, *kernels: Kernel):
         super().__init__()
-        self.kernels = nn.ModuleList(kernels)
+        self.parts = _Kernels(kernels)
 
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
-        return reduce(operator.add, (k(X, Z) for k in self.kernels))
+        return reduce(operator.add, (k(X, Z) for k in self.parts))
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        return reduce(operator.add, (k.diag(X) for k in self.kernels))
+        return reduce(operator.add, (k.diag(X) for k in self.parts))
 
 
 class Product(Kernel):
@@ -203,10 +210,10 @@ class Product(Kernel):
 
     def __init__(self, *kernels: Kernel):
         super().__init__()
-        self.kernels = nn.ModuleList(kernels)
+        self.parts = _Kernels(kernels)
 
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
-        return reduce(operator.mul, (k(X, Z) for k in self.kernels))
+        return reduce(operator.mul, (k(X, Z) for k in self.parts))
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        return reduce(operator.mul, (k.diag(X) for k in self.kernels))
+        return reduce(operator.mul, (k.diag(X) for k in self.parts))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 FIRST_JITTER = 1e-12
 LARGEST_JITTER = 1e-6
@@ -95,6 +96,7 @@ class _RowMoments(torch.autograd.Function):
         return mean, explained
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grad_outputs: Tensor):
         KS, chol, weights = ctx.saved_tensors
         grad_mean, grad_explained = grad_outputs

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cagp.checks import check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, kernel_product
-from cagp.linalg import row_moments, safe_cholesky
+from cagp.linalg import row_moments
 from cagp.prior import GP
 from cagp.projection import Projection
 
@@ -97,19 +97,22 @@ class CaGPPosterior:
         check_new_inputs(X, self.X)
         if Z is not None:
             check_new_inputs(Z, self.X, "Z")
-        if Z is not None and noise:
-            raise ValueError("noise=True needs Z=None: noise is independent between the rows of X and those of Z.")
+            if noise:
+                raise ValueError("noise=True needs Z=None: noise is independent between the rows of X and those of Z.")
+        return self._covariance(X, Z, noise, row_noise).to(X)
+
+    def _covariance(self, X: Tensor, Z: Tensor | None, noise: bool, row_noise: Tensor | None) -> Tensor:
         root = self._root(X)
         other = root if Z is None else self._root(Z)
         K = kernel_product(self.prior.kernel, X, X if Z is None else Z)
         covariance = K.double() - root.mT @ other
-        if noise:
-            covariance = covariance + torch.diag(self.prior.noise_variance(X, row_noise))
-        elif row_noise is not None:
-            raise ValueError("row_noise was given without noise=True, which is what adds it.")
         if Z is None:
             covariance = (covariance + covariance.mT) / 2
-        return covariance.to(X)
+        if noise:
+            return covariance + torch.diag(self.prior.noise_variance(X, row_noise))
+        if row_noise is not None:
+            raise ValueError("row_noise was given without noise=True, which is what adds it.")
+        return covariance
 
     def _root(self, X: Tensor) -> Tensor:
         """L⁻¹ Sᵀk(X_train, X), float64."""
@@ -122,9 +125,16 @@ class CaGPPosterior:
         num_samples: int,
         *,
         noise: bool = False,
+        row_noise: Float[Tensor, " t"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "s t"]:
-        """Joint draws at the rows of ``X``. Time O(t³ + s t²)."""
-        chol = safe_cholesky(self.covariance(X, noise=noise).double(), "posterior covariance")
+        """Joint draws at the rows of ``X``. Time O(t³ + s t²).
+
+        The covariance of nearby rows is singular to working precision: eigenvalues that round-off has made negative
+        count as zero.
+        """
+        check_new_inputs(X, self.X)
+        eigenvalues, vectors = torch.linalg.eigh(self._covariance(X, None, noise, row_noise))
+        root = vectors * eigenvalues.clamp_min(0).sqrt()
         white = torch.randn(num_samples, X.shape[0], dtype=torch.float64, generator=generator).to(X.device)
-        return (self.mean(X).double() + white @ chol.mT).to(X)
+        return (self.mean(X).double() + white @ root.mT).to(X)

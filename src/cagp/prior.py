@@ -65,7 +65,7 @@ class GaussianNoise(Noise):
         noise_floor: its smallest value. Low floors need float64 data: see ``NotPositiveDefiniteError``.
     """
 
-    noise = Positive()
+    noise: Positive = Positive()
 
     def __init__(self, noise: float = 0.1, noise_floor: float = 1e-6):
         super().__init__()

@@ -1,7 +1,7 @@
 """Training: ``fit`` minimises a method's objective and knows nothing of Gaussian processes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 
 class Trainable(Protocol):
-    """What ``fit`` needs of a method."""
+    """What ``fit`` needs of a method: parameters, and an objective of the data that is differentiable in them."""
 
     def objective(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> Tensor: ...
-    def named_parameters(self) -> "Iterator[tuple[str, nn.Parameter]]": ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
 class Step(NamedTuple):
@@ -24,7 +25,7 @@ class Step(NamedTuple):
 
 
 def fit(
-    method: nn.Module,
+    method: Trainable,
     X: Tensor,
     y: Tensor,
     row_noise: Tensor | None = None,
@@ -44,7 +45,10 @@ def fit(
     named = [(name, p) for name, p in method.named_parameters() if p.requires_grad]
     groups = [
         {"params": [p for name, p in named if not name.startswith("actions.")], "lr": lr},
-        {"params": [p for name, p in named if name.startswith("actions.")], "lr": actions_lr or lr},
+        {
+            "params": [p for name, p in named if name.startswith("actions.")],
+            "lr": lr if actions_lr is None else actions_lr,
+        },
     ]
     optimizer = torch.optim.Adam([group for group in groups if group["params"]])
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, max(1, num_steps - 1))

@@ -52,6 +52,10 @@ template <class T> const Sweeps<T>& sweeps(const Variant& v, int kind) {
         return v.f64[kind];
 }
 template <class T> Index panel_rows(const Variant& v) { return sizeof(T) == 4 ? v.rows_float : v.rows_double; }
+// Whole blocks that share a panel, at least one.
+template <class T> Index panel_blocks(const Variant& v, const Blocks<T>& w) {
+    return std::max<Index>(1, panel_rows<T>(v) * w.count / w.offsets[w.count]);
+}
 
 void require(bool condition, const char* message) {
     if (!condition) throw std::invalid_argument(message);
@@ -78,17 +82,22 @@ void run_tasks(Index count, int threads, Index scratch_bytes, const std::functio
     if (failure) std::rethrow_exception(failure);
 }
 
-// Rows [begin(t), begin(t + 1)) for each task, a whole number of panels each but for the last.
+// A range of rows for each task, a whole number of panels each but for the last.
 struct Tasks {
     Index rows, panels, count, panel;
     Tasks(Index n, Index panel_size, Index most)
         : rows(n), panels((n + panel_size - 1) / panel_size), count(std::max<Index>(1, std::min(most, panels))),
           panel(panel_size) {}
+    Range operator[](Index t) const { return {begin(t), begin(t + 1)}; }
+
+  private:
     Index begin(Index t) const { return std::min(rows, panels * t / count * panel); }
 };
 
 // Enough tasks to balance threads that do not run equally fast.
 constexpr Index kForwardTasks = 256;
+// Rows that a task of the dense matrix owns at least: each task transposes all of Z.
+constexpr Index kMatrixRows = 8;
 // Every gradient task keeps partial sums as long as Z: few enough that they stay small next to the data.
 constexpr Index kGradientTasks = 32;
 constexpr Index kPartialBytes = Index(1) << 26;
@@ -98,40 +107,41 @@ template <class T> Problem<T> problem(const Matrix<const T>& X, const Matrix<con
     return {X.data(), Z.data(), Index(X.shape(0)), Index(Z.shape(0)), Index(X.shape(1)), alpha};
 }
 
-template <class T> void check_blocks(const Problem<T>& p, const Array<const T>& values, const Array<const Index>& offsets) {
+template <class T>
+Blocks<T> blocks(const Problem<T>& p, const Array<const T>& values, const Array<const Index>& offsets) {
     require(Index(values.shape(0)) == p.m, "values must have one entry per row of Z");
     require(offsets.shape(0) >= 2, "offsets must hold at least one block");
     const Index* o = offsets.data();
     require(o[0] == 0 && o[offsets.shape(0) - 1] == p.m, "offsets must run from 0 to the number of rows of Z");
     require(std::is_sorted(o, o + offsets.shape(0)), "offsets must not decrease");
+    return {values.data(), o, Index(offsets.shape(0)) - 1};
 }
 
 template <class T>
 void matrix(int kind, Matrix<const T> X, Matrix<const T> Z, double alpha, Matrix<T> out, int threads,
             const std::string& isa) {
-    const Variant& v = variant(isa);
-    const Sweeps<T>& s = sweeps<T>(v, kind);
+    const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
     const Problem<T> p = problem<T>(X, Z, alpha);
     require(Index(out.shape(0)) == p.n && Index(out.shape(1)) == p.m, "out must be (n, m)");
-    const Tasks tasks(p.n, 8, kForwardTasks);
+    const Tasks tasks(p.n, kMatrixRows, kForwardTasks);
     nb::gil_scoped_release release;
     run_tasks(tasks.count, threads, s.scratch_bytes(p.d),
-              [&](Index t, void* scratch) { s.matrix(p, tasks.begin(t), tasks.begin(t + 1), out.data(), scratch); });
+              [&](Index t, void* scratch) { s.matrix(p, tasks[t], out.data(), scratch); });
 }
 
+// k(X, Z) W, or k(X, X) W with each pair of points visited once when Z is not given.
 template <class T>
-void block(int kind, Matrix<const T> X, Matrix<const T> Z, double alpha, Array<const T> values,
+void block(int kind, Matrix<const T> X, std::optional<Matrix<const T>> Z, double alpha, Array<const T> values,
            Array<const Index> offsets, Matrix<T> out, int threads, const std::string& isa) {
     const Variant& v = variant(isa);
     const Sweeps<T>& s = sweeps<T>(v, kind);
-    const Problem<T> p = problem<T>(X, Z, alpha);
-    check_blocks(p, values, offsets);
-    const Index i = offsets.shape(0) - 1;
-    require(Index(out.shape(0)) == p.n && Index(out.shape(1)) == i, "out must be (n, i)");
-    const Tasks tasks(p.n, panel_rows<T>(v), kForwardTasks);
+    const Problem<T> p = problem<T>(X, Z ? *Z : X, alpha);
+    const Blocks<T> w = blocks(p, values, offsets);
+    require(Index(out.shape(0)) == p.n && Index(out.shape(1)) == w.count, "out must be (n, i)");
+    const Tasks tasks = Z ? Tasks(p.n, panel_rows<T>(v), kForwardTasks) : Tasks(w.count, panel_blocks(v, w), kForwardTasks);
     nb::gil_scoped_release release;
     run_tasks(tasks.count, threads, s.scratch_bytes(p.d), [&](Index t, void* scratch) {
-        s.block(p, values.data(), offsets.data(), i, tasks.begin(t), tasks.begin(t + 1), out.data(), scratch);
+        (Z ? s.block : s.symmetric)(p, w, tasks[t], out.data(), scratch);
     });
 }
 
@@ -177,38 +187,38 @@ template <class T>
 void matrix_gradient(int kind, Matrix<const T> X, Matrix<const T> Z, double alpha, Matrix<const T> grad_out,
                      Array<double> grad_square, Array<double> grad_alpha, std::optional<Matrix<T>> grad_X,
                      std::optional<Matrix<T>> grad_Z, int threads, const std::string& isa) {
-    const Variant& v = variant(isa);
-    const Sweeps<T>& s = sweeps<T>(v, kind);
+    const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
     const Problem<T> p = problem<T>(X, Z, alpha);
     require(Index(grad_out.shape(0)) == p.n && Index(grad_out.shape(1)) == p.m, "grad_out must be (n, m)");
-    const Tasks tasks(p.n, 8, gradient_tasks(p, grad_Z.has_value(), threads));
+    const Tasks tasks(p.n, kMatrixRows, gradient_tasks(p, grad_Z.has_value(), threads));
     nb::gil_scoped_release release;
     PartialSums<T> parts(tasks.count, p, false, grad_X.has_value(), grad_Z.has_value());
     T* gX = grad_X ? grad_X->data() : nullptr;
     run_tasks(tasks.count, threads, s.scratch_bytes(p.d), [&](Index t, void* scratch) {
-        s.matrix_gradient(p, tasks.begin(t), tasks.begin(t + 1), grad_out.data(), parts.of_task(t, gX), scratch);
+        s.matrix_gradient(p, tasks[t], grad_out.data(), parts.of_task(t, gX), scratch);
     });
     parts.total(grad_square.data(), grad_alpha.data(), nullptr, grad_Z ? grad_Z->data() : nullptr);
 }
 
+// Without Z the gradient of the inputs is that of both sides together, in grad_Z.
 template <class T>
-void block_gradient(int kind, Matrix<const T> X, Matrix<const T> Z, double alpha, Array<const T> values,
+void block_gradient(int kind, Matrix<const T> X, std::optional<Matrix<const T>> Z, double alpha, Array<const T> values,
                     Array<const Index> offsets, Matrix<const T> grad_out, Array<double> grad_square,
                     Array<double> grad_alpha, Array<T> grad_values, std::optional<Matrix<T>> grad_X,
                     std::optional<Matrix<T>> grad_Z, int threads, const std::string& isa) {
     const Variant& v = variant(isa);
     const Sweeps<T>& s = sweeps<T>(v, kind);
-    const Problem<T> p = problem<T>(X, Z, alpha);
-    check_blocks(p, values, offsets);
-    const Index i = offsets.shape(0) - 1;
-    require(Index(grad_out.shape(0)) == p.n && Index(grad_out.shape(1)) == i, "grad_out must be (n, i)");
-    const Tasks tasks(p.n, panel_rows<T>(v), gradient_tasks(p, grad_Z.has_value(), threads));
+    const Problem<T> p = problem<T>(X, Z ? *Z : X, alpha);
+    const Blocks<T> w = blocks(p, values, offsets);
+    require(Index(grad_out.shape(0)) == p.n && Index(grad_out.shape(1)) == w.count, "grad_out must be (n, i)");
+    require(Z.has_value() || !grad_X.has_value(), "without Z the inputs' gradient is grad_Z");
+    const Index most = gradient_tasks(p, grad_Z.has_value(), threads);
+    const Tasks tasks = Z ? Tasks(p.n, panel_rows<T>(v), most) : Tasks(w.count, panel_blocks(v, w), most);
     nb::gil_scoped_release release;
     PartialSums<T> parts(tasks.count, p, true, grad_X.has_value(), grad_Z.has_value());
     T* gX = grad_X ? grad_X->data() : nullptr;
     run_tasks(tasks.count, threads, s.scratch_bytes(p.d), [&](Index t, void* scratch) {
-        s.block_gradient(p, values.data(), offsets.data(), i, tasks.begin(t), tasks.begin(t + 1), grad_out.data(),
-                         parts.of_task(t, gX), scratch);
+        (Z ? s.block_gradient : s.symmetric_gradient)(p, w, tasks[t], grad_out.data(), parts.of_task(t, gX), scratch);
     });
     parts.total(grad_square.data(), grad_alpha.data(), grad_values.data(), grad_Z ? grad_Z->data() : nullptr);
 }
@@ -218,9 +228,9 @@ template <class T> void define(nb::module_& m) {
     m.def("matrix", &matrix<T>, "kind"_a, "X"_a, "Z"_a, "alpha"_a, "out"_a, "threads"_a, "isa"_a = "");
     m.def("matrix_gradient", &matrix_gradient<T>, "kind"_a, "X"_a, "Z"_a, "alpha"_a, "grad_out"_a, "grad_square"_a,
           "grad_alpha"_a, "grad_X"_a.none(), "grad_Z"_a.none(), "threads"_a, "isa"_a = "");
-    m.def("block", &block<T>, "kind"_a, "X"_a, "Z"_a, "alpha"_a, "values"_a, "offsets"_a, "out"_a, "threads"_a,
+    m.def("block", &block<T>, "kind"_a, "X"_a, "Z"_a.none(), "alpha"_a, "values"_a, "offsets"_a, "out"_a, "threads"_a,
           "isa"_a = "");
-    m.def("block_gradient", &block_gradient<T>, "kind"_a, "X"_a, "Z"_a, "alpha"_a, "values"_a, "offsets"_a,
+    m.def("block_gradient", &block_gradient<T>, "kind"_a, "X"_a, "Z"_a.none(), "alpha"_a, "values"_a, "offsets"_a,
           "grad_out"_a, "grad_square"_a, "grad_alpha"_a, "grad_values"_a, "grad_X"_a.none(), "grad_Z"_a.none(),
           "threads"_a, "isa"_a = "");
 }

@@ -45,10 +45,13 @@ template <class T> inline Vec<T> load(const T* p) {
 template <class T> inline void store(T* p, Vec<T> v) { std::memcpy(p, &v, sizeof v); }
 template <class T> inline Vec<T> splat(T x) { return Vec<T>{} + x; }
 
+// Pairwise, so that the additions do not wait for each other.
 template <class T> inline T sum_lanes(Vec<T> v) {
-    T total = v[0];
-    for (int l = 1; l < kLanes<T>; ++l) total += v[l];
-    return total;
+    T lane[kLanes<T>];
+    std::memcpy(lane, &v, sizeof v);
+    for (int half = kLanes<T> / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; ++l) lane[l] += lane[l + half];
+    return lane[0];
 }
 template <class T> inline double sum_lanes_double(Vec<T> v) {
     double total = 0;

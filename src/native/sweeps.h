@@ -1,8 +1,7 @@
 // What one task does, and the table through which the module calls the code of one instruction set.
 //
-// All inputs arrive divided by their lengthscales. A task owns a range of rows and writes nothing outside of it, except
-// into partial sums of its own, which the caller adds up in the order of the tasks: results do not depend on which
-// thread ran what.
+// All inputs arrive divided by their lengthscales. A task writes nothing that another task writes, except into partial
+// sums of its own, which the caller adds up in the order of the tasks: results do not depend on which thread ran what.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +15,13 @@ template <class T> struct Problem {
     double alpha;
 };
 
+// Block-sparse W (m, i): column j holds values[offsets[j] .. offsets[j + 1]) in those rows.
+template <class T> struct Blocks {
+    const T* values;
+    const std::int64_t* offsets;
+    std::int64_t count;
+};
+
 // Gradients of one task. Pointers that were not asked for are null.
 template <class T> struct Gradients {
     double* square;  // (d): sum of dL/dr2 * difference^2, from which the lengthscales' gradient follows
@@ -25,22 +31,29 @@ template <class T> struct Gradients {
     T* Z;            // (m, d): this task's part
 };
 
+struct Range {
+    std::int64_t begin, end;
+};
+
 template <class T> struct Sweeps {
     std::int64_t (*scratch_bytes)(std::int64_t d);
-    // out (n, m) = k(X, Z)
-    void (*matrix)(const Problem<T>&, std::int64_t begin, std::int64_t end, T* out, void* scratch);
-    void (*matrix_gradient)(const Problem<T>&, std::int64_t begin, std::int64_t end, const T* grad_out,
-                            const Gradients<T>&, void* scratch);
-    // out (n, i) = k(X, Z) W, W block-sparse
-    void (*block)(const Problem<T>&, const T* values, const std::int64_t* offsets, std::int64_t i, std::int64_t begin,
-                  std::int64_t end, T* out, void* scratch);
-    void (*block_gradient)(const Problem<T>&, const T* values, const std::int64_t* offsets, std::int64_t i,
-                           std::int64_t begin, std::int64_t end, const T* grad_out, const Gradients<T>&, void* scratch);
+    // out (n, m) = k(X, Z), for a range of rows
+    void (*matrix)(const Problem<T>&, Range rows, T* out, void* scratch);
+    void (*matrix_gradient)(const Problem<T>&, Range rows, const T* grad_out, const Gradients<T>&, void* scratch);
+    // out (n, i) = k(X, Z) W, for a range of rows
+    void (*block)(const Problem<T>&, const Blocks<T>&, Range rows, T* out, void* scratch);
+    void (*block_gradient)(const Problem<T>&, const Blocks<T>&, Range rows, const T* grad_out, const Gradients<T>&,
+                           void* scratch);
+    // out (n, i) = k(X, X) W with each pair of points visited once, for a range of blocks: the task computes their rows
+    // from its first block on to the right, and their columns below. Gradients of the inputs go to Z.
+    void (*symmetric)(const Problem<T>&, const Blocks<T>&, Range blocks, T* out, void* scratch);
+    void (*symmetric_gradient)(const Problem<T>&, const Blocks<T>&, Range blocks, const T* grad_out,
+                               const Gradients<T>&, void* scratch);
 };
 
 struct Variant {
     const char* name;
-    int rows_float, rows_double;  // rows that share a panel: tasks should own a multiple of these
+    int rows_float, rows_double;  // points that share a panel of lanes
     Sweeps<float> f32[kNumKinds];
     Sweeps<double> f64[kNumKinds];
 };

@@ -1,7 +1,7 @@
 // The loops over pairs of points, compiled once for each instruction set (see simd.h).
 //
-// One side of each product lies in the vector lanes: a panel of kRows points, transposed, whose distances to one point
-// of the other side are computed together. Distances are sums of squared differences, never the expansion of the
+// One side of each product lies in the vector lanes: a panel of up to kRows points, transposed, whose distances to one
+// point of the other side are computed together. Distances are sums of squared differences, never the expansion of the
 // square, which would lose close points in float32.
 #include "profiles.h"
 #include "sweeps.h"
@@ -9,42 +9,51 @@
 namespace CAGP_VARIANT {
 namespace {
 
-constexpr int kUnroll = 4;  // vectors per panel: enough independent chains to hide the latency of exp
+constexpr int kUnroll = 4;  // vectors per full panel: enough independent chains to hide the latency of exp
 constexpr int kChunk = 32;  // points of the looped side whose cotangents are kept between the two gradient passes
 template <class T> constexpr int kRows = kUnroll * kLanes<T>;
 
-template <class T> struct Panel {
-    Vec<T> v[kUnroll];
+using Index = std::int64_t;
+
+// One value for each lane of a panel of U vectors.
+template <class T, int U = kUnroll> struct Panel {
+    Vec<T> v[U];
 };
 
 // The working memory of a task: two transposed panels (points, their gradient) and the cotangents of a chunk.
 template <class T> struct Scratch {
-    T *panel, *panel_gradient;
+    T *points, *gradient;
     Panel<T>* cotangents;
-    Scratch(void* memory, std::int64_t d) {
+    Scratch(void* memory, Index d) {
         auto address = (reinterpret_cast<std::uintptr_t>(memory) + 63) & ~std::uintptr_t(63);
         cotangents = reinterpret_cast<Panel<T>*>(address);
-        panel = reinterpret_cast<T*>(cotangents + kChunk);
-        panel_gradient = panel + d * kRows<T>;
+        points = reinterpret_cast<T*>(cotangents + kChunk);
+        gradient = points + d * kRows<T>;
     }
-    static std::int64_t bytes(std::int64_t d) {
-        return 64 + kChunk * std::int64_t(sizeof(Panel<T>)) + 2 * d * kRows<T> * std::int64_t(sizeof(T));
+    static Index bytes(Index d) {
+        return 64 + kChunk * Index(sizeof(Panel<T>)) + 2 * d * kRows<T> * Index(sizeof(T));
+    }
+    void clear_gradient(Index d) const { std::memset(gradient, 0, d * kRows<T> * sizeof(T)); }
+    // Adds the panel's gradient to rows [begin, begin + count) of the result.
+    void add_gradient(Index begin, int count, Index d, T* result) const {
+        for (int l = 0; l < count; ++l)
+            for (Index k = 0; k < d; ++k) result[(begin + l) * d + k] += gradient[k * kRows<T> + l];
     }
 };
 
 // Rows [begin, begin + count) of the points, transposed; lanes beyond `count` repeat the last row.
-template <class T> void transpose_panel(const T* points, std::int64_t begin, int count, std::int64_t d, T* panel) {
+template <class T> void transpose(const T* points, Index begin, int count, Index d, T* panel) {
     for (int l = 0; l < kRows<T>; ++l) {
         const T* row = points + (begin + (l < count ? l : count - 1)) * d;
-        for (std::int64_t k = 0; k < d; ++k) panel[k * kRows<T> + l] = row[k];
+        for (Index k = 0; k < d; ++k) panel[k * kRows<T> + l] = row[k];
     }
 }
 
-template <class T> inline Panel<T> squared_distances(const T* panel, const T* point, std::int64_t d) {
-    Panel<T> r2{};
-    for (std::int64_t k = 0; k < d; ++k) {
+template <class T, int U> inline Panel<T, U> squared_distances(const T* panel, const T* point, Index d) {
+    Panel<T, U> r2{};
+    for (Index k = 0; k < d; ++k) {
         const Vec<T> z = splat<T>(point[k]);
-        for (int u = 0; u < kUnroll; ++u) {
+        for (int u = 0; u < U; ++u) {
             Vec<T> difference = load(panel + k * kRows<T> + u * kLanes<T>) - z;
             r2.v[u] += difference * difference;
         }
@@ -52,18 +61,41 @@ template <class T> inline Panel<T> squared_distances(const T* panel, const T* po
     return r2;
 }
 
+// The first `count` lanes from values `stride` apart; zero in the others.
+template <class T, int U> inline Panel<T, U> gather(const T* values, int count, Index stride) {
+    T lane[U * kLanes<T>] = {};
+    for (int l = 0; l < count; ++l) lane[l] = values[l * stride];
+    Panel<T, U> panel;
+    std::memcpy(&panel, lane, sizeof panel);
+    return panel;
+}
+
+template <class T, int U> inline void scatter(const Panel<T, U>& panel, int count, Index stride, T* values) {
+    T lane[U * kLanes<T>];
+    std::memcpy(lane, &panel, sizeof panel);
+    for (int l = 0; l < count; ++l) values[l * stride] = lane[l];
+}
+
+template <class T, int U> inline T sum(const Panel<T, U>& panel) {
+    Vec<T> total = panel.v[0];
+    for (int u = 1; u < U; ++u) total += panel.v[u];
+    return sum_lanes<T>(total);
+}
+
+inline int smaller(Index a, int b) { return a < b ? int(a) : b; }
+
 // Second pass of the gradient: given cotangents[c] = dL/dr2 of each panel point against each of `count` looped points,
 // adds dL/dr2 * difference^2 to square, and 2 * dL/dr2 * difference to the gradients of both sides where asked for.
-template <class T>
-void distance_gradients(const Scratch<T>& scratch, const T* points, int count, std::int64_t d, double* square,
+template <class T, int U>
+void distance_gradients(const Scratch<T>& scratch, const T* points, int count, Index d, double* square,
                         bool panel_gradient, T* point_gradient) {
-    for (std::int64_t k = 0; k < d; ++k) {
-        Panel<T> x, squares{}, sums{};
-        for (int u = 0; u < kUnroll; ++u) x.v[u] = load(scratch.panel + k * kRows<T> + u * kLanes<T>);
+    for (Index k = 0; k < d; ++k) {
+        Panel<T, U> x, squares{}, sums{};
+        for (int u = 0; u < U; ++u) x.v[u] = load(scratch.points + k * kRows<T> + u * kLanes<T>);
         if (!panel_gradient && !point_gradient) {
             for (int c = 0; c < count; ++c) {
                 const Vec<T> z = splat<T>(points[c * d + k]);
-                for (int u = 0; u < kUnroll; ++u) {
+                for (int u = 0; u < U; ++u) {
                     Vec<T> difference = x.v[u] - z;
                     squares.v[u] += (scratch.cotangents[c].v[u] * difference) * difference;
                 }
@@ -71,74 +103,56 @@ void distance_gradients(const Scratch<T>& scratch, const T* points, int count, s
         } else {
             for (int c = 0; c < count; ++c) {
                 const Vec<T> z = splat<T>(points[c * d + k]);
-                Vec<T> total{};
-                for (int u = 0; u < kUnroll; ++u) {
-                    Vec<T> difference = x.v[u] - z, product = scratch.cotangents[c].v[u] * difference;
-                    squares.v[u] += product * difference;
-                    sums.v[u] += product;
-                    total += product;
+                Panel<T, U> product;
+                for (int u = 0; u < U; ++u) {
+                    Vec<T> difference = x.v[u] - z;
+                    product.v[u] = scratch.cotangents[c].v[u] * difference;
+                    squares.v[u] += product.v[u] * difference;
+                    sums.v[u] += product.v[u];
                 }
-                if (point_gradient) point_gradient[c * d + k] -= 2 * sum_lanes<T>(total);
+                if (point_gradient) point_gradient[c * d + k] -= 2 * sum(product);
             }
-            for (int u = 0; u < kUnroll; ++u) {
-                T* g = scratch.panel_gradient + k * kRows<T> + u * kLanes<T>;
+            for (int u = 0; u < U; ++u) {
+                T* g = scratch.gradient + k * kRows<T> + u * kLanes<T>;
                 store<T>(g, load(g) + 2 * sums.v[u]);
             }
         }
-        for (int u = 1; u < kUnroll; ++u) squares.v[0] += squares.v[u];
+        for (int u = 1; u < U; ++u) squares.v[0] += squares.v[u];
         square[k] += sum_lanes_double<T>(squares.v[0]);
     }
 }
 
-template <class T> void clear_panel_gradient(const Scratch<T>& scratch, std::int64_t d) {
-    for (std::int64_t e = 0; e < d * kRows<T>; ++e) scratch.panel_gradient[e] = 0;
-}
+// ---- k(X, Z): the columns lie in the lanes, so that a row of the result is written in one piece ----
 
-template <class T>
-void add_panel_gradient(const Scratch<T>& scratch, std::int64_t begin, int count, std::int64_t d, T* gradient) {
-    for (int l = 0; l < count; ++l)
-        for (std::int64_t k = 0; k < d; ++k) gradient[(begin + l) * d + k] += scratch.panel_gradient[k * kRows<T> + l];
-}
-
-inline int panel_count(std::int64_t begin, std::int64_t end, int rows) {
-    return end - begin < rows ? int(end - begin) : rows;
-}
-
-// k(X, Z): the columns lie in the lanes, so that a row of the result is written in one piece.
-template <class T, class Profile>
-void matrix(const Problem<T>& p, std::int64_t begin, std::int64_t end, T* out, void* memory) {
+template <class T, class Profile> void matrix(const Problem<T>& p, Range rows, T* out, void* memory) {
     const Profile profile(p.alpha);
     const Scratch<T> scratch(memory, p.d);
-    for (std::int64_t column = 0; column < p.m; column += kRows<T>) {
-        const int count = panel_count(column, p.m, kRows<T>);
-        transpose_panel(p.Z, column, count, p.d, scratch.panel);
-        for (std::int64_t row = begin; row < end; ++row) {
-            const Panel<T> r2 = squared_distances(scratch.panel, p.X + row * p.d, p.d);
-            T* to = out + row * p.m + column;
-            Panel<T> k;
-            for (int u = 0; u < kUnroll; ++u) k.v[u] = profile.value(r2.v[u]);
-            std::memcpy(to, &k, count * sizeof(T));
+    for (Index column = 0; column < p.m; column += kRows<T>) {
+        const int count = smaller(p.m - column, kRows<T>);
+        transpose(p.Z, column, count, p.d, scratch.points);
+        for (Index row = rows.begin; row < rows.end; ++row) {
+            auto k = squared_distances<T, kUnroll>(scratch.points, p.X + row * p.d, p.d);
+            for (int u = 0; u < kUnroll; ++u) k.v[u] = profile.value(k.v[u]);
+            std::memcpy(out + row * p.m + column, &k, count * sizeof(T));
         }
     }
 }
 
 template <class T, class Profile>
-void matrix_gradient(const Problem<T>& p, std::int64_t begin, std::int64_t end, const T* grad_out,
-                     const Gradients<T>& gradients, void* memory) {
+void matrix_gradient(const Problem<T>& p, Range rows, const T* grad_out, const Gradients<T>& gradients, void* memory) {
     const Profile profile(p.alpha);
     const Scratch<T> scratch(memory, p.d);
-    for (std::int64_t column = 0; column < p.m; column += kRows<T>) {
-        const int count = panel_count(column, p.m, kRows<T>);
-        transpose_panel(p.Z, column, count, p.d, scratch.panel);
-        clear_panel_gradient(scratch, p.d);
-        for (std::int64_t first = begin; first < end; first += kChunk) {
-            const int rows = panel_count(first, end, kChunk);
+    for (Index column = 0; column < p.m; column += kRows<T>) {
+        const int lanes = smaller(p.m - column, kRows<T>);
+        transpose(p.Z, column, lanes, p.d, scratch.points);
+        scratch.clear_gradient(p.d);
+        for (Index first = rows.begin; first < rows.end; first += kChunk) {
+            const int count = smaller(rows.end - first, kChunk);
             Vec<T> alpha{};
-            for (int c = 0; c < rows; ++c) {
-                const std::int64_t row = first + c;
-                const Panel<T> r2 = squared_distances(scratch.panel, p.X + row * p.d, p.d);
+            for (int c = 0; c < count; ++c) {
+                const auto r2 = squared_distances<T, kUnroll>(scratch.points, p.X + (first + c) * p.d, p.d);
                 Panel<T> g{};
-                std::memcpy(&g, grad_out + row * p.m + column, count * sizeof(T));
+                std::memcpy(&g, grad_out + (first + c) * p.m + column, lanes * sizeof(T));
                 for (int u = 0; u < kUnroll; ++u) {
                     Vec<T> slope_alpha{};
                     const Value<T> value = profile.value_and_slope(r2.v[u], slope_alpha);
@@ -147,78 +161,233 @@ void matrix_gradient(const Problem<T>& p, std::int64_t begin, std::int64_t end, 
                 }
             }
             if (Profile::has_alpha) *gradients.alpha += sum_lanes_double<T>(alpha);
-            distance_gradients(scratch, p.X + first * p.d, rows, p.d, gradients.square, gradients.Z != nullptr,
-                               gradients.X ? gradients.X + first * p.d : nullptr);
+            distance_gradients<T, kUnroll>(scratch, p.X + first * p.d, count, p.d, gradients.square,
+                                           gradients.Z != nullptr, gradients.X ? gradients.X + first * p.d : nullptr);
         }
-        if (gradients.Z) add_panel_gradient(scratch, column, count, p.d, gradients.Z);
+        if (gradients.Z) scratch.add_gradient(column, lanes, p.d, gradients.Z);
     }
 }
 
-// k(X, Z) W: the rows lie in the lanes, and a block of columns is summed before anything is written.
-template <class T, class Profile>
-void block(const Problem<T>& p, const T* values, const std::int64_t* offsets, std::int64_t i, std::int64_t begin,
-           std::int64_t end, T* out, void* memory) {
-    const Profile profile(p.alpha);
-    const Scratch<T> scratch(memory, p.d);
-    for (std::int64_t row = begin; row < end; row += kRows<T>) {
-        const int count = panel_count(row, end, kRows<T>);
-        transpose_panel(p.X, row, count, p.d, scratch.panel);
-        for (std::int64_t j = 0; j < i; ++j) {
-            Panel<T> total{};
-            for (std::int64_t c = offsets[j]; c < offsets[j + 1]; ++c) {
-                const Panel<T> r2 = squared_distances(scratch.panel, p.Z + c * p.d, p.d);
-                for (int u = 0; u < kUnroll; ++u) total.v[u] += profile.value(r2.v[u]) * values[c];
+// ---- k(X, Z) W: the rows lie in the lanes, and a block of columns is summed before anything is written ----
+
+// The product of a panel of rows with block j.
+template <class T, int U, class Profile>
+inline Panel<T, U> block_sum(const Profile& profile, const T* panel, const Problem<T>& p, const Blocks<T>& w, Index j) {
+    Panel<T, U> total{};
+    for (Index c = w.offsets[j]; c < w.offsets[j + 1]; ++c) {
+        const auto r2 = squared_distances<T, U>(panel, p.Z + c * p.d, p.d);
+        for (int u = 0; u < U; ++u) total.v[u] += profile.value(r2.v[u]) * w.values[c];
+    }
+    return total;
+}
+
+// Both gradient passes of a panel of rows against block j, given the cotangent g of their product.
+template <class T, int U, class Profile>
+void block_sum_gradient(const Profile& profile, const Scratch<T>& scratch, const Problem<T>& p, const Blocks<T>& w,
+                        Index j, const Panel<T, U>& g, const Gradients<T>& gradients, bool panel_gradient) {
+    for (Index first = w.offsets[j]; first < w.offsets[j + 1]; first += kChunk) {
+        const int count = smaller(w.offsets[j + 1] - first, kChunk);
+        Vec<T> alpha{};
+        for (int c = 0; c < count; ++c) {
+            const T weight = w.values[first + c];
+            const auto r2 = squared_distances<T, U>(scratch.points, p.Z + (first + c) * p.d, p.d);
+            Panel<T, U> product;
+            for (int u = 0; u < U; ++u) {
+                Vec<T> slope_alpha{};
+                const Value<T> value = profile.value_and_slope(r2.v[u], slope_alpha);
+                product.v[u] = g.v[u] * value.k;
+                scratch.cotangents[c].v[u] = g.v[u] * weight * value.slope;
+                if (Profile::has_alpha) alpha += g.v[u] * weight * slope_alpha;
             }
-            T column[kRows<T>];
-            std::memcpy(column, &total, sizeof column);
-            for (int l = 0; l < count; ++l) out[(row + l) * i + j] = column[l];
+            gradients.values[first + c] += sum(product);
         }
+        if (Profile::has_alpha) *gradients.alpha += sum_lanes_double<T>(alpha);
+        distance_gradients<T, U>(scratch, p.Z + first * p.d, count, p.d, gradients.square, panel_gradient,
+                                 gradients.Z ? gradients.Z + first * p.d : nullptr);
     }
 }
 
 template <class T, class Profile>
-void block_gradient(const Problem<T>& p, const T* values, const std::int64_t* offsets, std::int64_t i,
-                    std::int64_t begin, std::int64_t end, const T* grad_out, const Gradients<T>& gradients,
-                    void* memory) {
+void block(const Problem<T>& p, const Blocks<T>& w, Range rows, T* out, void* memory) {
     const Profile profile(p.alpha);
     const Scratch<T> scratch(memory, p.d);
-    for (std::int64_t row = begin; row < end; row += kRows<T>) {
-        const int count = panel_count(row, end, kRows<T>);
-        transpose_panel(p.X, row, count, p.d, scratch.panel);
-        clear_panel_gradient(scratch, p.d);
-        for (std::int64_t j = 0; j < i; ++j) {
-            T column[kRows<T>] = {};
-            for (int l = 0; l < count; ++l) column[l] = grad_out[(row + l) * i + j];
-            Panel<T> g;
-            std::memcpy(&g, column, sizeof g);
-            for (std::int64_t first = offsets[j]; first < offsets[j + 1]; first += kChunk) {
-                const int columns = panel_count(first, offsets[j + 1], kChunk);
-                Vec<T> alpha{};
-                for (int c = 0; c < columns; ++c) {
-                    const T weight = values[first + c];
-                    const Panel<T> r2 = squared_distances(scratch.panel, p.Z + (first + c) * p.d, p.d);
-                    Vec<T> product{};
-                    for (int u = 0; u < kUnroll; ++u) {
-                        Vec<T> slope_alpha{};
-                        const Value<T> value = profile.value_and_slope(r2.v[u], slope_alpha);
-                        product += g.v[u] * value.k;
-                        scratch.cotangents[c].v[u] = g.v[u] * weight * value.slope;
-                        if (Profile::has_alpha) alpha += g.v[u] * weight * slope_alpha;
-                    }
-                    gradients.values[first + c] += sum_lanes<T>(product);
+    for (Index row = rows.begin; row < rows.end; row += kRows<T>) {
+        const int count = smaller(rows.end - row, kRows<T>);
+        transpose(p.X, row, count, p.d, scratch.points);
+        for (Index j = 0; j < w.count; ++j)
+            scatter(block_sum<T, kUnroll>(profile, scratch.points, p, w, j), count, w.count, out + row * w.count + j);
+    }
+}
+
+template <class T, class Profile>
+void block_gradient(const Problem<T>& p, const Blocks<T>& w, Range rows, const T* grad_out,
+                    const Gradients<T>& gradients, void* memory) {
+    const Profile profile(p.alpha);
+    const Scratch<T> scratch(memory, p.d);
+    for (Index row = rows.begin; row < rows.end; row += kRows<T>) {
+        const int count = smaller(rows.end - row, kRows<T>);
+        transpose(p.X, row, count, p.d, scratch.points);
+        scratch.clear_gradient(p.d);
+        for (Index j = 0; j < w.count; ++j) {
+            const auto g = gather<T, kUnroll>(grad_out + row * w.count + j, count, w.count);
+            block_sum_gradient<T, kUnroll>(profile, scratch, p, w, j, g, gradients, gradients.X != nullptr);
+        }
+        if (gradients.X) scratch.add_gradient(row, count, p.d, gradients.X);
+    }
+}
+
+// ---- k(X, X) W with each pair visited once ----
+//
+// A panel never holds rows of a block in part together with rows of another: it is either some whole blocks, or a piece
+// of one. Its rows meet each column c of a later block j once, and k(r, c) serves out[r, j] and out[c, block of r].
+
+// Rows of a panel that belong to one block; `lanes` is one there and zero elsewhere.
+template <class T, int U> struct Segment {
+    Index block;
+    Panel<T, U> lanes;
+};
+
+template <class T, int U> struct SymmetricPanel {
+    Index row, first, last;  // its first row, and its blocks [first, last)
+    int count, segments;
+    Panel<T, U> weights;  // of its rows; zero in unused lanes
+    Segment<T, U> segment[kRows<T>];
+
+    SymmetricPanel(const Blocks<T>& w, Index row_, int count_, Index first_, Index last_)
+        : row(row_), first(first_), last(last_), count(count_), segments(int(last_ - first_)),
+          weights(gather<T, U>(w.values + row_, count_, 1)) {
+        for (int s = 0; s < segments; ++s) {
+            T lane[U * kLanes<T>] = {};
+            for (int l = 0; l < count; ++l)
+                lane[l] = T(row + l >= w.offsets[first + s] && row + l < w.offsets[first + s + 1]);
+            segment[s].block = first + s;
+            std::memcpy(&segment[s].lanes, lane, sizeof lane);
+        }
+    }
+};
+
+template <class T, int U, class Profile>
+void symmetric_panel(const Problem<T>& p, const Blocks<T>& w, Index row, int count, Index first, Index last, T* out,
+                     const Scratch<T>& scratch) {
+    const Profile profile(p.alpha);
+    const SymmetricPanel<T, U> panel(w, row, count, first, last);
+    transpose(p.X, row, count, p.d, scratch.points);
+    for (Index j = first; j < last; ++j)
+        scatter(block_sum<T, U>(profile, scratch.points, p, w, j), count, w.count, out + row * w.count + j);
+    for (Index j = last; j < w.count; ++j) {
+        Panel<T, U> total{};
+        for (Index c = w.offsets[j]; c < w.offsets[j + 1]; ++c) {
+            auto k = squared_distances<T, U>(scratch.points, p.X + c * p.d, p.d);
+            for (int u = 0; u < U; ++u) {
+                k.v[u] = profile.value(k.v[u]);
+                total.v[u] += k.v[u] * w.values[c];
+                k.v[u] *= panel.weights.v[u];
+            }
+            for (int s = 0; s < panel.segments; ++s) {
+                Panel<T, U> inside = k;
+                if (panel.segments > 1)
+                    for (int u = 0; u < U; ++u) inside.v[u] *= panel.segment[s].lanes.v[u];
+                out[c * w.count + panel.segment[s].block] += sum(inside);
+            }
+        }
+        scatter(total, count, w.count, out + row * w.count + j);
+    }
+}
+
+template <class T, int U, class Profile>
+void symmetric_panel_gradient(const Problem<T>& p, const Blocks<T>& w, Index row, int count, Index first, Index last,
+                              const T* grad_out, const Gradients<T>& gradients, const Scratch<T>& scratch) {
+    const Profile profile(p.alpha);
+    const SymmetricPanel<T, U> panel(w, row, count, first, last);
+    transpose(p.X, row, count, p.d, scratch.points);
+    scratch.clear_gradient(p.d);
+    const bool inputs = gradients.Z != nullptr;
+    for (Index j = first; j < last; ++j) {
+        const auto g = gather<T, U>(grad_out + row * w.count + j, count, w.count);
+        block_sum_gradient<T, U>(profile, scratch, p, w, j, g, gradients, inputs);
+    }
+    Panel<T, U> values{};  // gradient of the panel's own weights
+    for (Index j = last; j < w.count; ++j) {
+        const auto g = gather<T, U>(grad_out + row * w.count + j, count, w.count);
+        for (Index begin = w.offsets[j]; begin < w.offsets[j + 1]; begin += kChunk) {
+            const int columns = smaller(w.offsets[j + 1] - begin, kChunk);
+            Vec<T> alpha{};
+            for (int c = 0; c < columns; ++c) {
+                const T weight = w.values[begin + c];
+                const T* mirrored = grad_out + (begin + c) * w.count;
+                Panel<T, U> h{}, product;  // h: cotangent of out[c, block of r]
+                for (int s = 0; s < panel.segments; ++s)
+                    for (int u = 0; u < U; ++u) h.v[u] += panel.segment[s].lanes.v[u] * mirrored[panel.segment[s].block];
+                const auto r2 = squared_distances<T, U>(scratch.points, p.X + (begin + c) * p.d, p.d);
+                for (int u = 0; u < U; ++u) {
+                    Vec<T> slope_alpha{};
+                    const Value<T> value = profile.value_and_slope(r2.v[u], slope_alpha);
+                    const Vec<T> cotangent = g.v[u] * weight + h.v[u] * panel.weights.v[u];
+                    product.v[u] = g.v[u] * value.k;
+                    values.v[u] += h.v[u] * value.k;
+                    scratch.cotangents[c].v[u] = cotangent * value.slope;
+                    if (Profile::has_alpha) alpha += cotangent * slope_alpha;
                 }
-                if (Profile::has_alpha) *gradients.alpha += sum_lanes_double<T>(alpha);
-                distance_gradients(scratch, p.Z + first * p.d, columns, p.d, gradients.square, gradients.X != nullptr,
-                                   gradients.Z ? gradients.Z + first * p.d : nullptr);
+                gradients.values[begin + c] += sum(product);
             }
+            if (Profile::has_alpha) *gradients.alpha += sum_lanes_double<T>(alpha);
+            distance_gradients<T, U>(scratch, p.X + begin * p.d, columns, p.d, gradients.square, inputs,
+                                     inputs ? gradients.Z + begin * p.d : nullptr);
         }
-        if (gradients.X) add_panel_gradient(scratch, row, count, p.d, gradients.X);
     }
+    T lane[U * kLanes<T>];
+    std::memcpy(lane, &values, sizeof lane);
+    for (int l = 0; l < count; ++l) gradients.values[row + l] += lane[l];
+    if (inputs) scratch.add_gradient(row, count, p.d, gradients.Z);
+}
+
+// Cuts a range of blocks into panels and calls visit(row, count, first block, last block) for each.
+template <class T, class Visit> void for_each_panel(const Blocks<T>& w, Range blocks, const Visit& visit) {
+    for (Index first = blocks.begin; first < blocks.end;) {
+        Index last = first + 1;
+        while (last < blocks.end && last - first < kRows<T> && w.offsets[last + 1] - w.offsets[first] <= kRows<T>) ++last;
+        for (Index row = w.offsets[first]; row < w.offsets[last]; row += kRows<T>)
+            visit(row, smaller(w.offsets[last] - row, kRows<T>), first, last);
+        first = last;
+    }
+}
+
+template <class T, class Profile>
+void symmetric(const Problem<T>& p, const Blocks<T>& w, Range blocks, T* out, void* memory) {
+    const Scratch<T> scratch(memory, p.d);
+    for (Index c = w.offsets[blocks.begin]; c < p.n; ++c)  // mirrored values are summed over the panels of a block
+        for (Index j = blocks.begin; j < blocks.end; ++j) out[c * w.count + j] = 0;
+    for_each_panel<T>(w, blocks, [&](Index row, int count, Index first, Index last) {
+        switch ((count + kLanes<T> - 1) / kLanes<T>) {
+            case 1: return symmetric_panel<T, 1, Profile>(p, w, row, count, first, last, out, scratch);
+            case 2: return symmetric_panel<T, 2, Profile>(p, w, row, count, first, last, out, scratch);
+            case 3: return symmetric_panel<T, 3, Profile>(p, w, row, count, first, last, out, scratch);
+            default: return symmetric_panel<T, 4, Profile>(p, w, row, count, first, last, out, scratch);
+        }
+    });
+}
+
+template <class T, class Profile>
+void symmetric_gradient(const Problem<T>& p, const Blocks<T>& w, Range blocks, const T* grad_out,
+                        const Gradients<T>& gradients, void* memory) {
+    const Scratch<T> scratch(memory, p.d);
+    for_each_panel<T>(w, blocks, [&](Index row, int count, Index first, Index last) {
+        switch ((count + kLanes<T> - 1) / kLanes<T>) {
+            case 1:
+                return symmetric_panel_gradient<T, 1, Profile>(p, w, row, count, first, last, grad_out, gradients, scratch);
+            case 2:
+                return symmetric_panel_gradient<T, 2, Profile>(p, w, row, count, first, last, grad_out, gradients, scratch);
+            case 3:
+                return symmetric_panel_gradient<T, 3, Profile>(p, w, row, count, first, last, grad_out, gradients, scratch);
+            default:
+                return symmetric_panel_gradient<T, 4, Profile>(p, w, row, count, first, last, grad_out, gradients, scratch);
+        }
+    });
 }
 
 template <class T, class Profile> constexpr Sweeps<T> sweeps() {
-    return {Scratch<T>::bytes, matrix<T, Profile>, matrix_gradient<T, Profile>, block<T, Profile>,
-            block_gradient<T, Profile>};
+    return {Scratch<T>::bytes,          matrix<T, Profile>,    matrix_gradient<T, Profile>,   block<T, Profile>,
+            block_gradient<T, Profile>, symmetric<T, Profile>, symmetric_gradient<T, Profile>};
 }
 
 #define CAGP_SWEEPS(T) \

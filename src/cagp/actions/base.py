@@ -45,6 +45,8 @@ class DenseActions(Actions):
         learn: whether ``S`` is a parameter.
     """
 
+    _support: Tensor
+
     def __init__(self, S: Float[Tensor, "n i"], learn: bool = False):
         super().__init__()
         check_matrix(S, "S")

@@ -81,6 +81,9 @@ class BlockActions(Actions):
         support_size: at most this many rows of each block carry weight, drawn with ``generator``; None for all.
     """
 
+    offsets: Tensor
+    _support: Tensor
+
     def __init__(
         self,
         partition: Partition,

@@ -1,20 +1,23 @@
 """The compiled CPU kernels as differentiable torch functions."""
 
+import importlib
 import warnings
 from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from cagp.engine import tiles
 from cagp.engine.weights import BlockWeights
 from cagp.kernels import RBF, Kernel, Matern12, Matern32, Matern52, RationalQuadratic, Stationary
 
+_native: Any = None
 try:
-    from cagp.engine import _native
+    _native = importlib.import_module("cagp.engine._native")
 except ImportError:
-    _native = None
     warnings.warn(
         "cagp was installed without its compiled kernels (no C++ compiler, or CAGP_NATIVE=0): everything works "
         "through torch, more slowly. Install a C++ compiler and reinstall cagp to change that.",
@@ -55,10 +58,12 @@ def matmul(
 
 
 def block_matmul(
-    kernel: Stationary, X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"], W: BlockWeights, max_bytes: int
+    kernel: Stationary, X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"], W: BlockWeights
 ) -> Float[Tensor, "n i"]:
-    """k(X, Z) W in one sweep. Time O(n m d), memory O(n i): the result."""
-    return _BlockMatmul.apply(X, Z, kernel.lengthscale, _alpha(kernel), W.values, W.offsets, KINDS[type(kernel)])
+    """k(X, Z) W in one sweep; when Z is X, each pair is evaluated once. Time O(n m d), memory O(n i): the result."""
+    return _BlockMatmul.apply(
+        X, None if Z is X else Z, kernel.lengthscale, _alpha(kernel), W.values, W.offsets, KINDS[type(kernel)]
+    )
 
 
 def _alpha(kernel: Stationary) -> Tensor | None:
@@ -69,21 +74,25 @@ def _number(alpha: Tensor | None) -> float:
     return 1.0 if alpha is None else float(alpha)
 
 
-def _scaled(X: Tensor, Z: Tensor, lengthscale: Tensor) -> tuple[Tensor, Tensor]:
+def _scaled(X: Tensor, Z: Tensor | None, lengthscale: Tensor) -> tuple[Tensor, Tensor | None]:
     """Both inputs in lengthscale units, with the origin moved to the data so that no digits are lost far from it."""
-    origin, lengthscale = Z.mean(0), lengthscale.to(X)
-    return ((X - origin) / lengthscale).contiguous(), ((Z - origin) / lengthscale).contiguous()
+    origin, lengthscale = (X if Z is None else Z).mean(0), lengthscale.to(X)
+    X = ((X - origin) / lengthscale).contiguous()
+    return X, None if Z is None else ((Z - origin) / lengthscale).contiguous()
 
 
 class _Gradients:
     """Buffers for what the compiled gradients return, and their conversion from lengthscale units."""
 
-    def __init__(self, X: Tensor, Z: Tensor, lengthscale: Tensor, need_X: bool, need_Z: bool):
+    def __init__(self, X: Tensor, Z: Tensor | None, lengthscale: Tensor, need_X: bool, need_Z: bool):
         self.lengthscale = lengthscale
         self.square = torch.zeros(X.shape[1], dtype=torch.float64)
         self.alpha = torch.zeros(1, dtype=torch.float64)
-        self.X = torch.zeros_like(X) if need_X else None
-        self.Z = torch.zeros_like(Z) if need_Z else None
+        self.X = torch.zeros_like(X) if need_X and Z is not None else None
+        if Z is None:  # the product of X with itself: one gradient, returned in the place of Z
+            self.Z = torch.zeros_like(X) if need_X else None
+        else:
+            self.Z = torch.zeros_like(Z) if need_Z else None
 
     def unscaled(self, alpha: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:
         """Gradients of X, Z, lengthscale and alpha: ∂r²/∂ℓ = -2 difference² / ℓ, differences in lengthscale units."""
@@ -104,6 +113,7 @@ class _Matrix(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grad_outputs: Tensor):
         X, Z, lengthscale, alpha = ctx.saved_tensors
         gradients = _Gradients(X, Z, lengthscale, *ctx.needs_input_grad[:2])
@@ -126,7 +136,7 @@ class _BlockMatmul(torch.autograd.Function):
     def forward(
         ctx,
         X: Tensor,
-        Z: Tensor,
+        Z: Tensor | None,
         lengthscale: Tensor,
         alpha: Tensor | None,
         values: Tensor,
@@ -148,6 +158,7 @@ class _BlockMatmul(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grad_outputs: Tensor):
         X, Z, lengthscale, alpha, values, offsets = ctx.saved_tensors
         gradients = _Gradients(X, Z, lengthscale, *ctx.needs_input_grad[:2])
@@ -166,4 +177,7 @@ class _BlockMatmul(torch.autograd.Function):
             gradients.Z,
             torch.get_num_threads(),
         )
-        return *gradients.unscaled(alpha), grad_values, None, None
+        grad_X, grad_Z, grad_lengthscale, grad_alpha = gradients.unscaled(alpha)
+        if Z is None:
+            grad_X, grad_Z = grad_Z, None
+        return grad_X, grad_Z, grad_lengthscale, grad_alpha, grad_values, None, None

@@ -10,7 +10,7 @@ from torch import Tensor
 from cagp.checks import check_same_kind
 from cagp.engine import native, tiles
 from cagp.engine.weights import BlockWeights
-from cagp.kernels import Constant, Kernel, Product, Scale, Sum
+from cagp.kernels import Constant, Kernel, Linear, Product, Scale, Stationary, Sum
 
 Backend = Literal["auto", "native", "torch"]
 
@@ -60,14 +60,14 @@ def backend_for(kernel: Kernel, X: Tensor) -> str:
 def _linear_parts(kernel: Kernel, coefficient: Tensor | None = None) -> Iterator[tuple[Tensor | None, Kernel]]:
     """(c, k') with k = Σ c k': k(X, Z) W is linear in k, so each part can take its own best path."""
     if isinstance(kernel, Sum):
-        for part in kernel.kernels:
+        for part in kernel.parts:
             yield from _linear_parts(part, coefficient)
     elif isinstance(kernel, Scale):
         scale = kernel.outputscale
         yield from _linear_parts(kernel.kernel, scale if coefficient is None else coefficient * scale)
     elif isinstance(kernel, Product):
-        numbers = [k.variance for k in kernel.kernels if isinstance(k, Constant)]
-        others = [k for k in kernel.kernels if not isinstance(k, Constant)]
+        numbers = [k.variance for k in kernel.parts if isinstance(k, Constant)]
+        others = [k for k in kernel.parts if not isinstance(k, Constant)]
         for number in numbers:
             coefficient = number if coefficient is None else coefficient * number
         if len(others) == 1:
@@ -110,11 +110,18 @@ def _tile_product(
     reason = _not_native(kernel, X)
     if backend == "native" and reason is not None:
         raise ValueError(f'backend is "native", but {reason}; use backend="auto" or "torch".')
-    module = tiles if backend == "torch" or reason is not None else native
+    if backend != "torch" and reason is None:
+        assert isinstance(kernel, Stationary)
+        if W is None:
+            return native.matrix(kernel, X, Z)
+        if isinstance(W, BlockWeights):
+            return native.block_matmul(kernel, X, Z, W)
+        return native.matmul(kernel, X, Z, W, max_bytes)
     if W is None:
-        return kernel(X, Z) if module is tiles else native.matrix(kernel, X, Z)
-    product = module.block_matmul if isinstance(W, BlockWeights) else module.matmul
-    return product(kernel, X, Z, W, max_bytes)
+        return kernel(X, Z)
+    if isinstance(W, BlockWeights):
+        return tiles.block_matmul(kernel, X, Z, W, max_bytes)
+    return tiles.matmul(kernel, X, Z, W, max_bytes)
 
 
 def _not_native(kernel: Kernel, X: Tensor) -> str | None:
@@ -136,14 +143,22 @@ def _check_product(kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeight
             f"X has shape {tuple(X.shape)} and Z {tuple(Z.shape)}, expected two matrices with equally many columns."
         )
     check_same_kind(Z, "Z", X, "X")
-    for part in kernel.modules():
-        num_dims = getattr(part, "num_dims", X.shape[1])
-        if num_dims != X.shape[1]:
-            name = type(part).__name__
-            raise ValueError(f"X has {X.shape[1]} columns, the kernel's {name} was made for num_dims = {num_dims}.")
+    _check_columns(kernel, X)
     if W is None:
         return
     values = W.values if isinstance(W, BlockWeights) else W
     if values.shape[0] != Z.shape[0]:
         raise ValueError(f"W has {values.shape[0]} rows, expected {Z.shape[0]}: one for each row of Z.")
     check_same_kind(values, "W", X, "X")
+
+
+def _check_columns(kernel: Kernel, X: Tensor) -> None:
+    """Raise ValueError where a kernel meets inputs of another width; kernels of one's own see to their parts."""
+    if isinstance(kernel, Sum | Product):
+        for part in kernel.parts:
+            _check_columns(part, X)
+    elif isinstance(kernel, Scale):
+        _check_columns(kernel.kernel, X)
+    elif isinstance(kernel, Stationary | Linear) and kernel.num_dims != X.shape[1]:
+        name = type(kernel).__name__
+        raise ValueError(f"X has {X.shape[1]} columns, the {name} kernel was made for num_dims = {kernel.num_dims}.")

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 class BlockWeights(NamedTuple):
@@ -54,6 +55,7 @@ class _BlockProjection(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grad_outputs: Tensor):
         (grad,) = grad_outputs
         values, F, columns = ctx.saved_tensors

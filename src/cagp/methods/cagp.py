@@ -37,7 +37,14 @@ class CaGPOpt(nn.Module):
 
     @classmethod
     def from_data(
-        cls, prior: GP, X: Float[Tensor, "n d"], num_actions: int, *, loss: Loss = "elbo", **choices
+        cls,
+        prior: GP,
+        X: Float[Tensor, "n d"],
+        num_actions: int,
+        *,
+        loss: Loss = "elbo",
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        **choices,
     ) -> "CaGPOpt":
         """CaGP-Opt with ``num_actions`` blocks of the rows of ``X``.
 
@@ -45,7 +52,7 @@ class CaGPOpt(nn.Module):
             choices: passed on to ``BlockActions.from_data``: blocks, start, support_size, lengthscale, generator.
         """
         choices.setdefault("kernel", prior.kernel)
-        return cls(prior, BlockActions.from_data(X, num_actions, **choices), loss)
+        return cls(prior, BlockActions.from_data(X, num_actions, **choices), loss, max_bytes)
 
     def objective(
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None

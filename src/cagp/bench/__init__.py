@@ -1,0 +1,1 @@
+"""Benchmarks: measured on the machine at hand, printed as a table or as records."""

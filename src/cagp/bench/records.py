@@ -1,0 +1,50 @@
+"""Records of a benchmark run: the machine they were measured on, and how they are printed."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from cagp.engine import native
+
+
+def machine() -> dict[str, Any]:
+    """What a number depends on besides the code: processor, threads, versions."""
+    return {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "instruction_set": native.instruction_set() if native.available() else None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def show(records: list[dict[str, Any]], columns: dict[str, Callable[[dict[str, Any]], str]], as_json: bool) -> None:
+    """Print the records as JSON, or as a table with one row per record."""
+    if as_json:
+        print(json.dumps(records, indent=1))
+        return
+    console = Console()
+    console.print("  ".join(f"{name} {value}" for name, value in machine().items() if value is not None), style="dim")
+    table = Table(*columns, box=None, pad_edge=False)
+    for record in records:
+        table.add_row(*(text(record) for text in columns.values()))
+    console.print(table)
+
+
+def best_of(repeats: int, function: Callable[[], Any]) -> float:
+    """The shortest of ``repeats`` timed calls in seconds, after one that is not timed."""
+    function()
+    seconds = []
+    for _ in range(max(1, repeats)):
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
