@@ -1,0 +1,41 @@
+"""A kernel of one's own: a season that repeats and slowly changes, plus a trend. More in docs/own-kernels.md."""
+
+import torch
+
+from cagp import GP, CaGPOpt, backend_for, fit, kernels, metrics
+from cagp.parameters import Positive
+
+
+class Periodic(kernels.Kernel):
+    """exp(-2 sin²(π (x - z) / period) / lengthscale²)."""
+
+    period, lengthscale = Positive(), Positive()
+
+    def __init__(self, period: float = 1.0, lengthscale: float = 1.0):
+        super().__init__()
+        self.period, self.lengthscale = period, lengthscale
+
+    def forward(self, X, Z):
+        phase = torch.pi * (X.unsqueeze(-2) - Z.unsqueeze(-3)) / self.period.to(X)
+        return torch.exp(-2 * (torch.sin(phase) / self.lengthscale.to(X)).square().sum(-1))
+
+
+# Ten years of a measurement with a yearly season; the last two are to be forecast.
+generator = torch.Generator().manual_seed(0)
+X = 10 * torch.rand(600, 1, generator=generator).sort(0).values
+wave = torch.sin(2 * torch.pi * X[:, 0]) + 0.5 * torch.sin(4 * torch.pi * X[:, 0] + 1)
+y = wave + 0.2 * X[:, 0] + 0.2 * torch.randn(600, generator=generator)
+X, X_test, y, y_test = X[:480], X[480:], y[:480], y[480:]
+
+periodic = Periodic(period=1.02)
+season = kernels.Scale(periodic * kernels.RBF(num_dims=1, lengthscale=20.0))
+trend = kernels.Linear(num_dims=1) + kernels.Constant()
+smooth = kernels.Scale(kernels.Matern32(num_dims=1))
+
+for name, kernel in {"season and trend": season + trend, "Matern 3/2": smooth}.items():
+    method = CaGPOpt.from_data(GP(kernel), X, num_actions=60)
+    fit(method, X, y, num_steps=50)
+    mean, variance = method.condition(X, y).predict(X_test, noise=True)
+    print(f"{name}: {backend_for(kernel, X)}")
+    print(f"  error {metrics.rmse(y_test, mean):.2f}, coverage {metrics.coverage(y_test, mean, variance):.0%} of 95%")
+print(f"learned period {periodic.period.item():.3f} years")
