@@ -1,5 +1,7 @@
 """Validation at the boundary: what came, what was expected, what to do. Everything below assumes checked tensors."""
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -64,9 +66,17 @@ def check_new_inputs(X: Tensor, like: Tensor, name: str = "X") -> None:
     check_same_kind(X, name, like, "the training inputs")
 
 
+def check_first_order() -> None:
+    """Raise RuntimeError inside a backward pass that is itself to be differentiated: its result would be wrong."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "cagp's products are differentiable once: create_graph=True and second derivatives are not supported."
+        )
+
+
 def check_count(value: int, name: str, largest: int, largest_name: str) -> None:
     """Raise ValueError unless 1 <= value <= largest."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} is {value!r}, expected a whole number from 1 to {largest} ({largest_name}).")
     if not 1 <= value <= largest:
         raise ValueError(f"{name} is {value}, expected a whole number from 1 to {largest} ({largest_name}).")

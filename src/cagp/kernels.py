@@ -78,7 +78,8 @@ class Stationary(Kernel):
         r = torch.cdist(
             (X - origin) / lengthscale, (Z - origin) / lengthscale, compute_mode="donot_use_mm_for_euclid_dist"
         )
-        return self.profile(r)
+        # An infinite distance would make profiles infinity times zero; where r² is finite, they are right.
+        return self.profile(r.clamp_max(math.sqrt(torch.finfo(r.dtype).max) / 4))
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return X.new_ones(X.shape[0])

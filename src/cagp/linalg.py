@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from cagp.checks import check_first_order
 
 FIRST_JITTER = 1e-12
 LARGEST_JITTER = 1e-6
@@ -27,7 +28,7 @@ def safe_cholesky(A: Float[Tensor, "i i"], name: str = "matrix") -> Float[Tensor
     tenfold from 1e-12 to 1e-6; beyond that NotPositiveDefiniteError is raised.
     """
     L, info = torch.linalg.cholesky_ex(A)
-    if not bool(info):
+    if not bool(info) and bool(torch.isfinite(L.diagonal()).all()):
         return L
     diagonal = A.diagonal()
     if bool(torch.isfinite(A).all()) and bool((diagonal > 0).all()):
@@ -96,8 +97,8 @@ class _RowMoments(torch.autograd.Function):
         return mean, explained
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *grad_outputs: Tensor):
+        check_first_order()
         KS, chol, weights = ctx.saved_tensors
         grad_mean, grad_explained = grad_outputs
         grad_KS = torch.empty_like(KS) if ctx.needs_input_grad[0] else None

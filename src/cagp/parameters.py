@@ -52,3 +52,13 @@ class Positive:
         if not (math.isfinite(floor) and floor >= 0):
             raise ValueError(f"{self.name}_floor is {floor}, expected a finite number, zero or above.")
         return floor
+
+
+def named_values(module: nn.Module) -> dict[str, Any]:
+    """Every parameter of the module as plain numbers in its own unit, by a name like "kernel.lengthscale"."""
+    values: dict[str, Any] = {}
+    for path, part in module.named_modules():
+        for name, _ in part.named_parameters(recurse=False):
+            name = name.removeprefix("raw_")
+            values[f"{path}.{name}" if path else name] = getattr(part, name).detach().tolist()
+    return values

@@ -46,6 +46,8 @@ class LinearMean(Mean):
         self.constant = nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
 
     def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        if X.shape[1] != len(self.slope):
+            raise ValueError(f"X has {X.shape[1]} columns, the linear mean was made for num_dims = {len(self.slope)}.")
         return X @ self.slope.to(X) + self.constant.to(X)
 
 

@@ -8,6 +8,9 @@
 
 namespace CAGP_VARIANT {
 
+// exp(-kFar) is zero; a distance that is infinite would make it infinity times zero.
+template <class T> constexpr T kFar = T(1e4);
+
 template <class T> struct Value {
     Vec<T> k, slope;
 };
@@ -37,11 +40,11 @@ template <class T> struct Matern32 {
     static constexpr bool has_alpha = false;
     explicit Matern32(double) {}
     Vec<T> value(Vec<T> r2) const {
-        Vec<T> s = sqrt(r2 * T(3));
+        Vec<T> s = at_most<T>(sqrt(r2 * T(3)), kFar<T>);
         return (s + T(1)) * exp_nonpositive<T>(-s);
     }
     Value<T> value_and_slope(Vec<T> r2, Vec<T>&) const {
-        Vec<T> s = sqrt(r2 * T(3)), e = exp_nonpositive<T>(-s);
+        Vec<T> s = at_most<T>(sqrt(r2 * T(3)), kFar<T>), e = exp_nonpositive<T>(-s);
         return {(s + T(1)) * e, e * T(-1.5)};
     }
 };
@@ -50,12 +53,12 @@ template <class T> struct Matern52 {
     static constexpr bool has_alpha = false;
     explicit Matern52(double) {}
     Vec<T> value(Vec<T> r2) const {
-        Vec<T> s = sqrt(r2 * T(5));
-        return (T(1) + s + r2 * T(5.0 / 3)) * exp_nonpositive<T>(-s);
+        Vec<T> s = at_most<T>(sqrt(r2 * T(5)), kFar<T>);
+        return (T(1) + s + s * s * T(1.0 / 3)) * exp_nonpositive<T>(-s);
     }
     Value<T> value_and_slope(Vec<T> r2, Vec<T>&) const {
-        Vec<T> s = sqrt(r2 * T(5)), e = exp_nonpositive<T>(-s);
-        return {(T(1) + s + r2 * T(5.0 / 3)) * e, (T(1) + s) * e * T(-5.0 / 6)};
+        Vec<T> s = at_most<T>(sqrt(r2 * T(5)), kFar<T>), e = exp_nonpositive<T>(-s);
+        return {(T(1) + s + s * s * T(1.0 / 3)) * e, (T(1) + s) * e * T(-5.0 / 6)};
     }
 };
 
@@ -63,9 +66,10 @@ template <class T> struct RationalQuadratic {
     static constexpr bool has_alpha = true;
     T alpha, half_inverse;
     explicit RationalQuadratic(double a) : alpha(T(a)), half_inverse(T(0.5 / a)) {}
-    Vec<T> value(Vec<T> r2) const { return exp_nonpositive<T>(log1p_nonnegative<T>(r2 * half_inverse) * -alpha); }
+    Vec<T> ratio(Vec<T> r2) const { return at_most<T>(r2 * half_inverse, Format<T>::largest); }
+    Vec<T> value(Vec<T> r2) const { return exp_nonpositive<T>(log1p_nonnegative<T>(ratio(r2)) * -alpha); }
     Value<T> value_and_slope(Vec<T> r2, Vec<T>& slope_alpha) const {
-        Vec<T> u = r2 * half_inverse, log = log1p_nonnegative<T>(u);
+        Vec<T> u = ratio(r2), log = log1p_nonnegative<T>(u);
         Vec<T> k = exp_nonpositive<T>(log * -alpha), shrink = T(1) / (T(1) + u);
         slope_alpha = k * (u * shrink - log);
         return {k, k * shrink * T(-0.5)};

@@ -85,18 +85,23 @@ inline Vec<double> sqrt(Vec<double> v) {
 #endif
 }
 
+// The smaller of both, NaN where x is NaN.
+template <class T, class V = Vec<T>> inline V at_most(V x, T limit) { return x > limit ? splat<T>(limit) : x; }
+
 // The layout of a floating-point number, and how far exp may go before its result is no longer a normal number.
 template <class T> struct Format;
 template <> struct Format<float> {
     static constexpr int mantissa = 23, bias = 127;
     static constexpr float round = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
     static constexpr float smallest_exponent = -87.0f;
+    static constexpr float largest = 3.4e38f;
     static constexpr float ln2_high = 0.693145751953125f, ln2_low = 1.42860682030941723e-6f;
 };
 template <> struct Format<double> {
     static constexpr int mantissa = 52, bias = 1023;
     static constexpr double round = 6755399441055744.0;  // 1.5 * 2^52
     static constexpr double smallest_exponent = -708.0;
+    static constexpr double largest = 1.79e308;
     static constexpr double ln2_high = 6.93147180369123816490e-01, ln2_low = 1.90821492927058770002e-10;
 };
 
@@ -120,7 +125,7 @@ inline Vec<double> exp_reduced(Vec<double> r) {
 // exp(x) for x <= 0; exactly zero where the result would not be a normal number.
 template <class T, class V = Vec<T>> inline V exp_nonpositive(V x) {
     using F = Format<T>;
-    Bits<T> in_range = x > F::smallest_exponent;
+    Bits<T> in_range = ~(Bits<T>)(x <= F::smallest_exponent);  // so that NaN stays NaN
     x = (V)((Bits<T>)x & in_range);
     V shifted = x * T(1.4426950408889634) + F::round;
     V n = shifted - F::round;

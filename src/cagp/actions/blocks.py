@@ -46,6 +46,8 @@ def spatial_blocks(
     check_count(num_blocks, "num_blocks", X.shape[0], "the number of rows")
     points = X.detach().double().cpu()
     if lengthscale is not None:
+        if lengthscale.shape != X.shape[1:]:
+            raise ValueError(f"lengthscale has shape {tuple(lengthscale.shape)}, expected ({X.shape[1]},).")
         points = points / lengthscale.detach().double().cpu()
     size, _ = divmod(X.shape[0], num_blocks)
 
@@ -68,6 +70,20 @@ def spatial_blocks(
     return Partition(torch.cat(leaves).to(X.device), _offsets(sizes).to(X.device))
 
 
+def halved_blocks(
+    X: Float[Tensor, "n d"], partition: Partition, lengthscale: Float[Tensor, " d"] | None = None
+) -> Partition:
+    """Each block cut in two across its widest direction: nested in ``partition``; a block of one row stays."""
+    halves: list[Tensor] = []
+    for rows in partition.rows.split(partition.offsets.diff().tolist()):
+        if len(rows) < 2:
+            halves.append(rows)
+            continue
+        two = spatial_blocks(X[rows], 2, lengthscale)
+        halves.extend(rows[two.rows].split(two.offsets.diff().tolist()))
+    return Partition(torch.cat(halves), _offsets(torch.tensor([len(h) for h in halves])).to(partition.offsets.device))
+
+
 def _offsets(sizes: Tensor) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
 
@@ -77,7 +93,8 @@ class BlockActions(Actions):
 
     Args:
         partition: which rows form a block.
-        values: one weight per support row, in the order of ``support``; None for equal weights.
+        values: one weight per support row, in ascending order of the row numbers, so that they stay with their rows
+            when blocks change; None for equal weights.
         support_size: at most this many rows of each block carry weight, drawn with ``generator``; None for all.
     """
 
@@ -95,6 +112,8 @@ class BlockActions(Actions):
     ):
         super().__init__()
         self._num_rows = len(partition.rows)
+        if not torch.equal(partition.rows.sort().values, torch.arange(self._num_rows, device=partition.rows.device)):
+            raise ValueError("partition has rows in no block or in several; expected each row in exactly one.")
         if support_size is not None:
             check_count(support_size, "support_size", self._num_rows, "the number of rows")
             partition = _thinned(partition, support_size, generator)
@@ -139,7 +158,7 @@ class BlockActions(Actions):
             raise ValueError(f'blocks is {blocks!r}, expected "spatial" or "ordered".')
         actions = cls(partition, support_size=support_size, dtype=X.dtype, generator=generator)
         with torch.no_grad():
-            actions.values.copy_(_starting_values(actions, X, start, kernel, generator))
+            actions.values[actions._slots] = _starting_values(actions, X, start, kernel, generator)
         return actions
 
     @property
@@ -155,7 +174,33 @@ class BlockActions(Actions):
         return self._support
 
     def weights(self, dtype: torch.dtype) -> BlockWeights:
-        return BlockWeights(_unit_blocks(self.values, self.offsets).to(dtype), self.offsets)
+        values = self.values[self._slots]
+        return BlockWeights(_unit_blocks(values, self.offsets).to(dtype), self.offsets)
+
+    @property
+    def _slots(self) -> Int[Tensor, " m"]:
+        """Where in ``values`` the weight of each support row is."""
+        return self._support.argsort().argsort()
+
+    def reblock(self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None = None) -> None:
+        """Cut the support into blocks of nearby rows again, in other units; every row keeps its weight."""
+        rows = self._support.sort().values
+        self._set_blocks(rows, spatial_blocks(X[rows], self.num_actions, lengthscale))
+
+    def halve(self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None = None) -> None:
+        """Cut every block in two: twice the actions, whose span contains the old one's; every row keeps its weight."""
+        every = Partition(torch.arange(len(self._support), device=X.device), self.offsets)
+        self._set_blocks(self._support, halved_blocks(X[self._support], every, lengthscale))
+
+    def _set_blocks(self, rows: Tensor, partition: Partition) -> None:
+        self._support, self.offsets = rows[partition.rows], partition.offsets
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        # The number of blocks may have changed since this object was made.
+        for name in ("_support", "offsets"):
+            if prefix + name in state_dict:
+                setattr(self, name, torch.empty_like(state_dict[prefix + name], device=self._support.device))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _unit_blocks(values: Tensor, offsets: Tensor) -> Tensor:
@@ -184,6 +229,7 @@ def _thinned(partition: Partition, support_size: int, generator: torch.Generator
 def _starting_values(
     actions: BlockActions, X: Tensor, start: Start, kernel: Kernel | None, generator: torch.Generator | None
 ) -> Tensor:
+    """In the order of the support."""
     sizes = actions.offsets.diff()
     if start == "constant":
         return (1 / sizes.double().sqrt()).repeat_interleave(sizes).to(X)

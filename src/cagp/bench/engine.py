@@ -102,7 +102,7 @@ def _engine(name: Literal["native", "torch"], threads: int, num_dims: int) -> Ba
     def product(X: Tensor, Z: Tensor, values: Tensor) -> Tensor:
         return kernel_product(kernel, X, Z, BlockWeights(values, offsets), backend=name)
 
-    return Backend(name, threads, product, kernel.raw_lengthscale)
+    return Backend(name, threads, product, kernel.get_parameter("raw_lengthscale"))
 
 
 def _keops(threads: int, num_dims: int) -> Backend:

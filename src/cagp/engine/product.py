@@ -38,6 +38,8 @@ def kernel_product(
 
     Time O(n m d) for block-sparse W, O(n m (d + c)) for dense; memory O(tile) besides the result.
     """
+    if backend not in ("auto", "native", "torch"):
+        raise ValueError(f'backend is {backend!r}, expected "auto", "native" or "torch".')
     _check_product(kernel, X, Z, W)
     parts = [
         _part_product(coefficient, part, X, Z, W, backend, max_bytes) for coefficient, part in _linear_parts(kernel)
@@ -73,7 +75,7 @@ def _linear_parts(kernel: Kernel, coefficient: Tensor | None = None) -> Iterator
         if len(others) == 1:
             yield from _linear_parts(others[0], coefficient)
         else:
-            yield coefficient, Product(*others) if others else Constant()
+            yield coefficient, Product(*others) if others else Constant().requires_grad_(False)
     else:
         yield coefficient, kernel
 
@@ -142,6 +144,8 @@ def _check_product(kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeight
         raise ValueError(
             f"X has shape {tuple(X.shape)} and Z {tuple(Z.shape)}, expected two matrices with equally many columns."
         )
+    if Z.shape[0] == 0:
+        raise ValueError(f"Z has shape {tuple(Z.shape)}, expected at least one row.")
     check_same_kind(Z, "Z", X, "X")
     _check_columns(kernel, X)
     if W is None:
@@ -150,6 +154,10 @@ def _check_product(kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeight
     if values.shape[0] != Z.shape[0]:
         raise ValueError(f"W has {values.shape[0]} rows, expected {Z.shape[0]}: one for each row of Z.")
     check_same_kind(values, "W", X, "X")
+    if isinstance(W, BlockWeights):
+        ends = W.offsets[0].item(), W.offsets[-1].item()
+        if ends != (0, Z.shape[0]) or bool((W.sizes < 0).any()):
+            raise ValueError(f"W: offsets must rise from 0 to {Z.shape[0]}, they go from {ends[0]} to {ends[1]}.")
 
 
 def _check_columns(kernel: Kernel, X: Tensor) -> None:

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from cagp.checks import check_first_order
 
 
 class BlockWeights(NamedTuple):
@@ -55,8 +56,8 @@ class _BlockProjection(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *grad_outputs: Tensor):
+        check_first_order()
         (grad,) = grad_outputs
         values, F, columns = ctx.saved_tensors
         grad_values, grad_F = torch.empty_like(values), torch.empty_like(F) if ctx.needs_input_grad[1] else None

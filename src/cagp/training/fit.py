@@ -1,0 +1,350 @@
+"""The loop: evaluate, check, move, record, save; end with the best parameters whatever happens."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from cagp.linalg import NotPositiveDefiniteError
+from cagp.training.checkpoints import fingerprint, load_checkpoint, save_checkpoint
+from cagp.training.history import History, Step
+from cagp.training.optimizers import Optimizer
+from cagp.training.progress import Progress
+from cagp.training.report import memory, trend
+from cagp.training.settings import PRESETS, Settings, seconds_of
+
+LinAlgError: type[Exception] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
+CHECKPOINT = "checkpoint.safetensors"
+HISTORY = "history.jsonl"
+
+
+@runtime_checkable
+class Trainable(Protocol):
+    """What ``fit`` needs of a method."""
+
+    def objective_terms(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> Mapping[str, Tensor]:
+        """Named terms whose sum is the loss, differentiable in the parameters."""
+        ...
+
+    def parameter_groups(self) -> Mapping[str, list[nn.Parameter]]:
+        """Parameters by the learning rate they share."""
+        ...
+
+    def hyperparameters(self) -> Mapping[str, Any]:
+        """Readable values for the history."""
+        ...
+
+    def adapt(self, X: Tensor, step: int) -> str | None:
+        """Change what is not a parameter (blocks) before this step, counted from 0; say what was done, if anything."""
+        ...
+
+    def findings(self, X: Tensor, y: Tensor) -> list[str]:
+        """What a user should know of the fitted method, in words."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Tensor]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What ``fit`` did; the method itself holds the best parameters."""
+
+    steps: list[Step]
+    reason: str  # why it ended, in words
+    best_step: int  # the step whose parameters were kept
+    best_value: float  # of the monitored quantity
+    seconds: float
+    failures: list[str]
+    findings: list[str]
+
+    def __str__(self) -> str:
+        """The report, in plain words."""
+        return "\n".join([self.reason, *self.failures, *self.findings])
+
+
+class _StepError(ArithmeticError):
+    """The loss or its gradient cannot be used."""
+
+
+def fit(
+    method: Trainable,
+    X: Tensor,
+    y: Tensor,
+    row_noise: Tensor | None = None,
+    settings: Settings | str = "default",
+    *,
+    evaluate: Callable[[], Mapping[str, float]] | None = None,
+    callback: Callable[[Step], None] | None = None,
+    checkpoint_dir: Path | str | None = None,
+    progress: bool = False,
+    **changes: Any,
+) -> FitResult:
+    """Minimise the method's objective in place, and leave it with the best parameters found.
+
+    The same arguments give the same bits on the same machine with the same number of threads; no random numbers are
+    drawn. A step that fails is taken back and tried again with half the learning rates. Ctrl-C ends the fit like any
+    other stopping rule.
+
+    Args:
+        settings: a ``Settings``, or the name of a preset: "default", "paper-adam", "paper-lbfgs".
+        evaluate: called every ``evaluate_every`` steps, outside the time that is counted; returns named metrics, e.g.
+            of validation rows.
+        callback: called with every step.
+        checkpoint_dir: a folder for checkpoints and the history; a fit that finds its own checkpoint there goes on
+            from it, to bit-for-bit the result of a fit that was never interrupted.
+        progress: show a progress bar (a line now and then where the output is not a terminal).
+        changes: single fields of ``Settings``, e.g. ``num_steps=50``.
+    """
+    if isinstance(settings, str):
+        if settings not in PRESETS:
+            raise ValueError(f"settings is {settings!r}, expected a Settings or one of {', '.join(PRESETS)}.")
+        settings = PRESETS[settings]
+    run = _Run(method, X, y, row_noise, settings.with_changes(**changes), evaluate, callback, checkpoint_dir)
+    with Progress(run.settings.num_steps, enabled=progress) as bar:
+        return run.run(bar)
+
+
+class _Run:
+    """The state of one fit: everything that a checkpoint must hold is in ``state``."""
+
+    def __init__(self, method, X, y, row_noise, settings, evaluate, callback, checkpoint_dir):
+        self.method, self.data, self.settings = method, (X, y, row_noise), settings
+        self.evaluate, self.callback = evaluate, callback
+        if settings.monitor != "loss" and evaluate is None:
+            raise ValueError(f"monitor is {settings.monitor!r}, which needs an evaluate function that returns it.")
+        if settings.patience is not None and settings.monitor == "loss":
+            raise ValueError("patience counts evaluations: it needs evaluate, and monitor set to a name it returns.")
+        self.optimizer = Optimizer(method.parameter_groups(), settings)
+        self.folder = None if checkpoint_dir is None else Path(checkpoint_dir)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self.history = History(None if self.folder is None else self.folder / HISTORY)
+        self.good: dict[str, Any] | None = None  # parameters and optimiser where the loss was last known to be finite
+        self.best: dict[str, Any] = {"value": math.inf, "step": 0, "parameters": self._parameters()}
+        self.without_gain = 0
+        self.failures: list[str] = []
+        self.events: list[str] = []
+        self.seconds = 0.0
+        self.saved_at = (0, 0.0)
+        self.fingerprint = self._fingerprint() if self.folder is not None else ""
+
+    # ---- the loop ----
+
+    def run(self, bar: Progress) -> FitResult:
+        if self.folder is not None:
+            self._resume()
+        reason = None
+        try:
+            while reason is None:
+                reason = self._reason_to_stop() or self._attempt(bar)
+        except KeyboardInterrupt:
+            reason = f"Interrupted after {len(self.history.steps)} steps."
+        self._judge_last()
+        if self.folder is not None:
+            self._save()  # where the optimiser was, so that a longer fit can go on from there
+        self.method.load_state_dict(self.best["parameters"])
+        X, y, _ = self.data
+        return FitResult(
+            self.history.steps,
+            reason,
+            self.best["step"],
+            self.best["value"],
+            self.seconds,
+            self.failures,
+            [*trend(self.history.steps), *self.method.findings(X, y), memory()],
+        )
+
+    def _attempt(self, bar: Progress) -> str | None:
+        """One step, or its failure taken back; a reason where the fit cannot go on."""
+        index, start = len(self.history.steps), time.perf_counter()
+        try:
+            change = self.method.adapt(self.data[0], index)
+            if change is not None:
+                self.events.append(change)
+                self.optimizer.forget()
+            first: dict[str, Any] = {}
+
+            def loss_and_gradient() -> Tensor:
+                loss, terms = self._loss_and_gradient()
+                if not first:
+                    first.update(
+                        terms=terms, norm=self._gradient_norm(), hyperparameters=dict(self.method.hyperparameters())
+                    )
+                    self.good = {"parameters": self._parameters(), "optimizer": self.optimizer.state()}
+                    self._judge("loss", float(loss), index + 1, self.good["parameters"])
+                return loss
+
+            rates = self.optimizer.rates(index)
+            loss = self.optimizer.step(loss_and_gradient, index)
+        except (_StepError, NotPositiveDefiniteError, LinAlgError) as error:
+            self.seconds += time.perf_counter() - start
+            return self._take_back(index + 1, error)
+        self.seconds += time.perf_counter() - start
+        evaluation = self._evaluate(index + 1) if (index + 1) % self.settings.evaluate_every == 0 else None
+        step = Step(
+            index + 1,
+            float(loss),
+            first["terms"],
+            rates,
+            first["norm"],
+            first["hyperparameters"],
+            self.seconds,
+            self.events,
+            evaluation,
+        )
+        self.events = []
+        self.history.append(step)
+        if self.callback is not None:
+            self.callback(step)
+        bar.update(step)
+        if self.folder is not None and self._checkpoint_is_due():
+            self._save()
+        return None
+
+    def _loss_and_gradient(self) -> tuple[Tensor, dict[str, float]]:
+        self.optimizer.torch.zero_grad()
+        terms = self.method.objective_terms(*self.data)
+        loss = torch.stack([term.double() for term in terms.values()]).sum()
+        if not bool(torch.isfinite(loss)):
+            raise _StepError(f"the loss is {loss.item()}")
+        loss.backward()
+        for parameter in self.optimizer.parameters:
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+                raise _StepError("a gradient is not finite")
+        return loss.detach(), {name: float(term.detach()) for name, term in terms.items()}
+
+    def _gradient_norm(self) -> float:
+        return math.sqrt(
+            sum(float(p.grad.double().square().sum()) for p in self.optimizer.parameters if p.grad is not None)
+        )
+
+    def _take_back(self, number: int, error: Exception) -> str | None:
+        """Return to the last good parameters with half the learning rates."""
+        text = str(error).split(". ")[0]
+        if self.good is None:
+            return f"The loss could not be computed at the starting values: {error}"
+        self.failures.append(f"Step {number} failed and was taken back: {text}.")
+        self.events.append(self.failures[-1])
+        shrink = self.optimizer.shrink / 2
+        self.method.load_state_dict(self.good["parameters"])
+        self.optimizer.restore(self.good["optimizer"])
+        self.optimizer.shrink = shrink
+        self.good["optimizer"]["shrink"] = shrink
+        if len(self.failures) > self.settings.max_failures:
+            return (
+                f"Stopped after {len(self.failures)} failed steps: the learning rates, the scale of the data or the "
+                "noise floor do not suit this problem."
+            )
+        return None
+
+    def _reason_to_stop(self) -> str | None:
+        steps, settings = self.history.steps, self.settings
+        if len(steps) >= settings.num_steps:
+            return f"Took all {settings.num_steps} steps."
+        if self.seconds >= seconds_of(settings.max_time):
+            return f"Reached the time limit ({settings.max_time}) after {len(steps)} steps."
+        if settings.patience is not None and self.without_gain >= settings.patience:
+            return f"No better {settings.monitor} in {self.without_gain} evaluations; stopped after {len(steps)} steps."
+        if settings.min_improvement is not None and len(steps) >= 2 * settings.window + 1:
+            losses = [step.loss for step in steps]
+            last = sum(losses[-settings.window :]) / settings.window
+            before = sum(losses[-2 * settings.window : -settings.window]) / settings.window
+            if before - last < settings.min_improvement * max(losses[0] - last, 0.0):
+                return f"The loss no longer improves; stopped after {len(steps)} steps."
+        return None
+
+    # ---- which parameters are best ----
+
+    def _evaluate(self, number: int) -> dict[str, float] | None:
+        """Metrics of the current parameters, i.e. after step ``number``."""
+        if self.evaluate is None:
+            return None
+        metrics = {name: float(value) for name, value in self.evaluate().items()}
+        if self.settings.monitor != "loss":
+            if self.settings.monitor not in metrics:
+                raise ValueError(f"monitor is {self.settings.monitor!r}, evaluate returned {', '.join(metrics)}.")
+            better = self._judge(self.settings.monitor, metrics[self.settings.monitor], number + 1, None)
+            self.without_gain = 0 if better else self.without_gain + 1
+        return metrics
+
+    def _judge(self, name: str, value: float, number: int, parameters: dict[str, Tensor] | None) -> bool:
+        """Keep the parameters that step ``number`` starts from, if the monitored quantity is better there."""
+        if name != self.settings.monitor or not value < self.best["value"]:
+            return False
+        self.best = {"value": value, "step": number, "parameters": parameters or self._parameters()}
+        return True
+
+    def _judge_last(self) -> None:
+        """The parameters after the last step have not been looked at yet."""
+        number = len(self.history.steps) + 1
+        try:
+            if self.settings.monitor == "loss":
+                with torch.no_grad():
+                    loss = sum(float(term) for term in self.method.objective_terms(*self.data).values())
+                self._judge("loss", loss if math.isfinite(loss) else math.inf, number, None)
+            elif self.history.steps and self.history.steps[-1].evaluation is None:
+                self._evaluate(number - 1)
+        except (NotPositiveDefiniteError, LinAlgError):
+            pass  # the best so far stays the best
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.method.state_dict().items()}
+
+    # ---- checkpoints ----
+
+    def _checkpoint_is_due(self) -> bool:
+        step, seconds = self.saved_at
+        return (
+            len(self.history.steps) - step >= self.settings.checkpoint_steps
+            or self.seconds - seconds >= self.settings.checkpoint_seconds
+        )
+
+    def _fingerprint(self) -> str:
+        ignored = {"max_time", "checkpoint_steps", "checkpoint_seconds", "patience", "min_improvement"}
+        settings = {name: value for name, value in asdict(self.settings).items() if name not in ignored}
+        X, y, row_noise = self.data
+        return fingerprint(settings, X, y, *([] if row_noise is None else [row_noise]), *self._parameters().values())
+
+    def _save(self) -> None:
+        assert self.folder is not None
+        self.saved_at = (len(self.history.steps), self.seconds)
+        state = {
+            "fingerprint": self.fingerprint,
+            "steps": len(self.history.steps),
+            "seconds": self.seconds,
+            "parameters": self._parameters(),
+            "optimizer": self.optimizer.state(),
+            "good": self.good,
+            "best": self.best,
+            "without_gain": self.without_gain,
+            "failures": self.failures,
+            "events": self.events,
+        }
+        save_checkpoint(self.folder / CHECKPOINT, state)
+
+    def _resume(self) -> None:
+        assert self.folder is not None
+        path = self.folder / CHECKPOINT
+        if not path.exists():
+            self.history.clear()
+            return
+        state = load_checkpoint(path)
+        if state["fingerprint"] != self.fingerprint:
+            raise ValueError(
+                f"{path} belongs to another fit (other data, settings or starting values); choose another folder, or "
+                "delete it to start afresh."
+            )
+        self.history.load(state["steps"])
+        self.method.load_state_dict(state["parameters"])
+        self.optimizer.restore(state["optimizer"])
+        self.good, self.best = state["good"], state["best"]
+        self.without_gain, self.seconds = state["without_gain"], state["seconds"]
+        self.failures, self.events = state["failures"], state["events"]
+        self.saved_at = (state["steps"], state["seconds"])

@@ -1,0 +1,76 @@
+"""Optimisers behind one function: evaluate the loss and move the parameters once."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cagp.training.settings import Settings
+
+Evaluate = Callable[[], Tensor]
+"""Computes the loss and its gradients; raises where either is not finite."""
+
+
+class Optimizer:
+    """Adam or L-BFGS over named groups of parameters, with a schedule that depends on the step alone."""
+
+    def __init__(self, groups: Mapping[str, list[nn.Parameter]], settings: Settings):
+        self.settings = settings
+        self.groups = {name: parameters for name, parameters in groups.items() if parameters}
+        self.shrink = 1.0  # halved by every failure
+        self.torch = self._new()
+
+    def _new(self) -> torch.optim.Optimizer:
+        if self.settings.optimizer == "adam":
+            return torch.optim.Adam([{"params": parameters} for parameters in self.groups.values()])
+        return torch.optim.LBFGS(self.parameters, max_iter=1, line_search_fn="strong_wolfe", history_size=20)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters, in the order of the groups."""
+        return [parameter for parameters in self.groups.values() for parameter in parameters]
+
+    def rates(self, step: int) -> dict[str, float]:
+        """The learning rate of each group at this step, counted from 0."""
+        factor = self.settings.lr_factor(step) * self.shrink
+        return {name: self.settings.lr_of(name) * factor for name in self.groups}
+
+    def step(self, evaluate: Evaluate, step: int) -> Tensor:
+        """Evaluate the loss, move the parameters once, and return the loss before the move."""
+        rates = self.rates(step)
+        if self.settings.optimizer == "adam":
+            loss = evaluate()
+            for group, rate in zip(self.torch.param_groups, rates.values(), strict=True):
+                group["lr"] = rate
+            self.torch.step()
+            return loss
+        self.torch.param_groups[0]["lr"] = next(iter(rates.values()))
+        return self.torch.step(evaluate)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    def forget(self) -> None:
+        """Drop what was learned of a loss that is no longer the same function; Adam's averages stay useful."""
+        if self.settings.optimizer == "lbfgs":
+            self.torch = self._new()
+
+    def state(self) -> dict[str, Any]:
+        """Everything the next step depends on, copied."""
+        state = self.torch.state_dict()["state"]
+        return {"shrink": self.shrink, "torch": _copy({str(key): value for key, value in state.items()})}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state``."""
+        self.shrink = state["shrink"]
+        self.torch = self._new()
+        parts = {int(key): value for key, value in _copy(state["torch"]).items()}
+        self.torch.load_state_dict({"state": parts, "param_groups": self.torch.state_dict()["param_groups"]})
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy(item) for item in value]
+    return value

@@ -1,0 +1,49 @@
+"""A progress bar with loss, rate and remaining time; plain lines where the output is not a terminal."""
+
+import sys
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from cagp.training.history import Step
+
+_LINES = 10  # how many plain lines a whole fit prints
+
+
+class Progress:
+    """Shows steps as they are taken; use as a context manager."""
+
+    def __init__(self, num_steps: int, enabled: bool, label: str = "fit"):
+        self.num_steps, self.label, self.enabled = num_steps, label, enabled
+        console = Console(file=sys.stderr)
+        self.bar = None
+        if enabled and console.is_terminal:
+            self.bar = RichProgress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("loss {task.fields[loss]}"),
+                TextColumn("{task.fields[rate]} steps/s"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self.task = self.bar.add_task(label, total=num_steps, loss="", rate="")
+
+    def __enter__(self) -> "Progress":
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def update(self, step: Step) -> None:
+        """Show one more step."""
+        rate = f"{step.number / max(step.seconds, 1e-9):.2f}"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step.number, loss=f"{step.loss:.4f}", rate=rate)
+        elif self.enabled and (step.number == self.num_steps or step.number % max(1, self.num_steps // _LINES) == 0):
+            done = f"{step.number}/{self.num_steps}"
+            print(f"{self.label}: {done} steps, loss {step.loss:.4f}, {rate} steps/s", file=sys.stderr)

@@ -1,0 +1,122 @@
+"""How to train: optimiser, learning rates, schedule, stopping. Presets hold choices that belong together."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+OPTIMIZERS = ("adam", "lbfgs")
+ADAM_RATES = {"hyperparameters": 0.3, "actions": 0.1}
+SCHEDULES = ("linear", "constant", "cosine")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything ``fit`` can be told; every field can also be given to ``fit`` by name.
+
+    Args:
+        optimizer: "adam", or "lbfgs" with a strong-Wolfe line search, for float64 data.
+        num_steps: optimiser steps at most.
+        lr: learning rate, one for all parameters or (Adam) one for each group of the method ("hyperparameters",
+            "actions"). None: ``ADAM_RATES``, or 1 for L-BFGS.
+        schedule: how the learning rate falls: "linear" or "cosine" to ``schedule_end`` times its start, or "constant".
+        warmup_steps: steps in which it first rises linearly from zero.
+        max_time: wall-clock budget, in seconds or as text ("90s", "10min", "1.5h"); evaluations do not count.
+        min_improvement: stop when the mean loss of the last ``window`` steps improves on that of the ``window`` before
+            by less than this fraction of all improvement so far. None: never.
+        patience: stop after this many evaluations without a better ``monitor``. None: never.
+        monitor: what decides which parameters are best: "loss", or a name that ``evaluate`` returns; lower is better.
+        evaluate_every: steps between evaluations.
+        max_failures: steps that may fail (a loss or gradient that is not finite, a matrix that cannot be factorised)
+            before the fit ends; each halves the learning rates.
+        checkpoint_steps: steps between checkpoints, where there is a folder for them.
+        checkpoint_seconds: seconds between checkpoints at most.
+    """
+
+    optimizer: Literal["adam", "lbfgs"] = "adam"
+    num_steps: int = 300
+    lr: float | Mapping[str, float] | None = None
+    schedule: Literal["linear", "constant", "cosine"] = "linear"
+    schedule_end: float = 0.1
+    warmup_steps: int = 0
+    max_time: float | str | None = None
+    min_improvement: float | None = None
+    window: int = 20
+    patience: int | None = None
+    monitor: str = "loss"
+    evaluate_every: int = 10
+    max_failures: int = 10
+    checkpoint_steps: int = 50
+    checkpoint_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer is {self.optimizer!r}, expected one of {', '.join(OPTIMIZERS)}.")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule is {self.schedule!r}, expected one of {', '.join(SCHEDULES)}.")
+        for name in ("num_steps", "window", "evaluate_every", "checkpoint_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
+        for name in ("warmup_steps", "max_failures"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected zero or more.")
+        if not 0 < self.schedule_end <= 1:
+            raise ValueError(f"schedule_end is {self.schedule_end}, expected a fraction above 0, at most 1.")
+        if self.optimizer == "lbfgs" and isinstance(self.lr, Mapping):
+            raise ValueError(f"lr is {self.lr}, L-BFGS takes one rate for all parameters.")
+        rates = self.lr.values() if isinstance(self.lr, Mapping) else [1.0 if self.lr is None else self.lr]
+        if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
+            raise ValueError(f"lr is {self.lr}, expected finite rates, zero or above.")
+        seconds_of(self.max_time)
+
+    def lr_of(self, group: str) -> float:
+        """The learning rate of a group of parameters at the start."""
+        rates = self.lr
+        if rates is None:
+            rates = ADAM_RATES if self.optimizer == "adam" else 1.0
+        if not isinstance(rates, Mapping):
+            return rates
+        if group not in rates:
+            raise ValueError(f"lr has no rate for the parameters called {group!r}; it has {', '.join(rates)}.")
+        return rates[group]
+
+    def lr_factor(self, step: int) -> float:
+        """What the learning rates are multiplied by at this step, counted from 0."""
+        warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
+        progress = step / max(1, self.num_steps - 1)
+        if self.schedule == "constant":
+            return warm
+        fall = progress if self.schedule == "linear" else (1 - math.cos(math.pi * progress)) / 2
+        return warm * (1 + (self.schedule_end - 1) * fall)
+
+    def with_changes(self, **changes: Any) -> "Settings":
+        """These settings with some fields replaced."""
+        unknown = sorted(set(changes) - set(asdict(self)))
+        if unknown:
+            raise ValueError(f"unknown setting {unknown[0]!r}; there are {', '.join(asdict(self))}.")
+        return replace(self, **changes)
+
+
+def seconds_of(duration: float | str | None) -> float:
+    """A duration in seconds, from a number or text like "90s", "10min", "2h"; infinite for None."""
+    if duration is None:
+        return math.inf
+    if not isinstance(duration, str):
+        seconds = float(duration)
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h)?\s*", duration)
+        if match is None:
+            raise ValueError(f'max_time is {duration!r}, expected seconds, or text like "90s", "10min", "2h".')
+        seconds = float(match[1]) * {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, None: 1}[match[2]]
+    if not seconds > 0:
+        raise ValueError(f"max_time is {duration!r}, expected more than zero seconds.")
+    return seconds
+
+
+PRESETS: dict[str, Settings] = {
+    "default": Settings(),
+    # The paper's two ways, at the learning rates its table reports for CaGP-Opt most often (Table S1).
+    "paper-adam": Settings(num_steps=1000, lr=1.0),
+    "paper-lbfgs": Settings(optimizer="lbfgs", num_steps=100, lr=1.0),
+}

@@ -1,0 +1,63 @@
+"""Shape annotations are checked, property tests are reproducible, and real data is found or its tests are skipped."""
+
+import os
+import warnings
+from pathlib import Path
+
+from jaxtyping import install_import_hook
+
+install_import_hook("cagp", "beartype.beartype")  # before the first import of cagp, here or in a test
+
+import jaxtyping  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+with warnings.catch_warnings():  # without compiled kernels the tests of them are skipped, and the others run
+    warnings.filterwarnings("ignore", "cagp was installed without its compiled kernels", RuntimeWarning)
+    import cagp  # noqa: F401
+
+settings.register_profile(
+    "cagp", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("cagp")
+
+torch.set_num_threads(1)  # the workers share the cores: further threads would only wait for each other
+
+
+@pytest.fixture(scope="session")
+def data_directory() -> Path:
+    """Where the real data sets are: CAGP_DATA, or shared/data beside the repository."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    directory = Path(os.environ.get("CAGP_DATA", default))
+    if not directory.is_dir():
+        pytest.skip(f"no real data in {directory}; set CAGP_DATA to a directory of .npz files")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def real_data(data_directory):
+    """A function of a name and a number of rows: standardised float64 inputs and targets, in a fixed random order."""
+
+    def load(name: str, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        path = data_directory / f"{name}.npz"
+        if not path.is_file():
+            pytest.skip(f"no {path.name} in {data_directory}")
+        with np.load(path, allow_pickle=False) as file:
+            X, y = file["X"].astype(np.float64), file["y"].astype(np.float64)
+        rows = np.random.default_rng(0).permutation(len(y))[:num_rows]
+        X, y = X[rows], y[rows]
+        spread = X.std(0)
+        X = (X - X.mean(0)) / np.where(spread > 0, spread, 1.0)
+        return torch.from_numpy(X), torch.from_numpy((y - y.mean()) / y.std())
+
+    return load
+
+
+@pytest.fixture
+def annotations_off():
+    """Shape annotations unchecked, as users run: what a wrong argument then meets is the package's own validation."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
