@@ -18,6 +18,7 @@ ORDER = [
     "projection",
     "losses",
     "posteriors",
+    "starting",
     "methods",
     "training",
     "metrics",

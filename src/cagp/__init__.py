@@ -7,11 +7,12 @@ from cagp.actions import BlockActions, DenseActions
 from cagp.engine import BlockWeights, backend_for, kernel_product
 from cagp.linalg import JitterWarning, NotPositiveDefiniteError
 from cagp.losses import elbo, projected_nll
-from cagp.methods import CaGPOpt
+from cagp.methods import CaGPOpt, Method
 from cagp.posteriors import CaGPPosterior, Prediction
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, ZeroMean
 from cagp.projection import Projection, project
-from cagp.training import fit
+from cagp.starting import start_from_data
+from cagp.training import FitResult, Settings, fit
 
 __version__ = version("cagp")
 
@@ -23,13 +24,16 @@ __all__ = [
     "CaGPPosterior",
     "ConstantMean",
     "DenseActions",
+    "FitResult",
     "GaussianNoise",
     "JitterWarning",
     "KnownNoise",
     "LinearMean",
+    "Method",
     "NotPositiveDefiniteError",
     "Prediction",
     "Projection",
+    "Settings",
     "ZeroMean",
     "backend_for",
     "elbo",
@@ -39,4 +43,5 @@ __all__ = [
     "metrics",
     "project",
     "projected_nll",
+    "start_from_data",
 ]

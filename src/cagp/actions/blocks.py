@@ -229,15 +229,21 @@ def _thinned(partition: Partition, support_size: int, generator: torch.Generator
 def _starting_values(
     actions: BlockActions, X: Tensor, start: Start, kernel: Kernel | None, generator: torch.Generator | None
 ) -> Tensor:
-    """In the order of the support."""
+    """In the order of the support, mean square 1 in each block: a learning rate then means the same at all sizes."""
     sizes = actions.offsets.diff()
     if start == "constant":
-        return (1 / sizes.double().sqrt()).repeat_interleave(sizes).to(X)
+        return torch.ones(len(actions.support), dtype=X.dtype, device=X.device)
     if start == "random":
         values = torch.randn(len(actions.support), generator=generator, dtype=torch.float64).to(X.device)
-        return _unit_blocks(values, actions.offsets).to(X)
-    if start != "eigenvector":
+    elif start == "eigenvector":
+        values = _leading_eigenvectors(actions, X, kernel)
+    else:
         raise ValueError(f'start is {start!r}, expected "constant", "random" or "eigenvector".')
+    return (_unit_blocks(values, actions.offsets) * sizes.double().sqrt().repeat_interleave(sizes)).to(X)
+
+
+def _leading_eigenvectors(actions: BlockActions, X: Tensor, kernel: Kernel | None) -> Tensor:
+    """The leading eigenvector of each block's kernel matrix, its sum positive."""
     if kernel is None:
         raise ValueError('kernel is missing: start="eigenvector" needs the kernel whose eigenvectors to take.')
     inputs = X[actions.support].double()
@@ -246,5 +252,5 @@ def _starting_values(
         for first, last in zip(actions.offsets[:-1].tolist(), actions.offsets[1:].tolist(), strict=True):
             block = inputs[first:last]
             vector = torch.linalg.eigh(kernel(block, block)).eigenvectors[:, -1]
-            values[first:last] = vector * torch.sign(vector.sum() + vector[0] * 1e-9 + 1e-300)
-    return values.to(X)
+            values[first:last] = -vector if vector.sum() < 0 else vector
+    return values

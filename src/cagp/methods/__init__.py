@@ -1,5 +1,6 @@
 """Methods: class -> condition() -> objective(). Parameters only; data are arguments."""
 
+from cagp.methods.base import Method
 from cagp.methods.cagp import CaGPOpt
 
-__all__ = ["CaGPOpt"]
+__all__ = ["CaGPOpt", "Method"]

@@ -11,6 +11,7 @@ from cagp.actions import Actions, BlockActions
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.kernels import Kernel, Stationary
 from cagp.losses import elbo, projected_nll
+from cagp.methods.base import Method
 from cagp.parameters import named_values
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP, GaussianNoise
@@ -20,7 +21,7 @@ DEFAULT_REBLOCK_AT = (20, 50, 100, 200)
 Loss = Literal["elbo", "projected"]
 
 
-class CaGPOpt(nn.Module):
+class CaGPOpt(Method):
     """A computation-aware GP whose actions are parameters.
 
     Args:
@@ -81,12 +82,6 @@ class CaGPOpt(nn.Module):
         else:
             terms = {"projected_nll": projected_nll(self.prior, self.actions, X, y, row_noise, self.max_bytes)}
         return {name: term / X.shape[0] for name, term in terms.items()}
-
-    def objective(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> Float[Tensor, ""]:
-        """The loss per row."""
-        return torch.stack(list(self.objective_terms(X, y, row_noise).values())).sum()
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by the learning rate they share."""

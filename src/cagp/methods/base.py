@@ -1,0 +1,40 @@
+"""What every method offers to ``fit``; one of your own needs ``objective_terms`` alone."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Method(nn.Module, ABC):
+    """Parameters and an objective of the data. Data are arguments; a method holds none."""
+
+    @abstractmethod
+    def objective_terms(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> dict[str, Float[Tensor, ""]]:
+        """Named terms per row whose sum is the loss, differentiable in the parameters."""
+
+    def objective(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> Float[Tensor, ""]:
+        """The loss per row, to be minimised over all parameters."""
+        return torch.stack(list(self.objective_terms(X, y, row_noise).values())).sum()
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by the learning rate they share."""
+        return {"hyperparameters": [p for p in self.parameters() if p.requires_grad]}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Parameters as numbers in their own units, for the history of a fit."""
+        return {}
+
+    def adapt(self, X: Float[Tensor, "n d"], step: int) -> str | None:
+        """Change what is not a parameter before this step of a fit, counted from 0; say what was done, if anything."""
+        return None
+
+    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
+        """What a user should know of the fitted method, in words."""
+        return []

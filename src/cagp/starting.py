@@ -1,0 +1,38 @@
+"""Starting values of the hyperparameters, read off the data, so that training does not begin by finding the scale."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cagp.checks import check_data
+from cagp.kernels import Scale, Stationary
+from cagp.prior import GP, ConstantMean, GaussianNoise, LinearMean
+
+LENGTHSCALE = 2.0
+"""Lengthscales start at this times √d standard deviations of their input; see docs/training.md for the evidence."""
+
+NOISE = 0.3
+"""The noise variance starts at this share of the targets' variance."""
+
+
+@torch.no_grad()
+def start_from_data(prior: GP, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> GP:
+    """Set the prior's lengthscales, outputscales, noise and mean to values that suit the data; return the prior.
+
+    Typical distances between points in d dimensions grow with √d, hence so do lengthscales. Inputs that do not vary
+    keep their lengthscale.
+    """
+    check_data(X, y)
+    spread = X.double().std(0, correction=0).cpu()
+    variance = float(y.double().var(correction=0)) or 1.0
+    for part in prior.modules():
+        if isinstance(part, Stationary):
+            scaled = LENGTHSCALE * X.shape[1] ** 0.5 * spread
+            part.lengthscale = torch.where(spread > 0, scaled, part.lengthscale.cpu())
+        elif isinstance(part, Scale):
+            part.outputscale = variance
+        elif isinstance(part, GaussianNoise):
+            part.noise = max(NOISE * variance, 2 * part.noise_floor)
+        elif isinstance(part, ConstantMean | LinearMean):
+            part.constant.fill_(float(y.double().mean()))
+    return prior
