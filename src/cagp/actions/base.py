@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from cagp.checks import check_count, check_matrix
 from cagp.engine import BlockWeights
+from cagp.linalg import NotPositiveDefiniteError
 
 
 class Actions(nn.Module, ABC):
@@ -75,5 +76,7 @@ def column_norms(S: Float[Tensor, "n i"]) -> Float[Tensor, " i"]:
     """Norms of the columns as constants; dividing by a constant is exact for what depends on the span alone."""
     largest = S.detach().abs().amax(0)
     if not bool((largest > 0).all()):
-        raise ValueError(f"action {int((largest == 0).nonzero()[0])} is zero; every action needs a non-zero weight.")
+        raise NotPositiveDefiniteError(
+            f"action {int((~(largest > 0)).nonzero()[0])} is zero or not finite; every action needs a non-zero weight."
+        )
     return largest * (S.detach() / largest).norm(dim=0)

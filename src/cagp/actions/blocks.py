@@ -10,6 +10,7 @@ from cagp.actions.base import Actions
 from cagp.checks import check_count, check_matrix
 from cagp.engine import BlockWeights
 from cagp.kernels import Kernel
+from cagp.linalg import NotPositiveDefiniteError
 
 Start = Literal["constant", "random", "eigenvector"]
 
@@ -210,7 +211,9 @@ def _unit_blocks(values: Tensor, offsets: Tensor) -> Tensor:
     zeros = fixed.new_zeros(W.num_columns)
     largest = zeros.scatter_reduce(0, columns, fixed.abs(), "amax")
     if not bool((largest > 0).all()):
-        raise ValueError(f"action {int((largest == 0).nonzero()[0])} is zero; every action needs a non-zero weight.")
+        raise NotPositiveDefiniteError(
+            f"action {int((~(largest > 0)).nonzero()[0])} is zero or not finite; every action needs a non-zero weight."
+        )
     shrunk = fixed / largest[columns]
     norms = largest * zeros.index_add(0, columns, shrunk.square()).sqrt()
     return W.values / norms[columns]

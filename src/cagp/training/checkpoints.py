@@ -21,8 +21,8 @@ State = dict[str, Any]
 def save_checkpoint(path: Path, state: State) -> None:
     """Write the state; tensors keep their bits."""
     tensors: dict[str, Tensor] = {}
-    tree = _flatten(state, tensors)
-    content = save(tensors, {"version": str(VERSION), "state": json.dumps(tree)})
+    tree = json.dumps(_flatten(state, tensors))
+    content = save(tensors, {"version": str(VERSION), "state": tree, "digest": fingerprint(tree, *tensors.values())})
     write_atomically(path, content)
 
 
@@ -33,7 +33,9 @@ def load_checkpoint(path: Path) -> State:
             header = file.metadata() or {}
             if header.get("version") != str(VERSION):
                 raise ValueError(f"it is not a checkpoint of version {VERSION}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {f"t{number}": file.get_tensor(f"t{number}") for number in range(len(file.keys()))}
+            if header.get("digest") != fingerprint(header.get("state"), *tensors.values()):
+                raise ValueError("its contents do not match their digest")
         return _unflatten(json.loads(header["state"]), tensors)
     except (SafetensorError, ValueError, KeyError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}; delete it to start afresh.") from error

@@ -146,9 +146,9 @@ class _Run:
                 reason = self._reason_to_stop() or self._attempt(bar)
         except KeyboardInterrupt:
             reason = f"Interrupted after {len(self.history.steps)} steps."
-        self._judge_last()
         if self.folder is not None:
-            self._save()  # where the optimiser was, so that a longer fit can go on from there
+            self._save()  # where the optimiser was, so that a fit with more time goes on from there
+        self._judge_last()
         self.method.load_state_dict(self.best["parameters"])
         X, y, _ = self.data
         return FitResult(
@@ -164,28 +164,34 @@ class _Run:
     def _attempt(self, bar: Progress) -> str | None:
         """One step, or its failure taken back; a reason where the fit cannot go on."""
         index, start = len(self.history.steps), time.perf_counter()
+        before = {"parameters": self._parameters(), "optimizer": self.optimizer.state()}
+        events = list(self.events)
+        first: dict[str, Any] = {}
+
+        def loss_and_gradient() -> Tensor:
+            loss, terms = self._loss_and_gradient()
+            if not first:  # a line search evaluates more than once
+                hyperparameters = dict(self.method.hyperparameters())
+                first.update(terms=terms, norm=self._gradient_norm(), hyperparameters=hyperparameters)
+                self.good = before
+                self._judge("loss", float(loss), index + 1)
+            return loss
+
         try:
             change = self.method.adapt(self.data[0], index)
             if change is not None:
                 self.events.append(change)
                 self.optimizer.forget()
-            first: dict[str, Any] = {}
-
-            def loss_and_gradient() -> Tensor:
-                loss, terms = self._loss_and_gradient()
-                if not first:
-                    first.update(
-                        terms=terms, norm=self._gradient_norm(), hyperparameters=dict(self.method.hyperparameters())
-                    )
-                    self.good = {"parameters": self._parameters(), "optimizer": self.optimizer.state()}
-                    self._judge("loss", float(loss), index + 1, self.good["parameters"])
-                return loss
-
             rates = self.optimizer.rates(index)
             loss = self.optimizer.step(loss_and_gradient, index)
         except (_StepError, NotPositiveDefiniteError, LinAlgError) as error:
             self.seconds += time.perf_counter() - start
+            self.events = events
             return self._take_back(index + 1, error)
+        except KeyboardInterrupt:
+            self._return_to(before)
+            self.events = events
+            raise
         self.seconds += time.perf_counter() - start
         evaluation = self._evaluate(index + 1) if (index + 1) % self.settings.evaluate_every == 0 else None
         step = Step(
@@ -231,18 +237,20 @@ class _Run:
         if self.good is None:
             return f"The loss could not be computed at the starting values: {error}"
         self.failures.append(f"Step {number} failed and was taken back: {text}.")
-        self.events.append(self.failures[-1])
         shrink = self.optimizer.shrink / 2
-        self.method.load_state_dict(self.good["parameters"])
-        self.optimizer.restore(self.good["optimizer"])
-        self.optimizer.shrink = shrink
-        self.good["optimizer"]["shrink"] = shrink
+        self._return_to(self.good)
+        self.optimizer.shrink = self.good["optimizer"]["shrink"] = shrink
+        self.events.append(self.failures[-1])
         if len(self.failures) > self.settings.max_failures:
             return (
                 f"Stopped after {len(self.failures)} failed steps: the learning rates, the scale of the data or the "
                 "noise floor do not suit this problem."
             )
         return None
+
+    def _return_to(self, state: dict[str, Any]) -> None:
+        self.method.load_state_dict(state["parameters"])
+        self.optimizer.restore(state["optimizer"])
 
     def _reason_to_stop(self) -> str | None:
         steps, settings = self.history.steps, self.settings
@@ -256,29 +264,33 @@ class _Run:
             losses = [step.loss for step in steps]
             last = sum(losses[-settings.window :]) / settings.window
             before = sum(losses[-2 * settings.window : -settings.window]) / settings.window
-            if before - last < settings.min_improvement * max(losses[0] - last, 0.0):
+            if before - last <= settings.min_improvement * max(losses[0] - last, 0.0):
                 return f"The loss no longer improves; stopped after {len(steps)} steps."
         return None
 
     # ---- which parameters are best ----
 
-    def _evaluate(self, number: int) -> dict[str, float] | None:
-        """Metrics of the current parameters, i.e. after step ``number``."""
+    def _evaluate(self, number: int) -> dict[str, float | None] | None:
+        """Metrics of the parameters after step ``number``; None where they are so bad that nothing can be computed."""
         if self.evaluate is None:
             return None
-        metrics = {name: float(value) for name, value in self.evaluate().items()}
+        try:
+            metrics = {name: float(value) for name, value in self.evaluate().items()}
+        except (NotPositiveDefiniteError, LinAlgError) as error:
+            self.events.append(f"The evaluation after step {number} failed: {str(error).split('. ')[0]}.")
+            return None
         if self.settings.monitor != "loss":
             if self.settings.monitor not in metrics:
                 raise ValueError(f"monitor is {self.settings.monitor!r}, evaluate returned {', '.join(metrics)}.")
-            better = self._judge(self.settings.monitor, metrics[self.settings.monitor], number + 1, None)
+            better = self._judge(self.settings.monitor, metrics[self.settings.monitor], number + 1)
             self.without_gain = 0 if better else self.without_gain + 1
-        return metrics
+        return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
-    def _judge(self, name: str, value: float, number: int, parameters: dict[str, Tensor] | None) -> bool:
-        """Keep the parameters that step ``number`` starts from, if the monitored quantity is better there."""
+    def _judge(self, name: str, value: float, number: int) -> bool:
+        """Keep the current parameters, which step ``number`` starts from, if the monitored quantity is better there."""
         if name != self.settings.monitor or not value < self.best["value"]:
             return False
-        self.best = {"value": value, "step": number, "parameters": parameters or self._parameters()}
+        self.best = {"value": value, "step": number, "parameters": self._parameters()}
         return True
 
     def _judge_last(self) -> None:
@@ -288,7 +300,7 @@ class _Run:
             if self.settings.monitor == "loss":
                 with torch.no_grad():
                     loss = sum(float(term) for term in self.method.objective_terms(*self.data).values())
-                self._judge("loss", loss if math.isfinite(loss) else math.inf, number, None)
+                self._judge("loss", loss if math.isfinite(loss) else math.inf, number)
             elif self.history.steps and self.history.steps[-1].evaluation is None:
                 self._evaluate(number - 1)
         except (NotPositiveDefiniteError, LinAlgError):
@@ -309,8 +321,9 @@ class _Run:
     def _fingerprint(self) -> str:
         ignored = {"max_time", "checkpoint_steps", "checkpoint_seconds", "patience", "min_improvement"}
         settings = {name: value for name, value in asdict(self.settings).items() if name not in ignored}
-        X, y, row_noise = self.data
-        return fingerprint(settings, X, y, *([] if row_noise is None else [row_noise]), *self._parameters().values())
+        tensors = [tensor for tensor in self.data if tensor is not None]
+        parameters = self._parameters()
+        return fingerprint(settings, _description(self.method), list(parameters), *tensors, *parameters.values())
 
     def _save(self) -> None:
         assert self.folder is not None
@@ -348,3 +361,12 @@ class _Run:
         self.without_gain, self.seconds = state["without_gain"], state["seconds"]
         self.failures, self.events = state["failures"], state["events"]
         self.saved_at = (state["steps"], state["seconds"])
+
+
+def _description(method: Trainable) -> list[Any]:
+    """The kinds of a method's parts, and their plain attributes: what besides its tensors makes it what it is."""
+    modules = method.named_modules() if isinstance(method, nn.Module) else [("", method)]
+    return [
+        [name, type(part).__name__, {k: v for k, v in vars(part).items() if isinstance(v, int | float | str | tuple)}]
+        for name, part in modules
+    ]

@@ -19,7 +19,7 @@ class Step:
     hyperparameters: dict[str, Any]
     seconds: float  # of training, up to the end of this step; evaluations do not count
     events: list[str] = field(default_factory=list)  # what changed before the step: blocks, failures
-    evaluation: dict[str, float] | None = None
+    evaluation: dict[str, float | None] | None = None  # None for a metric that is not finite
 
 
 class History:
@@ -39,10 +39,13 @@ class History:
     def load(self, num_steps: int) -> None:
         """Read the first ``num_steps`` steps back, and drop later ones from the file: they will be taken again."""
         assert self.path is not None
-        lines = self.path.read_text(encoding="utf-8").splitlines()[:num_steps]
-        self.steps = [Step(**json.loads(line)) for line in lines]
-        if len(self.steps) != num_steps:
-            raise ValueError(f"{self.path} has {len(self.steps)} steps, its checkpoint was written after {num_steps}.")
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines()[:num_steps]
+            self.steps = [Step(**json.loads(line)) for line in lines]
+            if len(self.steps) != num_steps:
+                raise ValueError(f"it has {len(self.steps)} steps, its checkpoint was written after {num_steps}")
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(f"{self.path} cannot be read: {error}; delete its folder to start afresh.") from error
         write_atomically(self.path, "".join(line + "\n" for line in lines).encode())
 
     def clear(self) -> None:

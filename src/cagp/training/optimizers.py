@@ -17,6 +17,10 @@ class Optimizer:
 
     def __init__(self, groups: Mapping[str, list[nn.Parameter]], settings: Settings):
         self.settings = settings
+        if isinstance(settings.lr, Mapping):
+            unknown = sorted(set(settings.lr) - set(groups))
+            if unknown:
+                raise ValueError(f"lr has a rate for {unknown[0]!r}; the method's groups are {', '.join(groups)}.")
         self.groups = {name: parameters for name, parameters in groups.items() if parameters}
         self.shrink = 1.0  # halved by every failure
         self.torch = self._new()
@@ -24,7 +28,10 @@ class Optimizer:
     def _new(self) -> torch.optim.Optimizer:
         if self.settings.optimizer == "adam":
             return torch.optim.Adam([{"params": parameters} for parameters in self.groups.values()])
-        return torch.optim.LBFGS(self.parameters, max_iter=1, line_search_fn="strong_wolfe", history_size=20)
+        # One step is one iteration; max_eval leaves its line search room, which max_iter=1 alone would not.
+        return torch.optim.LBFGS(
+            self.parameters, max_iter=1, max_eval=25, line_search_fn="strong_wolfe", history_size=20
+        )
 
     @property
     def parameters(self) -> list[nn.Parameter]:

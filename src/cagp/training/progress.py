@@ -1,5 +1,6 @@
 """A progress bar with loss, rate and remaining time; plain lines where the output is not a terminal."""
 
+import math
 import sys
 
 from rich.console import Console
@@ -44,6 +45,6 @@ class Progress:
         rate = f"{step.number / max(step.seconds, 1e-9):.2f}"
         if self.bar is not None:
             self.bar.update(self.task, completed=step.number, loss=f"{step.loss:.4f}", rate=rate)
-        elif self.enabled and (step.number == self.num_steps or step.number % max(1, self.num_steps // _LINES) == 0):
+        elif self.enabled and (step.number == self.num_steps or step.number % math.ceil(self.num_steps / _LINES) == 0):
             done = f"{step.number}/{self.num_steps}"
             print(f"{self.label}: {done} steps, loss {step.loss:.4f}, {rate} steps/s", file=sys.stderr)

@@ -58,6 +58,8 @@ class Settings:
         for name in ("num_steps", "window", "evaluate_every", "checkpoint_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience is {self.patience}, expected at least 1, or None.")
         for name in ("warmup_steps", "max_failures"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected zero or more.")

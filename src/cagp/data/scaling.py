@@ -1,0 +1,48 @@
+"""Standardised inputs and targets, with the statistics of the training rows."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cagp.checks import check_data
+
+
+class Standardizer(NamedTuple):
+    """Maps inputs and targets to mean 0 and standard deviation 1, and predictions back; made by ``fit``."""
+
+    input_mean: Float[Tensor, " d"]
+    input_std: Float[Tensor, " d"]
+    target_mean: Float[Tensor, ""]
+    target_std: Float[Tensor, ""]
+
+    @classmethod
+    def fit(cls, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> "Standardizer":
+        """Statistics of the rows given: pass training rows only. What is constant is centred and not scaled."""
+        check_data(X, y)
+        if X.shape[0] < 2:
+            raise ValueError("X has 1 row, expected at least 2: one row has no standard deviation.")
+        return cls(X.mean(0), _nonzero(X.std(0)), y.mean(), _nonzero(y.std()))
+
+    def inputs(self, X: Float[Tensor, "t d"]) -> Float[Tensor, "t d"]:
+        """Inputs in standard units."""
+        if X.shape[-1] != len(self.input_mean):
+            raise ValueError(f"X has {X.shape[-1]} columns, the standardizer was fitted to {len(self.input_mean)}.")
+        return (X - self.input_mean.to(X)) / self.input_std.to(X)
+
+    def targets(self, y: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
+        """Targets in standard units."""
+        return (y - self.target_mean.to(y)) / self.target_std.to(y)
+
+    def restore_mean(self, mean: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
+        """Means (or targets) in standard units, back in the unit of the targets."""
+        return mean * self.target_std.to(mean) + self.target_mean.to(mean)
+
+    def restore_variance(self, variance: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
+        """Variances in standard units, back in the squared unit of the targets."""
+        return variance * self.target_std.to(variance).square()
+
+
+def _nonzero(std: Tensor) -> Tensor:
+    return torch.where(std > 0, std, torch.ones_like(std))

@@ -1,0 +1,176 @@
+"""The demonstration: 20,000 elevations fitted with 16, 64 and 256 actions; a table, its reading and a picture."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from scipy.interpolate import CloughTocher2DInterpolator, RectBivariateSpline
+
+from cagp import metrics, plots
+from cagp.data import Dataset, Split, Standardizer, split, terrain
+from cagp.kernels import Matern32, Scale
+from cagp.methods import CaGPOpt
+from cagp.posteriors import Prediction
+from cagp.prior import GP, GaussianNoise
+from cagp.training import fit
+
+
+class Budget(NamedTuple):
+    """A number of actions and the learning rate of its hyperparameters."""
+
+    num_actions: int
+    lr: float
+
+
+# Chosen on a tenth of the training rows, never on test rows. Few actions need hyperparameters far from the start, hence
+# the higher rate; a short lengthscale and much noise at the start let the actions find their places.
+BUDGETS = (Budget(16, 0.4), Budget(64, 0.2), Budget(256, 0.2))
+ACTIONS_LR = 0.35
+NUM_STEPS = 50  # for the time they take: the loss is still falling slowly
+LENGTHSCALE, NOISE = 0.3, 0.3  # in standard units
+TEST_FRACTION, SEED = 0.1, 0
+
+MAP_WIDTH, MARGIN = 23.4, 0.25  # km; the posts do not reach the very edge of their window
+ASKED, DRAWN = 120, 480  # nodes a side; predictions are smooth enough for a spline between those asked for
+BLANCA_PEAK = (13.0, 7.6)  # km
+
+
+class Result(NamedTuple):
+    """A budget's forecast and what else the table and its reading need."""
+
+    forecast: plots.Forecast
+    nll: float
+    coverage_low: float  # of the lower half of the test rows
+    coverage_high: float
+    seconds: float
+
+
+def run(out: Path) -> int:
+    """Fit, print the table and its reading, write terrain.png into the folder ``out``; return 0."""
+    out.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    data = terrain()
+    rows = split(len(data.y), TEST_FRACTION, SEED)
+    console.print(
+        f"{len(data.y):,} elevations around Blanca Peak, Colorado: {len(rows.train):,} to learn from, "
+        f"{len(rows.test):,} to test on.\n"
+    )
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        results = [_result(data, rows, budget, progress) for budget in BUDGETS]
+    console.print()
+    console.print(_table(results))
+    console.print(_reading(results))
+
+    picture = out / "terrain.png"
+    plots.save(_poster(data, rows, results), picture)
+    console.print(f"\nPicture: {picture}", soft_wrap=True)
+    return 0
+
+
+def _result(data: Dataset, rows: Split, budget: Budget, progress: Progress) -> Result:
+    X, y = data.X[rows.train], data.y[rows.train]
+    scaler = Standardizer.fit(X, y)
+    X, y = scaler.inputs(X).float(), scaler.targets(y).float()
+    prior = GP(Scale(Matern32(X.shape[1], LENGTHSCALE)), noise=GaussianNoise(NOISE))
+    method = CaGPOpt.from_data(prior, X, budget.num_actions, reblock_at=())
+
+    label = f"{budget.num_actions:>3} actions"
+    if progress.disable:
+        progress.console.print(f"{label}: {NUM_STEPS} steps")
+    task = progress.add_task(label, total=NUM_STEPS)
+    fitted = fit(
+        method,
+        X,
+        y,
+        num_steps=NUM_STEPS,
+        lr={"hyperparameters": budget.lr, "actions": ACTIONS_LR},
+        callback=lambda step: progress.update(task, completed=step.number),
+    )
+    if len(fitted.steps) < NUM_STEPS:
+        raise ValueError(f"the fit with {budget.num_actions} actions ended early. {fitted.reason}")
+
+    posterior = method.condition(X, y)
+    y_test = scaler.targets(data.y[rows.test])
+    test = posterior.predict(scaler.inputs(data.X[rows.test]).float(), noise=True)
+    high = y_test > y_test.median()
+    forecast = plots.Forecast(
+        budget.num_actions,
+        *_maps(posterior.predict(scaler.inputs(torch.from_numpy(_nodes(ASKED))).float(), noise=True), scaler),
+        rmse=metrics.rmse(data.y[rows.test], scaler.restore_mean(test.mean)),
+        coverage=metrics.coverage(y_test, *test),
+    )
+    return Result(
+        forecast,
+        nll=metrics.nll(y_test, *test),
+        coverage_low=metrics.coverage(y_test[~high], test.mean[~high], test.variance[~high]),
+        coverage_high=metrics.coverage(y_test[high], test.mean[high], test.variance[high]),
+        seconds=fitted.seconds,
+    )
+
+
+def _maps(prediction: Prediction, scaler: Standardizer) -> tuple[plots.Map, plots.Map]:
+    """Mean and standard deviation in metres at the nodes to be drawn, from those asked for."""
+    coarse, fine = (np.linspace(0, 1, size) for size in (ASKED, DRAWN))
+    values = scaler.restore_mean(prediction.mean), scaler.restore_variance(prediction.variance).sqrt()
+    mean, std = (RectBivariateSpline(coarse, coarse, v.double().view(ASKED, ASKED).numpy())(fine, fine) for v in values)
+    return mean, std
+
+
+def _nodes(size: int) -> plots.Map:
+    """The places (size², 2) of a map's nodes in km, row by row from south to north."""
+    ticks = MARGIN + np.linspace(0, MAP_WIDTH, size)
+    return np.stack(np.meshgrid(ticks, ticks), axis=-1).reshape(-1, 2)
+
+
+def _table(results: list[Result]) -> Table:
+    names = ("actions", "NLL", "RMSE (m)", "95 % coverage", "fit (s)")
+    table = Table(*names, title="On the test rows", caption="NLL: nats per row, of standardised elevations.")
+    for column in table.columns:
+        column.justify = "right"
+    for result in results:
+        forecast = result.forecast
+        table.add_row(
+            str(forecast.num_actions),
+            f"{result.nll:.3f}",
+            f"{forecast.rmse:.1f}",
+            f"{100 * forecast.coverage:.1f} %",
+            f"{result.seconds:.1f}",
+        )
+    return table
+
+
+def _reading(results: list[Result]) -> str:
+    few, many = results[0], results[-1]
+    return (
+        f"With {many.forecast.num_actions} actions instead of {few.forecast.num_actions} the error falls from "
+        f"{few.forecast.rmse:.0f} to {many.forecast.rmse:.0f} m, and the error bars with it. One noise level serves "
+        f"plain and peaks, though: the last intervals hold {100 * many.coverage_low:.1f} % of the lower half of the "
+        f"elevations, {100 * many.coverage_high:.1f} % of the upper."
+    )
+
+
+def _poster(data: Dataset, rows: Split, results: list[Result]) -> Figure:
+    truth = CloughTocher2DInterpolator(data.X.numpy(), data.y.numpy())(_nodes(DRAWN)).reshape(DRAWN, DRAWN)
+    budgets = ", ".join(str(result.forecast.num_actions) for result in results[:-1])
+    figure = plots.poster(
+        truth,
+        [result.forecast for result in results],
+        MAP_WIDTH,
+        title="Error bars that include what was not computed",
+        subtitle=f"{len(rows.train):,} elevations around Blanca Peak, Colorado, seen through {budgets} and "
+        f"{results[-1].forecast.num_actions} learned weighted sums (actions). Coverage is that of 95 % intervals.",
+    )
+    plots.summit(figure.axes[0], BLANCA_PEAK[0] - MARGIN, BLANCA_PEAK[1] - MARGIN, "Blanca Peak")
+    return figure
