@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Threads that wait by sleeping: on a busy machine, spinning ones slow each other down several times.
+export OMP_WAIT_POLICY := PASSIVE
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard src/native/*)
 
 .PHONY: demo test lint format types bench clean

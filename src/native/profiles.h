@@ -8,17 +8,17 @@
 
 namespace CAGP_VARIANT {
 
-// exp(-kFar) is zero; a distance that is infinite would make it infinity times zero.
-template <class T> constexpr T kFar = T(1e4);
-
 template <class T> struct Value {
     Vec<T> k, slope;
 };
 
+// Distances beyond which exp(-s) is zero, infinite ones included, are as good as this one.
+template <class T> inline Vec<T> clamped(Vec<T> s) { return at_most<T>(s, Format<T>::farthest); }
+
 template <class T> struct Rbf {
     static constexpr bool has_alpha = false;
     explicit Rbf(double) {}
-    Vec<T> value(Vec<T> r2) const { return exp_nonpositive<T>(r2 * T(-0.5)); }
+    Vec<T> value(Vec<T> r2) const { return exp_minus<T>(clamped<T>(r2 * T(0.5))); }
     Value<T> value_and_slope(Vec<T> r2, Vec<T>&) const {
         Vec<T> k = value(r2);
         return {k, k * T(-0.5)};
@@ -28,9 +28,9 @@ template <class T> struct Rbf {
 template <class T> struct Matern12 {
     static constexpr bool has_alpha = false;
     explicit Matern12(double) {}
-    Vec<T> value(Vec<T> r2) const { return exp_nonpositive<T>(-sqrt(r2)); }
+    Vec<T> value(Vec<T> r2) const { return exp_minus<T>(clamped<T>(sqrt(r2))); }
     Value<T> value_and_slope(Vec<T> r2, Vec<T>&) const {
-        Vec<T> r = sqrt(r2), k = exp_nonpositive<T>(-r);
+        Vec<T> r = clamped<T>(sqrt(r2)), k = exp_minus<T>(r);
         Vec<T> slope = k * T(-0.5) / r;
         return {k, (Vec<T>)((Bits<T>)slope & (Bits<T>)(r > T(0)))};
     }
@@ -40,11 +40,11 @@ template <class T> struct Matern32 {
     static constexpr bool has_alpha = false;
     explicit Matern32(double) {}
     Vec<T> value(Vec<T> r2) const {
-        Vec<T> s = at_most<T>(sqrt(r2 * T(3)), kFar<T>);
-        return (s + T(1)) * exp_nonpositive<T>(-s);
+        Vec<T> s = clamped<T>(sqrt(r2 * T(3)));
+        return (s + T(1)) * exp_minus<T>(s);
     }
     Value<T> value_and_slope(Vec<T> r2, Vec<T>&) const {
-        Vec<T> s = at_most<T>(sqrt(r2 * T(3)), kFar<T>), e = exp_nonpositive<T>(-s);
+        Vec<T> s = clamped<T>(sqrt(r2 * T(3))), e = exp_minus<T>(s);
         return {(s + T(1)) * e, e * T(-1.5)};
     }
 };
@@ -53,11 +53,11 @@ template <class T> struct Matern52 {
     static constexpr bool has_alpha = false;
     explicit Matern52(double) {}
     Vec<T> value(Vec<T> r2) const {
-        Vec<T> s = at_most<T>(sqrt(r2 * T(5)), kFar<T>);
-        return (T(1) + s + s * s * T(1.0 / 3)) * exp_nonpositive<T>(-s);
+        Vec<T> s = clamped<T>(sqrt(r2 * T(5)));
+        return (T(1) + s + s * s * T(1.0 / 3)) * exp_minus<T>(s);
     }
     Value<T> value_and_slope(Vec<T> r2, Vec<T>&) const {
-        Vec<T> s = at_most<T>(sqrt(r2 * T(5)), kFar<T>), e = exp_nonpositive<T>(-s);
+        Vec<T> s = clamped<T>(sqrt(r2 * T(5))), e = exp_minus<T>(s);
         return {(T(1) + s + s * s * T(1.0 / 3)) * e, (T(1) + s) * e * T(-5.0 / 6)};
     }
 };
@@ -67,10 +67,10 @@ template <class T> struct RationalQuadratic {
     T alpha, half_inverse;
     explicit RationalQuadratic(double a) : alpha(T(a)), half_inverse(T(0.5 / a)) {}
     Vec<T> ratio(Vec<T> r2) const { return at_most<T>(r2 * half_inverse, Format<T>::largest); }
-    Vec<T> value(Vec<T> r2) const { return exp_nonpositive<T>(log1p_nonnegative<T>(ratio(r2)) * -alpha); }
+    Vec<T> value(Vec<T> r2) const { return exp_minus<T>(clamped<T>(log1p_nonnegative<T>(ratio(r2)) * alpha)); }
     Value<T> value_and_slope(Vec<T> r2, Vec<T>& slope_alpha) const {
         Vec<T> u = ratio(r2), log = log1p_nonnegative<T>(u);
-        Vec<T> k = exp_nonpositive<T>(log * -alpha), shrink = T(1) / (T(1) + u);
+        Vec<T> k = exp_minus<T>(clamped<T>(log * alpha)), shrink = T(1) / (T(1) + u);
         slope_alpha = k * (u * shrink - log);
         return {k, k * shrink * T(-0.5)};
     }

@@ -43,7 +43,7 @@ template <class T> inline Vec<T> load(const T* p) {
     return v;
 }
 template <class T> inline void store(T* p, Vec<T> v) { std::memcpy(p, &v, sizeof v); }
-template <class T> inline Vec<T> splat(T x) { return Vec<T>{} + x; }
+template <class T> inline Vec<T> splat(T x) { return x - Vec<T>{}; }  // a subtraction of zero folds, an addition would not
 
 // Pairwise, so that the additions do not wait for each other.
 template <class T> inline T sum_lanes(Vec<T> v) {
@@ -85,22 +85,31 @@ inline Vec<double> sqrt(Vec<double> v) {
 #endif
 }
 
-// The smaller of both, NaN where x is NaN.
-template <class T, class V = Vec<T>> inline V at_most(V x, T limit) { return x > limit ? splat<T>(limit) : x; }
+// The smaller of both, NaN where x is NaN (the second operand of x86's minimum wins).
+template <class T> inline Vec<T> at_most(Vec<T> x, T limit) {
+#if defined(__AVX2__)
+    if constexpr (sizeof(T) == 4)
+        return (Vec<T>)_mm256_min_ps((__m256)splat<T>(limit), (__m256)x);
+    else
+        return (Vec<T>)_mm256_min_pd((__m256d)splat<T>(limit), (__m256d)x);
+#else
+    return x > limit ? splat<T>(limit) : x;
+#endif
+}
 
-// The layout of a floating-point number, and how far exp may go before its result is no longer a normal number.
+// The layout of a floating-point number, and how far exp(-s) goes before it is no longer a normal number.
 template <class T> struct Format;
 template <> struct Format<float> {
     static constexpr int mantissa = 23, bias = 127;
     static constexpr float round = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
-    static constexpr float smallest_exponent = -87.0f;
+    static constexpr float farthest = 87.0f;
     static constexpr float largest = 3.4e38f;
     static constexpr float ln2_high = 0.693145751953125f, ln2_low = 1.42860682030941723e-6f;
 };
 template <> struct Format<double> {
     static constexpr int mantissa = 52, bias = 1023;
     static constexpr double round = 6755399441055744.0;  // 1.5 * 2^52
-    static constexpr double smallest_exponent = -708.0;
+    static constexpr double farthest = 708.0;
     static constexpr double largest = 1.79e308;
     static constexpr double ln2_high = 6.93147180369123816490e-01, ln2_low = 1.90821492927058770002e-10;
 };
@@ -122,16 +131,15 @@ inline Vec<double> exp_reduced(Vec<double> r) {
     return a + r4 * (b + r4 * (c + r4 * e));
 }
 
-// exp(x) for x <= 0; exactly zero where the result would not be a normal number.
-template <class T, class V = Vec<T>> inline V exp_nonpositive(V x) {
+// exp(-s) for 0 <= s <= Format::farthest; exactly zero at that bound, where profiles clamp their argument.
+template <class T, class V = Vec<T>> inline V exp_minus(V s) {
     using F = Format<T>;
-    Bits<T> in_range = ~(Bits<T>)(x <= F::smallest_exponent);  // so that NaN stays NaN
-    x = (V)((Bits<T>)x & in_range);
-    V shifted = x * T(1.4426950408889634) + F::round;
+    V shifted = F::round - s * T(1.4426950408889634);
     V n = shifted - F::round;
-    V p = exp_reduced((x - n * F::ln2_high) - n * F::ln2_low);
+    V p = exp_reduced(-(s + n * F::ln2_high) - n * F::ln2_low);
     Bits<T> power = (Bits<T>)shifted << F::mantissa;  // n in the exponent's place; the rounding constant shifts out
-    return (V)(((Bits<T>)p + power) & in_range);
+    V e = (V)((Bits<T>)p + power);
+    return s >= F::farthest ? V{} : e;
 }
 
 // log(1 + u) for u >= 0, to working precision for small u too: log(w) + (u - (w - 1)) / w with w = 1 + u rounded.

@@ -49,16 +49,33 @@ template <class T> void transpose(const T* points, Index begin, int count, Index
     }
 }
 
-template <class T, int U> inline Panel<T, U> squared_distances(const T* panel, const T* point, Index d) {
-    Panel<T, U> r2{};
+// Squared distances of the panel to C points at once: C * U sums that do not wait for each other.
+template <class T, int U, int C>
+inline void squared_distances(const T* panel, const T* points, Index d, Panel<T, U> (&r2)[C]) {
+    for (int c = 0; c < C; ++c) r2[c] = {};
     for (Index k = 0; k < d; ++k) {
-        const Vec<T> z = splat<T>(point[k]);
         for (int u = 0; u < U; ++u) {
-            Vec<T> difference = load(panel + k * kRows<T> + u * kLanes<T>) - z;
-            r2.v[u] += difference * difference;
+            const Vec<T> x = load(panel + k * kRows<T> + u * kLanes<T>);
+            for (int c = 0; c < C; ++c) {
+                const Vec<T> difference = x - points[c * d + k];
+                r2[c].v[u] += difference * difference;
+            }
         }
     }
-    return r2;
+}
+
+// Calls visit(c, squared distances of the panel to point c) for c in [begin, end), in order, C (1 or 2) at a time:
+// two suit a short visit, one a long one (as in the gradients), which would run out of registers.
+template <class T, int U, int C, class Visit>
+inline void for_each_point(const T* panel, const T* points, Index begin, Index end, Index d, const Visit& visit) {
+    Index c = begin;
+    for (; c + C <= end; c += C) {
+        Panel<T, U> r2[C];
+        squared_distances<T, U, C>(panel, points + c * d, d, r2);
+        visit(c, r2[0]);
+        if (C == 2) visit(c + 1, r2[C - 1]);
+    }
+    if (C > 1 && c < end) for_each_point<T, U, 1>(panel, points, c, end, d, visit);
 }
 
 // The first `count` lanes from values `stride` apart; zero in the others.
@@ -130,11 +147,11 @@ template <class T, class Profile> void matrix(const Problem<T>& p, Range rows, T
     for (Index column = 0; column < p.m; column += kRows<T>) {
         const int count = smaller(p.m - column, kRows<T>);
         transpose(p.Z, column, count, p.d, scratch.points);
-        for (Index row = rows.begin; row < rows.end; ++row) {
-            auto k = squared_distances<T, kUnroll>(scratch.points, p.X + row * p.d, p.d);
-            for (int u = 0; u < kUnroll; ++u) k.v[u] = profile.value(k.v[u]);
+        for_each_point<T, kUnroll, 2>(scratch.points, p.X, rows.begin, rows.end, p.d, [&](Index row, const Panel<T>& r2) {
+            Panel<T> k;
+            for (int u = 0; u < kUnroll; ++u) k.v[u] = profile.value(r2.v[u]);
             std::memcpy(out + row * p.m + column, &k, count * sizeof(T));
-        }
+        });
     }
 }
 
@@ -149,17 +166,17 @@ void matrix_gradient(const Problem<T>& p, Range rows, const T* grad_out, const G
         for (Index first = rows.begin; first < rows.end; first += kChunk) {
             const int count = smaller(rows.end - first, kChunk);
             Vec<T> alpha{};
-            for (int c = 0; c < count; ++c) {
-                const auto r2 = squared_distances<T, kUnroll>(scratch.points, p.X + (first + c) * p.d, p.d);
+            auto visit = [&](Index row, const Panel<T>& r2) {
                 Panel<T> g{};
-                std::memcpy(&g, grad_out + (first + c) * p.m + column, lanes * sizeof(T));
+                std::memcpy(&g, grad_out + row * p.m + column, lanes * sizeof(T));
                 for (int u = 0; u < kUnroll; ++u) {
                     Vec<T> slope_alpha{};
                     const Value<T> value = profile.value_and_slope(r2.v[u], slope_alpha);
-                    scratch.cotangents[c].v[u] = g.v[u] * value.slope;
+                    scratch.cotangents[row - first].v[u] = g.v[u] * value.slope;
                     if (Profile::has_alpha) alpha += g.v[u] * slope_alpha;
                 }
-            }
+            };
+            for_each_point<T, kUnroll, 1>(scratch.points, p.X, first, first + count, p.d, visit);
             if (Profile::has_alpha) *gradients.alpha += sum_lanes_double<T>(alpha);
             distance_gradients<T, kUnroll>(scratch, p.X + first * p.d, count, p.d, gradients.square,
                                            gradients.Z != nullptr, gradients.X ? gradients.X + first * p.d : nullptr);
@@ -174,10 +191,10 @@ void matrix_gradient(const Problem<T>& p, Range rows, const T* grad_out, const G
 template <class T, int U, class Profile>
 inline Panel<T, U> block_sum(const Profile& profile, const T* panel, const Problem<T>& p, const Blocks<T>& w, Index j) {
     Panel<T, U> total{};
-    for (Index c = w.offsets[j]; c < w.offsets[j + 1]; ++c) {
-        const auto r2 = squared_distances<T, U>(panel, p.Z + c * p.d, p.d);
+    auto visit = [&](Index c, const Panel<T, U>& r2) {
         for (int u = 0; u < U; ++u) total.v[u] += profile.value(r2.v[u]) * w.values[c];
-    }
+    };
+    for_each_point<T, U, 2>(panel, p.Z, w.offsets[j], w.offsets[j + 1], p.d, visit);
     return total;
 }
 
@@ -188,19 +205,19 @@ void block_sum_gradient(const Profile& profile, const Scratch<T>& scratch, const
     for (Index first = w.offsets[j]; first < w.offsets[j + 1]; first += kChunk) {
         const int count = smaller(w.offsets[j + 1] - first, kChunk);
         Vec<T> alpha{};
-        for (int c = 0; c < count; ++c) {
-            const T weight = w.values[first + c];
-            const auto r2 = squared_distances<T, U>(scratch.points, p.Z + (first + c) * p.d, p.d);
+        auto visit = [&](Index c, const Panel<T, U>& r2) {
+            const T weight = w.values[c];
             Panel<T, U> product;
             for (int u = 0; u < U; ++u) {
                 Vec<T> slope_alpha{};
                 const Value<T> value = profile.value_and_slope(r2.v[u], slope_alpha);
                 product.v[u] = g.v[u] * value.k;
-                scratch.cotangents[c].v[u] = g.v[u] * weight * value.slope;
+                scratch.cotangents[c - first].v[u] = g.v[u] * weight * value.slope;
                 if (Profile::has_alpha) alpha += g.v[u] * weight * slope_alpha;
             }
-            gradients.values[first + c] += sum(product);
-        }
+            gradients.values[c] += sum(product);
+        };
+        for_each_point<T, U, 1>(scratch.points, p.Z, first, first + count, p.d, visit);
         if (Profile::has_alpha) *gradients.alpha += sum_lanes_double<T>(alpha);
         distance_gradients<T, U>(scratch, p.Z + first * p.d, count, p.d, gradients.square, panel_gradient,
                                  gradients.Z ? gradients.Z + first * p.d : nullptr);
@@ -276,10 +293,10 @@ void symmetric_panel(const Problem<T>& p, const Blocks<T>& w, Index row, int cou
         scatter(block_sum<T, U>(profile, scratch.points, p, w, j), count, w.count, out + row * w.count + j);
     for (Index j = last; j < w.count; ++j) {
         Panel<T, U> total{};
-        for (Index c = w.offsets[j]; c < w.offsets[j + 1]; ++c) {
-            auto k = squared_distances<T, U>(scratch.points, p.X + c * p.d, p.d);
+        auto visit = [&](Index c, const Panel<T, U>& r2) {
+            Panel<T, U> k;
             for (int u = 0; u < U; ++u) {
-                k.v[u] = profile.value(k.v[u]);
+                k.v[u] = profile.value(r2.v[u]);
                 total.v[u] += k.v[u] * w.values[c];
                 k.v[u] *= panel.weights.v[u];
             }
@@ -289,7 +306,8 @@ void symmetric_panel(const Problem<T>& p, const Blocks<T>& w, Index row, int cou
                     for (int u = 0; u < U; ++u) inside.v[u] *= panel.segment[s].lanes.v[u];
                 out[c * w.count + panel.segment[s].block] += sum(inside);
             }
-        }
+        };
+        for_each_point<T, U, 2>(scratch.points, p.X, w.offsets[j], w.offsets[j + 1], p.d, visit);
         scatter(total, count, w.count, out + row * w.count + j);
     }
 }
@@ -312,24 +330,24 @@ void symmetric_panel_gradient(const Problem<T>& p, const Blocks<T>& w, Index row
         for (Index begin = w.offsets[j]; begin < w.offsets[j + 1]; begin += kChunk) {
             const int columns = smaller(w.offsets[j + 1] - begin, kChunk);
             Vec<T> alpha{};
-            for (int c = 0; c < columns; ++c) {
-                const T weight = w.values[begin + c];
-                const T* mirrored = grad_out + (begin + c) * w.count;
+            auto visit = [&](Index c, const Panel<T, U>& r2) {
+                const T weight = w.values[c];
+                const T* mirrored = grad_out + c * w.count;
                 Panel<T, U> h{}, product;  // h: cotangent of out[c, block of r]
                 for (int s = 0; s < panel.segments; ++s)
                     for (int u = 0; u < U; ++u) h.v[u] += panel.segment[s].lanes.v[u] * mirrored[panel.segment[s].block];
-                const auto r2 = squared_distances<T, U>(scratch.points, p.X + (begin + c) * p.d, p.d);
                 for (int u = 0; u < U; ++u) {
                     Vec<T> slope_alpha{};
                     const Value<T> value = profile.value_and_slope(r2.v[u], slope_alpha);
                     const Vec<T> cotangent = g.v[u] * weight + h.v[u] * panel.weights.v[u];
                     product.v[u] = g.v[u] * value.k;
                     values.v[u] += h.v[u] * value.k;
-                    scratch.cotangents[c].v[u] = cotangent * value.slope;
+                    scratch.cotangents[c - begin].v[u] = cotangent * value.slope;
                     if (Profile::has_alpha) alpha += cotangent * slope_alpha;
                 }
-                gradients.values[begin + c] += sum(product);
-            }
+                gradients.values[c] += sum(product);
+            };
+            for_each_point<T, U, 1>(scratch.points, p.X, begin, begin + columns, p.d, visit);
             if (Profile::has_alpha) *gradients.alpha += sum_lanes_double<T>(alpha);
             distance_gradients<T, U>(scratch, p.X + begin * p.d, columns, p.d, gradients.square, inputs,
                                      inputs ? gradients.Z + begin * p.d : nullptr);
