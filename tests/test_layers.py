@@ -9,6 +9,7 @@ import cagp
 
 ORDER = [
     "checks",
+    "memory",
     "parameters",
     "kernels",
     "engine",

@@ -1,16 +1,15 @@
 """``cagp bench step``: time and peak memory of one CaGP-Opt training step, each size in a process of its own."""
 
 import json
-import resource
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from cagp.bench.records import best_of, machine, show
 from cagp.kernels import Matern32, Scale
+from cagp.memory import current_memory, peak_memory
 from cagp.methods import CaGPOpt
 from cagp.prior import GP
 
@@ -44,7 +43,7 @@ def _in_new_process(num_rows: int, repeats: int) -> dict[str, Any]:
 
 def measure(num_rows: int, repeats: int) -> dict[str, Any]:
     """Time of the loss and of loss plus gradient, and the peak of memory above what the imports hold."""
-    before = _memory("VmRSS")
+    before = current_memory()
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(num_rows, NUM_DIMS, generator=generator)
     y = torch.sin(X).sum(1) / NUM_DIMS**0.5
@@ -60,16 +59,7 @@ def measure(num_rows: int, repeats: int) -> dict[str, Any]:
 
     seconds = {"forward_s": best_of(repeats, forward), "step_s": best_of(repeats, step)}
     sizes = {"n": num_rows, "d": NUM_DIMS, "i": NUM_ACTIONS, "dtype": "float32"}
-    return {**machine(), **sizes, **seconds, "peak_bytes": _memory("VmHWM") - before}
-
-
-def _memory(field: str) -> int:
-    """Bytes held now (VmRSS) or at most so far (VmHWM); where /proc is missing, the latter stands for both."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        return int(next(line for line in status.read_text().splitlines() if line.startswith(field)).split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return {**machine(), **sizes, **seconds, "peak_bytes": peak_memory() - before}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cagp.actions import Actions, BlockActions
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.kernels import Kernel, Stationary
+from cagp.kernels import Kernel, Product, Scale, Stationary, Sum
 from cagp.losses import elbo, projected_nll
 from cagp.methods.base import Method
 from cagp.parameters import named_values
@@ -65,9 +65,11 @@ class CaGPOpt(Method):
 
         Args:
             reblock_at: None for ``DEFAULT_REBLOCK_AT`` with spatial blocks, never with ordered ones.
-            choices: passed on to ``BlockActions.from_data``: blocks, start, support_size, lengthscale, generator.
+            choices: passed on to ``BlockActions.from_data``: blocks, start, support_size, generator, and lengthscale
+                (by default the kernel's).
         """
         choices.setdefault("kernel", prior.kernel)
+        choices.setdefault("lengthscale", lengthscale_of(prior.kernel))
         if reblock_at is None:
             reblock_at = DEFAULT_REBLOCK_AT if choices.get("blocks", "spatial") == "spatial" else ()
         return cls(prior, BlockActions.from_data(X, num_actions, **choices), loss, max_bytes, reblock_at)
@@ -96,9 +98,10 @@ class CaGPOpt(Method):
 
     def adapt(self, X: Float[Tensor, "n d"], step: int) -> str | None:
         """Cut the blocks again in units of the lengthscales learned so far, at the steps of ``reblock_at``."""
-        if step not in self.reblock_at or not isinstance(self.actions, BlockActions):
+        lengthscale = lengthscale_of(self.prior.kernel)
+        if step not in self.reblock_at or lengthscale is None or not isinstance(self.actions, BlockActions):
             return None
-        self.actions.reblock(X, lengthscale_of(self.prior.kernel))
+        self.actions.reblock(X, lengthscale)
         return f"cut {self.actions.num_actions} blocks again, in units of the learned lengthscales"
 
     @torch.no_grad()
@@ -133,5 +136,11 @@ class CaGPOpt(Method):
 
 
 def lengthscale_of(kernel: Kernel) -> Float[Tensor, " d"] | None:
-    """The lengthscales of the first stationary part of a kernel, if it has one."""
-    return next((part.lengthscale.detach() for part in kernel.modules() if isinstance(part, Stationary)), None)
+    """The lengthscales of the inputs in a kernel's first stationary part; None where it has none of the package's."""
+    if isinstance(kernel, Stationary):
+        return kernel.lengthscale.detach()
+    if isinstance(kernel, Scale):
+        return lengthscale_of(kernel.kernel)
+    if isinstance(kernel, Sum | Product):
+        return next((found for part in kernel.parts if (found := lengthscale_of(part)) is not None), None)
+    return None

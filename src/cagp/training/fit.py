@@ -112,7 +112,7 @@ def fit(
 
 
 class _Run:
-    """The state of one fit: everything that a checkpoint must hold is in ``state``."""
+    """The state of one fit; what a checkpoint must hold of it is in ``_save``."""
 
     def __init__(self, method, X, y, row_noise, settings, evaluate, callback, checkpoint_dir):
         self.method, self.data, self.settings = method, (X, y, row_noise), settings

@@ -1,9 +1,6 @@
 """What a user should know of a fit, in plain words; what depends on the method comes from the method."""
 
-import resource
-import sys
-from pathlib import Path
-
+from cagp.memory import peak_memory
 from cagp.training.history import Step
 
 
@@ -18,15 +15,6 @@ def trend(steps: list[Step]) -> list[str]:
     if total > 0 and late > 0.01 * total:
         return [f"The loss was still falling ({late / total:.0%} of all progress in the last tenth): take more steps."]
     return []
-
-
-def peak_memory() -> int:
-    """The most memory this process has held so far, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def memory() -> str:
