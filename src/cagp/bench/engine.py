@@ -140,7 +140,7 @@ def _compiled(threads: int, num_dims: int) -> Backend:
 
 
 def _rate(record: dict[str, Any], key: str) -> str:
-    return record["error"][:60] if record[key] is None else f"{record[key] / 1e9:.3f}"
+    return "failed" if record[key] is None else f"{record[key] / 1e9:.3f}"
 
 
 def _ratios(record: dict[str, Any], records: list[dict[str, Any]]) -> str:

@@ -37,6 +37,9 @@ def show(records: list[dict[str, Any]], columns: dict[str, Callable[[dict[str, A
     for record in records:
         table.add_row(*(text(record) for text in columns.values()))
     console.print(table)
+    for record in records:
+        if "error" in record:
+            console.print(f"failed: {record['error']}", style="red", soft_wrap=True, markup=False)
 
 
 def best_of(repeats: int, function: Callable[[], Any]) -> float:

@@ -1,0 +1,87 @@
+"""The command line: records that machines can read, failures that are rows, and exit codes that scripts can use."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from cagp.bench import engine as bench_engine
+from cagp.bench import step as bench_step
+from cagp.cli import main
+
+
+@pytest.fixture
+def table(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(200, 2)).astype(np.float32)
+    y = (np.sin(5 * X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=200)).astype(np.float32)
+    path = tmp_path / "waves.npz"
+    np.savez(path, X=X, y=y)
+    return path
+
+
+def test_bench_fit_gives_a_record_for_every_seed_and_learns_the_table(table, capsys):
+    assert main(["bench", "fit", str(table), "--seeds", "0", "1", "--actions", "20", "--steps", "40", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [(r["table"], r["seed"], r["n"], r["d"]) for r in records] == [("waves", 0, 162, 2), ("waves", 1, 162, 2)]
+    for record in records:
+        assert record["rmse"] < 0.3  # of targets with standard deviation 1
+        assert 0.8 <= record["coverage"] <= 1
+        assert len(record["validation_nll"]) == 2
+        assert record["best_step"] in (21, 41)
+
+
+def test_a_table_that_cannot_be_read_is_a_row_and_an_exit_code(table, capsys):
+    missing = table.with_name("missing.npz")
+    arguments = ["bench", "fit", str(missing), str(table), "--actions", "20", "--steps", "5", "--json"]
+    assert main(arguments) == 1
+    failed, fitted = json.loads(capsys.readouterr().out)
+    assert "missing.npz" in failed["error"]
+    assert math.isfinite(fitted["nll"])
+    assert main(arguments[:-1]) == 1
+    assert "failed: FileNotFoundError" in capsys.readouterr().out
+
+
+def test_bench_engine_compares_backends_in_one_run(monkeypatch, capsys):
+    monkeypatch.setattr(bench_engine, "NUM_COLUMNS", 64)
+    monkeypatch.setattr(bench_engine, "NUM_BLOCKS", 8)
+    monkeypatch.setattr(bench_engine, "NUM_ROWS", {"native": 64, "torch": 64})
+    monkeypatch.setattr(bench_engine, "DIMENSIONS", (3,))
+    monkeypatch.setattr(bench_engine, "_compiled", lambda *_: bench_engine._engine("torch", 1, 3))
+    monkeypatch.setattr(bench_engine.importlib.util, "find_spec", lambda _: None)
+    assert main(["bench", "engine", "--repeats", "1", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert "torch" in {record["backend"] for record in records}
+    for record in records:
+        assert record["d"] == 3
+        assert record["forward_per_s"] > 0
+        assert record["backward_per_s"] > 0
+
+
+def test_bench_step_measures_time_and_memory(monkeypatch):
+    monkeypatch.setattr(bench_step, "NUM_ACTIONS", 8)
+    record = bench_step.measure(num_rows=64, repeats=1)
+    assert record["n"] == 64
+    assert record["forward_s"] > 0
+    assert record["step_s"] > 0
+    assert 0 <= record["peak_bytes"] < 1e9
+
+
+def test_help_and_version_are_printed(capsys):
+    for arguments, words in (
+        (["--help"], "cagp bench engine"),
+        (["--version"], "cagp 0."),
+        (["bench", "fit", "-h"], "--seeds"),
+    ):
+        with pytest.raises(SystemExit) as exit_:
+            main(arguments)
+        assert exit_.value.code == 0
+        assert words in capsys.readouterr().out
+
+
+def test_wrong_usage_is_exit_code_two(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["bench", "fit"])
+    assert exit_.value.code == 2
+    assert "tables" in capsys.readouterr().err
