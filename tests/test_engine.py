@@ -354,20 +354,17 @@ def test_only_the_gradients_asked_for_are_needed(kernel, backend):
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_second_derivative_is_right_or_an_error_never_a_wrong_number(backend, kind):
+def test_a_second_derivative_is_an_error_and_never_a_wrong_number(backend, kind):
     inputs = Inputs("Matern32", 3, 5, 2, torch.float64)
     leaf = inputs.kernel.raw_lengthscale
 
-    def second(out: Tensor) -> Tensor:
+    def second() -> Tensor:
+        out = inputs.product(kind, backend=backend)
         (first,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
         return torch.autograd.grad(first.sum(), leaf)[0]
 
-    expected = second(inputs.dense_product(kind))
-    try:
-        actual = second(inputs.product(kind, backend=backend))
-    except (RuntimeError, NotImplementedError):
-        return
-    assert_normwise_close(actual, expected, 1e-10)
+    with pytest.raises(RuntimeError, match="differentiable once|not implemented"):
+        second()
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ def kernel_product(
     """k(X, Z) W for dense or block-sparse ``W``, or k(X, Z) itself when ``W`` is None.
 
     Differentiable once in the kernel's parameters, ``W``, ``X`` and ``Z``. With ``W``, no more than a tile of
-    k(X, Z) exists at any time; the gradient recomputes it.
+    k(X, Z) exists at any time; the gradient recomputes it. Where ``Z`` is the very same tensor as ``X`` and ``W`` is
+    block-sparse, the compiled kernels evaluate each pair of rows once.
 
     Args:
         backend: "native" (compiled, CPU), "torch" (tiles) or "auto": native wherever it applies, see ``backend_for``.
