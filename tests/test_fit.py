@@ -57,6 +57,8 @@ class Bowl(nn.Module):
         always: what it does at every call from this one on.
     """
 
+    stochastic = False
+
     def __init__(self, failures: dict[int, str] | None = None, always: tuple[int, str] | None = None):
         super().__init__()
         self.x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
@@ -91,7 +93,7 @@ class Bowl(nn.Module):
     def hyperparameters(self) -> dict[str, list[float]]:
         return {"x": self.x.tolist()}
 
-    def adapt(self, X: Tensor, step: int) -> str | None:
+    def adapt(self, X: Tensor, step: int, share: float, flat: bool) -> str | None:
         return None
 
     def findings(self, X: Tensor, y: Tensor) -> list[str]:
@@ -335,7 +337,7 @@ def test_a_fit_ended_by_ctrl_c_inside_a_step_goes_on_bit_for_bit(call, optimizer
 
 def test_a_change_before_a_step_that_ctrl_c_ends_is_told_once(tmp_path):
     class Changing(Bowl):
-        def adapt(self, X: Tensor, step: int) -> str | None:
+        def adapt(self, X: Tensor, step: int, share: float, flat: bool) -> str | None:
             return "changed" if step == 2 else None
 
     fit(Changing({2: "interrupt"}), *NOTHING, num_steps=4, checkpoint_dir=tmp_path)
@@ -926,9 +928,9 @@ def test_new_blocks_hold_every_row_with_its_own_weight(num_actions):
     m = CaGPOpt(GP(Scale(Matern32(2))), random_actions(X, num_actions, blocks="ordered"), reblock_at=(4,))
     m.prior.kernel.kernel.lengthscale = [0.1, 30.0]
     weights, old = weights_of_rows(m.actions), blocks_of(m.actions)
-    assert m.adapt(X, 3) is None
+    assert m.adapt(X, 3, 0.3, False) is None
     assert blocks_of(m.actions) == old
-    assert str(num_actions) in m.adapt(X, 4)
+    assert str(num_actions) in m.adapt(X, 4, 0.4, False)
     blocks = blocks_of(m.actions)
     assert len(blocks) == num_actions
     assert sorted(row for block in blocks for row in block) == list(range(53))

@@ -77,6 +77,8 @@ def test_fixed_parameters_stay():
 class Slope(nn.Module):
     """An objective whose gradient is 1 in each parameter: every step of Adam is then the learning rate itself."""
 
+    stochastic = False
+
     def __init__(self):
         super().__init__()
         self.first = nn.Parameter(torch.zeros((), dtype=torch.float64))
@@ -91,7 +93,7 @@ class Slope(nn.Module):
     def hyperparameters(self) -> dict[str, float]:
         return {"first": self.first.item()}
 
-    def adapt(self, X: Tensor, step: int) -> str | None:
+    def adapt(self, X: Tensor, step: int, share: float, flat: bool) -> str | None:
         return None
 
     def findings(self, X: Tensor, y: Tensor) -> list[str]:

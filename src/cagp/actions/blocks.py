@@ -183,10 +183,16 @@ class BlockActions(Actions):
         """Where in ``values`` the weight of each support row is."""
         return self._support.argsort().argsort()
 
-    def reblock(self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None = None) -> None:
-        """Cut the support into blocks of nearby rows again, in other units; every row keeps its weight."""
+    def reblock(
+        self,
+        X: Float[Tensor, "n d"],
+        lengthscale: Float[Tensor, " d"] | None = None,
+        num_actions: int | None = None,
+    ) -> None:
+        """Cut the support into blocks of nearby rows again, in other units or another number; rows keep weights."""
         rows = self._support.sort().values
-        self._set_blocks(rows, spatial_blocks(X[rows], self.num_actions, lengthscale))
+        num_actions = self.num_actions if num_actions is None else num_actions
+        self._set_blocks(rows, spatial_blocks(X[rows], num_actions, lengthscale))
 
     def halve(self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None = None) -> None:
         """Cut every block in two: twice the actions, whose span contains the old one's; every row keeps its weight."""

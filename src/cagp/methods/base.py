@@ -11,6 +11,10 @@ from torch import Tensor, nn
 class Method(nn.Module, ABC):
     """Parameters and an objective of the data. Data are arguments; a method holds none."""
 
+    stochastic: bool = False
+    """Whether the objective is an estimate from some of the rows, another one at every step: its smallest value then
+    says nothing, and a fit keeps the last parameters unless told to monitor something else."""
+
     @abstractmethod
     def objective_terms(
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
@@ -31,8 +35,17 @@ class Method(nn.Module, ABC):
         """Parameters as numbers in their own units, for the history of a fit."""
         return {}
 
-    def adapt(self, X: Float[Tensor, "n d"], step: int) -> str | None:
-        """Change what is not a parameter before this step of a fit, counted from 0; say what was done, if anything."""
+    def adapt(self, X: Float[Tensor, "n d"], step: int, share: float, flat: bool) -> str | None:
+        """Change what is not a parameter (blocks, the rows of a minibatch) before a step of a fit.
+
+        Args:
+            step: the step's number, counted from 0; random choices must depend on it alone.
+            share: of all steps, how many lie behind.
+            flat: whether the loss has stopped falling since the last change.
+
+        Returns:
+            What was done, in words, if the objective is now another function; otherwise None.
+        """
         return None
 
     def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:

@@ -1,5 +1,6 @@
 """CaGP-Opt: hyperparameters and block-sparse actions learned together, end to end."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -8,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cagp.actions import Actions, BlockActions
+from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.kernels import Kernel, Product, Scale, Stationary, Sum
 from cagp.losses import elbo, projected_nll
@@ -18,6 +20,10 @@ from cagp.prior import GP, GaussianNoise
 from cagp.projection import project
 
 DEFAULT_REBLOCK_AT = (20, 50, 100, 200)
+GROWN_BY, GROWTH_PACE = 0.5, 0.1
+"""The last doubling of the actions comes at this share of a fit's steps at the latest, those before it so much earlier
+each."""
+
 Loss = Literal["elbo", "projected"]
 
 
@@ -30,6 +36,8 @@ class CaGPOpt(Method):
         loss: "elbo" (the paper's recommendation) or "projected" (the projected-data marginal likelihood).
         max_bytes: limit for temporaries.
         reblock_at: steps of a fit, counted from 0, before which blocks are cut again in units of the lengthscales.
+        grow_to: double the number of actions during a fit, whenever the loss is flat, until there are this many; the
+            last doubling comes at ``GROWN_BY`` of all steps at the latest. None: the number stays.
     """
 
     def __init__(
@@ -39,6 +47,7 @@ class CaGPOpt(Method):
         loss: Loss = "elbo",
         max_bytes: int = DEFAULT_MAX_BYTES,
         reblock_at: Sequence[int] = (),
+        grow_to: int | None = None,
     ):
         super().__init__()
         if loss not in ("elbo", "projected"):
@@ -48,6 +57,11 @@ class CaGPOpt(Method):
         self.loss = loss
         self.max_bytes = max_bytes
         self.reblock_at = tuple(reblock_at)
+        if grow_to is not None:
+            if not isinstance(actions, BlockActions):
+                raise ValueError(f"grow_to needs BlockActions, whose blocks can be cut, not {type(actions).__name__}.")
+            check_count(grow_to, "grow_to", len(actions.support), "the number of rows with weights")
+        self.grow_to = grow_to
 
     @classmethod
     def from_data(
@@ -59,12 +73,14 @@ class CaGPOpt(Method):
         loss: Loss = "elbo",
         max_bytes: int = DEFAULT_MAX_BYTES,
         reblock_at: Sequence[int] | None = None,
+        start_actions: int | None = None,
         **choices,
     ) -> "CaGPOpt":
         """CaGP-Opt with ``num_actions`` blocks of the rows of ``X``.
 
         Args:
             reblock_at: None for ``DEFAULT_REBLOCK_AT`` with spatial blocks, never with ordered ones.
+            start_actions: begin a fit with this many and let them grow; None: all from the start.
             choices: passed on to ``BlockActions.from_data``: blocks, start, support_size, generator, and lengthscale
                 (by default the kernel's).
         """
@@ -72,7 +88,9 @@ class CaGPOpt(Method):
         choices.setdefault("lengthscale", lengthscale_of(prior.kernel))
         if reblock_at is None:
             reblock_at = DEFAULT_REBLOCK_AT if choices.get("blocks", "spatial") == "spatial" else ()
-        return cls(prior, BlockActions.from_data(X, num_actions, **choices), loss, max_bytes, reblock_at)
+        grow_to = None if start_actions is None else num_actions
+        actions = BlockActions.from_data(X, num_actions if start_actions is None else start_actions, **choices)
+        return cls(prior, actions, loss, max_bytes, reblock_at, grow_to)
 
     def objective_terms(
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
@@ -96,13 +114,32 @@ class CaGPOpt(Method):
         """The prior's parameters as numbers in their own units."""
         return named_values(self.prior)
 
-    def adapt(self, X: Float[Tensor, "n d"], step: int) -> str | None:
-        """Cut the blocks again in units of the lengthscales learned so far, at the steps of ``reblock_at``."""
-        lengthscale = lengthscale_of(self.prior.kernel)
-        if step not in self.reblock_at or lengthscale is None or not isinstance(self.actions, BlockActions):
+    def adapt(self, X: Float[Tensor, "n d"], step: int, share: float, flat: bool) -> str | None:
+        """Double the actions where that is due, and cut blocks again in units of the lengthscales learned so far."""
+        if not isinstance(self.actions, BlockActions):
             return None
-        self.actions.reblock(X, lengthscale)
-        return f"cut {self.actions.num_actions} blocks again, in units of the learned lengthscales"
+        lengthscale = lengthscale_of(self.prior.kernel)
+        if self._growth_is_due(share, flat):
+            self._grow(X, lengthscale)
+            return f"cut the blocks in two: {self.actions.num_actions} actions"
+        if step in self.reblock_at and lengthscale is not None:
+            self.actions.reblock(X, lengthscale)
+            return f"cut {self.actions.num_actions} blocks again, in units of the learned lengthscales"
+        return None
+
+    def _growth_is_due(self, share: float, flat: bool) -> bool:
+        """At a flat loss, or so late that the doublings left must be spread over the time until ``GROWN_BY``."""
+        if self.grow_to is None or self.actions.num_actions >= self.grow_to:
+            return False
+        doublings = math.ceil(math.log2(self.grow_to / self.actions.num_actions))
+        return flat or share >= GROWN_BY - (doublings - 1) * GROWTH_PACE
+
+    def _grow(self, X: Tensor, lengthscale: Tensor | None) -> None:
+        assert isinstance(self.actions, BlockActions) and self.grow_to is not None
+        if 2 * self.actions.num_actions <= self.grow_to:
+            self.actions.halve(X, lengthscale)
+        else:
+            self.actions.reblock(X, lengthscale, self.grow_to)
 
     @torch.no_grad()
     def condition(

@@ -21,11 +21,15 @@ from cagp.training.settings import PRESETS, Settings, seconds_of
 LinAlgError: type[Exception] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
 CHECKPOINT = "checkpoint.safetensors"
 HISTORY = "history.jsonl"
+FLAT = 0.01
+"""A loss is flat when one window of steps improves on the window before by less than this share of all improvement."""
 
 
 @runtime_checkable
 class Trainable(Protocol):
     """What ``fit`` needs of a method."""
+
+    stochastic: bool  # the objective is an estimate from a minibatch
 
     def objective_terms(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> Mapping[str, Tensor]:
         """Named terms whose sum is the loss, differentiable in the parameters."""
@@ -39,8 +43,8 @@ class Trainable(Protocol):
         """Readable values for the history."""
         ...
 
-    def adapt(self, X: Tensor, step: int) -> str | None:
-        """Change what is not a parameter (blocks) before this step, counted from 0; say what was done, if anything."""
+    def adapt(self, X: Tensor, step: int, share: float, flat: bool) -> str | None:
+        """Change what is not a parameter before this step; say what was done if the objective is another one now."""
         ...
 
     def findings(self, X: Tensor, y: Tensor) -> list[str]:
@@ -63,6 +67,7 @@ class FitResult:
     seconds: float
     failures: list[str]
     findings: list[str]
+    interrupted: bool = False  # by Ctrl-C
 
     def __str__(self) -> str:
         """The report, in plain words."""
@@ -131,6 +136,7 @@ class _Run:
         self.without_gain = 0
         self.failures: list[str] = []
         self.events: list[str] = []
+        self.changed_at = 0  # the step before which the method last changed
         self.seconds = 0.0
         self.saved_at = (0, 0.0)
         self.fingerprint = self._fingerprint() if self.folder is not None else ""
@@ -140,12 +146,12 @@ class _Run:
     def run(self, bar: Progress) -> FitResult:
         if self.folder is not None:
             self._resume()
-        reason = None
+        reason, interrupted = None, False
         try:
             while reason is None:
                 reason = self._reason_to_stop() or self._attempt(bar)
         except KeyboardInterrupt:
-            reason = f"Interrupted after {len(self.history.steps)} steps."
+            reason, interrupted = f"Interrupted after {len(self.history.steps)} steps.", True
         if self.folder is not None:
             self._save()  # where the optimiser was, so that a fit with more time goes on from there
         self._judge_last()
@@ -159,13 +165,14 @@ class _Run:
             self.seconds,
             self.failures,
             [*trend(self.history.steps), *self.method.findings(X, y), memory()],
+            interrupted,
         )
 
     def _attempt(self, bar: Progress) -> str | None:
         """One step, or its failure taken back; a reason where the fit cannot go on."""
         index, start = len(self.history.steps), time.perf_counter()
         before = {"parameters": self._parameters(), "optimizer": self.optimizer.state()}
-        events = list(self.events)
+        events, changed_at = list(self.events), self.changed_at
         first: dict[str, Any] = {}
 
         def loss_and_gradient() -> Tensor:
@@ -178,19 +185,20 @@ class _Run:
             return loss
 
         try:
-            change = self.method.adapt(self.data[0], index)
+            change = self.method.adapt(self.data[0], index, index / self.settings.num_steps, self._flat())
             if change is not None:
                 self.events.append(change)
+                self.changed_at = index
                 self.optimizer.forget()
             rates = self.optimizer.rates(index)
             loss = self.optimizer.step(loss_and_gradient, index)
         except (_StepError, NotPositiveDefiniteError, LinAlgError) as error:
             self.seconds += time.perf_counter() - start
-            self.events = events
+            self.events, self.changed_at = events, changed_at
             return self._take_back(index + 1, error)
         except KeyboardInterrupt:
             self._return_to(before)
-            self.events = events
+            self.events, self.changed_at = events, changed_at
             raise
         self.seconds += time.perf_counter() - start
         evaluation = self._evaluate(index + 1) if (index + 1) % self.settings.evaluate_every == 0 else None
@@ -260,13 +268,23 @@ class _Run:
             return f"Reached the time limit ({settings.max_time}) after {len(steps)} steps."
         if settings.patience is not None and self.without_gain >= settings.patience:
             return f"No better {settings.monitor} in {self.without_gain} evaluations; stopped after {len(steps)} steps."
-        if settings.min_improvement is not None and len(steps) >= 2 * settings.window + 1:
-            losses = [step.loss for step in steps]
-            last = sum(losses[-settings.window :]) / settings.window
-            before = sum(losses[-2 * settings.window : -settings.window]) / settings.window
-            if before - last <= settings.min_improvement * max(losses[0] - last, 0.0):
-                return f"The loss no longer improves; stopped after {len(steps)} steps."
+        if settings.min_improvement is not None and self._improves_by_less_than(settings.min_improvement, 0):
+            return f"The loss no longer improves; stopped after {len(steps)} steps."
         return None
+
+    def _flat(self) -> bool:
+        return self._improves_by_less_than(FLAT, self.changed_at)
+
+    def _improves_by_less_than(self, fraction: float, since: int) -> bool:
+        """Whether the mean loss of the last window improves on the window before by less than this fraction of all.
+
+        Steps before ``since`` belong to another objective and do not count.
+        """
+        losses, window = [step.loss for step in self.history.steps], self.settings.window
+        if len(losses) - since < 2 * window + 1:
+            return False
+        last, before = sum(losses[-window:]) / window, sum(losses[-2 * window : -window]) / window
+        return before - last <= fraction * max(losses[0] - last, 0.0)
 
     # ---- which parameters are best ----
 
@@ -288,7 +306,13 @@ class _Run:
 
     def _judge(self, name: str, value: float, number: int) -> bool:
         """Keep the current parameters, which step ``number`` starts from, if the monitored quantity is better there."""
-        if name != self.settings.monitor or not value < self.best["value"]:
+        if name != self.settings.monitor:
+            return False
+        if name == "loss" and self.method.stochastic:
+            # A minibatch's loss says little of the parameters: the last ones are kept, as long as they are finite.
+            if not math.isfinite(value):
+                return False
+        elif not value < self.best["value"]:
             return False
         self.best = {"value": value, "step": number, "parameters": self._parameters()}
         return True
@@ -339,6 +363,7 @@ class _Run:
             "without_gain": self.without_gain,
             "failures": self.failures,
             "events": self.events,
+            "changed_at": self.changed_at,
         }
         save_checkpoint(self.folder / CHECKPOINT, state)
 
@@ -359,7 +384,7 @@ class _Run:
         self.optimizer.restore(state["optimizer"])
         self.good, self.best = state["good"], state["best"]
         self.without_gain, self.seconds = state["without_gain"], state["seconds"]
-        self.failures, self.events = state["failures"], state["events"]
+        self.failures, self.events, self.changed_at = state["failures"], state["events"], state["changed_at"]
         self.saved_at = (state["steps"], state["seconds"])
 
 
