@@ -135,7 +135,8 @@ class CaGPOpt(Method):
         return flat or share >= GROWN_BY - (doublings - 1) * GROWTH_PACE
 
     def _grow(self, X: Tensor, lengthscale: Tensor | None) -> None:
-        assert isinstance(self.actions, BlockActions) and self.grow_to is not None
+        assert isinstance(self.actions, BlockActions)
+        assert self.grow_to is not None
         if 2 * self.actions.num_actions <= self.grow_to:
             self.actions.halve(X, lengthscale)
         else:
