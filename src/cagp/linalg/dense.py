@@ -1,4 +1,4 @@
-"""Small dense linear algebra in float64: a Cholesky that says what it did, and moments of rows through it."""
+"""Small dense matrices: a Cholesky that says what it did, and moments of rows through it."""
 
 import warnings
 from typing import NamedTuple
