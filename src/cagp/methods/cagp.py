@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,20 +11,17 @@ from torch import Tensor, nn
 from cagp.actions import Actions, BlockActions
 from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.kernels import Kernel, Product, Scale, Stationary, Sum
-from cagp.losses import elbo, projected_nll
 from cagp.methods.base import Method
+from cagp.methods.common import Loss, check_loss, lengthscale_of, loss_terms, prior_findings
 from cagp.parameters import named_values
 from cagp.posteriors import CaGPPosterior
-from cagp.prior import GP, GaussianNoise
+from cagp.prior import GP
 from cagp.projection import project
 
 DEFAULT_REBLOCK_AT = (20, 50, 100, 200)
 GROWN_BY, GROWTH_PACE = 0.5, 0.1
 """The last doubling of the actions comes at this share of a fit's steps at the latest, those before it so much earlier
 each."""
-
-Loss = Literal["elbo", "projected"]
 
 
 class CaGPOpt(Method):
@@ -50,8 +47,7 @@ class CaGPOpt(Method):
         grow_to: int | None = None,
     ):
         super().__init__()
-        if loss not in ("elbo", "projected"):
-            raise ValueError(f'loss is {loss!r}, expected "elbo" or "projected".')
+        check_loss(loss)
         self.prior = prior
         self.actions = actions
         self.loss = loss
@@ -96,12 +92,7 @@ class CaGPOpt(Method):
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
     ) -> dict[str, Float[Tensor, ""]]:
         """Terms per row whose sum is the loss, to be minimised over all parameters."""
-        if self.loss == "elbo":
-            bound = elbo(self.prior, self.actions, X, y, row_noise, self.max_bytes)
-            terms = {"negative_log_likelihood": -bound.expected_log_likelihood, "kl": bound.kl}
-        else:
-            terms = {"projected_nll": projected_nll(self.prior, self.actions, X, y, row_noise, self.max_bytes)}
-        return {name: term / X.shape[0] for name, term in terms.items()}
+        return loss_terms(self.loss, self.prior, self.actions, X, y, row_noise, self.max_bytes)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by the learning rate they share."""
@@ -154,31 +145,8 @@ class CaGPOpt(Method):
         """What a user should know of the fitted method, in words."""
         actions, n = self.actions, X.shape[0]
         share = "all" if len(actions.support) == n else f"{len(actions.support):,} of the"
-        found = [
+        summary = (
             f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows ({n / actions.num_actions:.0f} rows "
             f"each), loss {self.loss}, kernel products by {backend_for(self.prior.kernel, X)}, {X.dtype}."
-        ]
-        noise = self.prior.noise
-        if isinstance(noise, GaussianNoise) and noise.noise.item() < 1.1 * noise.noise_floor:
-            found.append(
-                f"The noise variance sits at its floor ({noise.noise_floor:g}): the data look noise-free to this "
-                "model. A lower floor may fit better; it needs float64 data."
-            )
-        lengthscale = lengthscale_of(self.prior.kernel)
-        if lengthscale is not None:
-            extent = X.amax(0) - X.amin(0)
-            idle = (lengthscale > 3 * extent.to(lengthscale)).nonzero()[:, 0].tolist()
-            if idle:
-                found.append(f"Input columns {idle} hardly matter: their lengthscales exceed three times their range.")
-        return found
-
-
-def lengthscale_of(kernel: Kernel) -> Float[Tensor, " d"] | None:
-    """The lengthscales of the inputs in a kernel's first stationary part; None where it has none of the package's."""
-    if isinstance(kernel, Stationary):
-        return kernel.lengthscale.detach()
-    if isinstance(kernel, Scale):
-        return lengthscale_of(kernel.kernel)
-    if isinstance(kernel, Sum | Product):
-        return next((found for part in kernel.parts if (found := lengthscale_of(part)) is not None), None)
-    return None
+        )
+        return [summary, *prior_findings(self.prior, X)]
