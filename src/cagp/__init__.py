@@ -7,7 +7,7 @@ from cagp.actions import BlockActions, DenseActions
 from cagp.engine import BlockWeights, backend_for, kernel_product
 from cagp.linalg import JitterWarning, NotPositiveDefiniteError
 from cagp.losses import elbo, projected_nll
-from cagp.methods import CaGPOpt, Method
+from cagp.methods import MAP, CaGPOpt, LogNormal, Method
 from cagp.posteriors import CaGPPosterior, Prediction
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, ZeroMean
 from cagp.projection import Projection, project
@@ -18,6 +18,7 @@ __version__ = version("cagp")
 
 __all__ = [
     "GP",
+    "MAP",
     "BlockActions",
     "BlockWeights",
     "CaGPOpt",
@@ -29,6 +30,7 @@ __all__ = [
     "JitterWarning",
     "KnownNoise",
     "LinearMean",
+    "LogNormal",
     "Method",
     "NotPositiveDefiniteError",
     "Prediction",

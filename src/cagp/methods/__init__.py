@@ -2,5 +2,6 @@
 
 from cagp.methods.base import Method
 from cagp.methods.cagp import CaGPOpt
+from cagp.methods.hyperpriors import MAP, LogNormal
 
-__all__ = ["CaGPOpt", "Method"]
+__all__ = ["MAP", "CaGPOpt", "LogNormal", "Method"]
