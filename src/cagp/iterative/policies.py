@@ -1,0 +1,259 @@
+"""Policies: which linear combination of the targets to look at next.
+
+A policy of your own is a class with one method; it may look at all that has been computed so far, and at the targets
+only through the residual:
+
+    class LargestResidual(Policy):
+        def action(self, system, state, memory):
+            unit = torch.zeros_like(state.residual)
+            unit[state.residual.abs().argmax()] = 1
+            return unit, None
+
+What it needs to remember goes through its memory, not into the object: the same object can then serve several runs, and
+a run that goes on does what one that never stopped would have done.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cagp.checks import check_matrix, check_new_inputs
+from cagp.iterative.spectral import top_eigenvectors
+from cagp.iterative.state import State
+from cagp.system import System
+
+Memory = Any
+"""What a policy remembers from one action to the next; None at its first."""
+
+Offer = tuple[Tensor | None, Memory]
+"""The next action (n,), of any length, or None where there is none; and the policy's memory after it."""
+
+
+class Policy(ABC):
+    """Chooses the actions of the iterative algorithm, one at a time."""
+
+    def start(self, system: System) -> "Policy":
+        """The policy to ask for actions: itself, or one that has prepared what it needs from the system."""
+        return self
+
+    @abstractmethod
+    def action(self, system: System, state: State, memory: Memory) -> Offer:
+        """The next action, given the steps so far. Actions in the span of earlier ones are dropped by the loop."""
+
+
+class CGResiduals(Policy):
+    """s = r, the residual of the representer weights: the mean is that of conjugate gradients (CaGP-CG).
+
+    There is none once the mean has converged to round-off.
+    """
+
+    def action(self, system: System, state: State, memory: Memory) -> Offer:
+        round_off = torch.finfo(system.X.dtype).eps * float(state.targets.norm())
+        return (state.residual if float(state.residual.norm()) > round_off else None), None
+
+
+class Lanczos(Policy):
+    """The Lanczos vectors of K̂, each orthogonal to all before, started at the residual or at a vector given.
+
+    Started at the residual they span what the CG residuals span (section "Gradient / Residual Policy"); unlike these
+    they do not end when the mean has converged to round-off. Time O(n i) per action besides the product.
+    """
+
+    ROUND_OFF = 100
+    """A vector shorter than this many units of round-off has left the space that products with K̂ can reach."""
+
+    def __init__(self, start_vector: Float[Tensor, " n"] | None = None):
+        self.start_vector = start_vector
+
+    def action(self, system: System, state: State, memory: Memory) -> Offer:
+        first, asked = memory or (state.num_steps, 0)
+        memory = first, asked + 1
+        if asked == 0:
+            if self.start_vector is None:
+                return CGResiduals().action(system, state, None)[0], memory
+            return self.start_vector.to(state.residual), memory
+        if state.num_steps < first + asked:
+            return None, memory  # the last vector was dropped: there is nothing to go on from
+        own = state.actions[:, first:]
+        w = state.last_product
+        assert w is not None
+        length = w.norm()
+        for _ in range(2):  # twice is enough (Kahan, Parlett)
+            w = w - own @ (own.mT @ w)
+        if float(w.norm()) <= self.ROUND_OFF * torch.finfo(system.X.dtype).eps * float(length):
+            return None, memory
+        return w, memory
+
+
+class UnitVectors(Policy):
+    """s = e_r: look at single targets. This is the partial Cholesky factorisation of K̂ and the exact GP on its rows.
+
+    Args:
+        order: "given" (the order of ``rows``), "random" (by ``seed``), or "pivoted" (where the function's posterior
+            variance is largest).
+        rows: the rows to choose from; None for all.
+
+    Time O(n (d + i)) per action, as long as the others are unit vectors too.
+    """
+
+    def __init__(
+        self,
+        order: Literal["given", "random", "pivoted"] = "given",
+        rows: Int[Tensor, " k"] | None = None,
+        seed: int = 0,
+    ):
+        if order not in ("given", "random", "pivoted"):
+            raise ValueError(f'order is {order!r}, expected "given", "random" or "pivoted".')
+        self.order, self.rows, self.seed = order, rows, seed
+
+    def start(self, system: System) -> Policy:
+        n = system.num_rows
+        rows = torch.arange(n) if self.rows is None else self.rows.cpu()
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < n:
+            raise ValueError(f"rows go from {int(rows.min())} to {int(rows.max())}, expected row numbers below {n}.")
+        if self.order == "random":
+            rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))]
+        return _Rows(rows.to(system.X.device), pivoted=self.order == "pivoted")
+
+    def action(self, system: System, state: State, memory: Memory) -> Offer:
+        return self.start(system).action(system, state, memory)
+
+
+class _Rows(Policy):
+    """Unit vectors at these rows, in their order or by largest variance."""
+
+    NEGLIGIBLE = 1e-10
+    """A target of which no more than this share of its variance is left is known already."""
+
+    def __init__(self, rows: Tensor, pivoted: bool):
+        self.rows, self.pivoted = rows, pivoted
+
+    def action(self, system: System, state: State, memory: Memory) -> Offer:
+        asked = memory or 0
+        if asked == len(self.rows):
+            return None, asked
+        row = self._largest_variance(system, state) if self.pivoted else self.rows[asked]
+        if row is None:
+            return None, asked
+        unit = torch.zeros_like(state.residual)
+        unit[row] = 1
+        return unit, asked + 1
+
+    def _largest_variance(self, system: System, state: State) -> Tensor | None:
+        # e_rᵀ(K̂ - K̂CK̂)e_r is zero for rows chosen before: their function values may be uncertain, they cannot help.
+        before = system.kernel_diagonal() + system.noise
+        open_rows = self.rows[(state.target_variance > self.NEGLIGIBLE * before)[self.rows]]
+        if len(open_rows) == 0:
+            return None
+        return open_rows[state.kernel_variance[open_rows].argmax()]
+
+
+class RandomActions(Policy):
+    """s with independent entries, "gaussian" or "rademacher" (±1); the j-th depends on ``seed`` and j alone."""
+
+    def __init__(self, distribution: Literal["gaussian", "rademacher"] = "gaussian", seed: int = 0):
+        if distribution not in ("gaussian", "rademacher"):
+            raise ValueError(f'distribution is {distribution!r}, expected "gaussian" or "rademacher".')
+        self.distribution, self.seed = distribution, seed
+
+    def action(self, system: System, state: State, memory: Memory) -> Offer:
+        asked = memory or 0
+        # torch's generator uses 32 bits of its seed: mix both numbers into them.
+        mixed = int(np.random.SeedSequence(self.seed, spawn_key=(asked,)).generate_state(1)[0])
+        generator = torch.Generator().manual_seed(mixed)
+        if self.distribution == "gaussian":
+            s = torch.randn(system.num_rows, generator=generator, dtype=torch.float64)
+        else:
+            s = 2.0 * torch.randint(0, 2, (system.num_rows,), generator=generator).double() - 1
+        return s.to(state.residual.device), asked + 1
+
+
+class GivenActions(Policy):
+    """The columns of a matrix S (n, i), in their order."""
+
+    def __init__(self, S: Float[Tensor, "n i"]):
+        check_matrix(S, "S")
+        self.S = S
+
+    def start(self, system: System) -> Policy:
+        if self.S.shape[0] != system.num_rows:
+            raise ValueError(f"S has {self.S.shape[0]} rows, expected {system.num_rows}: one for each row of X.")
+        return self
+
+    def action(self, system: System, state: State, memory: Memory) -> Offer:
+        asked = memory or 0
+        if asked == self.S.shape[1]:
+            return None, asked
+        return self.S[:, asked].to(state.residual), asked + 1
+
+
+class KernelColumns(Policy):
+    """s = k(X, z) for each pseudo-input z, a row of ``Z``: what inducing-point methods look at."""
+
+    def __init__(self, Z: Float[Tensor, "m d"]):
+        check_matrix(Z, "Z")
+        self.Z = Z
+
+    def start(self, system: System) -> Policy:
+        check_new_inputs(self.Z, system.X, "Z")
+        return self
+
+    def action(self, system: System, state: State, memory: Memory) -> Offer:
+        asked = memory or 0
+        if asked == self.Z.shape[0]:
+            return None, asked
+        return system.columns(self.Z[asked : asked + 1])[:, 0], asked + 1
+
+
+class Mix(Policy):
+    """First ``count`` actions of one policy, then of the next: ``Mix((CGResiduals(), 10), (UnitVectors(), 5))``.
+
+    A policy that has no further action ends early, and the next one's turn comes.
+    """
+
+    def __init__(self, *parts: tuple[Policy, int]):
+        for _, count in parts:
+            if count < 1:
+                raise ValueError(f"a policy is to choose {count} actions, expected at least 1.")
+        self.parts = parts
+
+    def start(self, system: System) -> Policy:
+        return Mix(*((policy.start(system), count) for policy, count in self.parts))
+
+    def action(self, system: System, state: State, memory: Memory) -> Offer:
+        part, asked, inner = memory or (0, 0, None)
+        while part < len(self.parts):
+            policy, count = self.parts[part]
+            if asked < count:
+                s, inner = policy.action(system, state, inner)
+                if s is not None:
+                    return s, (part, asked + 1, inner)
+            part, asked, inner = part + 1, 0, None
+        return None, (part, asked, inner)
+
+
+class TopEigenvectors(Policy):
+    """The leading eigenvectors of K̂, which minimise the posterior's entropy (Lemma "information-theoretic policy").
+
+    With a noise variance per row they are the leading solutions of K s = λ D s, which do (docs/derivations.md).
+
+    Args:
+        num_actions: how many; all are computed at the start.
+        dense_up_to: number of rows up to which all eigenvectors are computed exactly, in O(n³).
+        tolerance: relative accuracy of the eigenvalues beyond, by Lanczos iterations with restarts (ARPACK).
+    """
+
+    def __init__(self, num_actions: int, dense_up_to: int = 2000, tolerance: float = 1e-6, seed: int = 0):
+        self.num_actions, self.dense_up_to, self.tolerance, self.seed = num_actions, dense_up_to, tolerance, seed
+
+    def start(self, system: System) -> Policy:
+        return GivenActions(
+            top_eigenvectors(system, self.num_actions, self.dense_up_to, self.tolerance, self.seed).vectors
+        )
+
+    def action(self, system: System, state: State, memory: Memory) -> Offer:
+        return self.start(system).action(system, state, memory)

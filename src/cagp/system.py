@@ -1,0 +1,88 @@
+"""K̂ = k(X, X) + D at fixed hyperparameters: what iterative algorithms multiply with."""
+
+import copy
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cagp.checks import check_matrix
+from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, kernel_product
+from cagp.prior import GP
+
+
+class System:
+    """Products with K̂ for the training inputs ``X``, kept as a matrix where that fits and streamed where not.
+
+    It holds a copy of the prior: training further does not change it. Products are taken in the dtype of ``X`` and
+    returned in float64.
+
+    Args:
+        max_bytes: k(X, X) is kept if it takes no more than this; otherwise the limit for temporaries of a product.
+    """
+
+    def __init__(
+        self,
+        prior: GP,
+        X: Float[Tensor, "n d"],
+        row_noise: Float[Tensor, " n"] | None = None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ):
+        check_matrix(X, "X")
+        self.prior = copy.deepcopy(prior).requires_grad_(False)
+        self.X = X.detach()
+        self.max_bytes = max_bytes
+        self.noise: Float[Tensor, " n"] = self.prior.noise_variance(self.X, row_noise).detach()
+        n = X.shape[0]
+        fits = n * n * X.element_size() <= max_bytes
+        self._K = kernel_product(self.prior.kernel, self.X, self.X) if fits else None
+        self._one_block = torch.tensor([0, n], device=X.device)
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return self.X.shape[0]
+
+    @property
+    def kept(self) -> bool:
+        """Whether k(X, X) is held in memory."""
+        return self._K is not None
+
+    def product(self, v: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """K̂ v. Time O(n k) with k(X, X) kept, else O(n k d), for k non-zero values of ``v``; memory O(n)."""
+        return self._kernel_times(v) + self.noise * v.double()
+
+    def products(self, V: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        """K̂ V. Time O(n² c) with k(X, X) kept, else O(n² (d + c)); memory O(n c + tile)."""
+        return self.kernel_products(V) + self.noise[:, None] * V.double()
+
+    def kernel_products(self, V: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        """k(X, X) V, without the noise."""
+        V = V.to(self.X)
+        if self._K is not None:
+            return (self._K @ V).double()
+        return kernel_product(self.prior.kernel, self.X, self.X, V, max_bytes=self.max_bytes).double()
+
+    def columns(self, Z: Float[Tensor, "t d"]) -> Float[Tensor, "n t"]:
+        """k(X, Z), the covariances of the rows with other inputs."""
+        return kernel_product(self.prior.kernel, self.X, Z).double()
+
+    def kernel_diagonal(self) -> Float[Tensor, " n"]:
+        """The diagonal of k(X, X)."""
+        return self.prior.kernel.diag(self.X).double()
+
+    def _kernel_times(self, v: Tensor) -> Tensor:
+        rows: Int[Tensor, " k"] = v.nonzero()[:, 0]
+        if len(rows) == 0:
+            return torch.zeros_like(v, dtype=torch.float64)
+        values = v.to(self.X)
+        sparse = 2 * len(rows) < self.num_rows
+        if self._K is not None:
+            # K[rows]ᵀ: whole rows of the matrix are read, which is faster than picking columns.
+            return (values[rows] @ self._K[rows] if sparse else self._K @ values).double()
+        if sparse:
+            Z, W = self.X[rows], values[rows, None]
+            return kernel_product(self.prior.kernel, self.X, Z, W, max_bytes=self.max_bytes)[:, 0].double()
+        # A vector is a single block: the compiled kernels then evaluate each pair of rows once.
+        W = BlockWeights(values, self._one_block)
+        return kernel_product(self.prior.kernel, self.X, self.X, W, max_bytes=self.max_bytes)[:, 0].double()
