@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cagp import GP, BlockActions, CaGPOpt, DenseActions, project
-from cagp.actions import Partition, ordered_blocks, spatial_blocks
+from cagp.actions import Partition, ordered_blocks, refined_blocks, spatial_blocks
 from cagp.kernels import RBF, Matern32
 
 
@@ -21,14 +21,17 @@ def blocks_of(partition: Partition) -> list[list[int]]:
     return [rows[a:b] for a, b in pairwise(offsets)]
 
 
-def assert_balanced(partition: Partition, num_rows: int, num_blocks: int) -> None:
-    """Every row exactly once, in ``num_blocks`` blocks whose sizes differ by at most one."""
+def assert_every_row_once(partition: Partition, num_rows: int, num_blocks: int) -> None:
+    """Every row exactly once, in ``num_blocks`` blocks, none of them empty."""
     blocks = blocks_of(partition)
-    sizes = [len(block) for block in blocks]
     assert partition.num_blocks == len(blocks) == num_blocks
     assert sorted(row for block in blocks for row in block) == list(range(num_rows))
-    assert max(sizes) - min(sizes) <= 1
-    assert min(sizes) >= 1
+    assert min(len(block) for block in blocks) >= 1
+
+
+def spread(X: Tensor, block: list[int]) -> float:
+    """The sum of distances of a block's rows to their mean."""
+    return float((X[block].double() - X[block].double().mean(0)).norm(dim=1).sum())
 
 
 def mean_spread(X: Tensor, partition: Partition) -> float:
@@ -48,7 +51,7 @@ def mean_spread(X: Tensor, partition: Partition) -> float:
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 2**31),
 )
-def test_spatial_blocks_hold_every_row_once_in_sizes_that_differ_by_at_most_one(n, data, d, oddity, dtype, seed):
+def test_spatial_blocks_hold_every_row_once(n, data, d, oddity, dtype, seed):
     i = data.draw(st.integers(1, n))
     g = torch.Generator().manual_seed(seed)
     X = torch.randn(n, d, generator=g, dtype=torch.float64).to(dtype)
@@ -58,15 +61,22 @@ def test_spatial_blocks_hold_every_row_once_in_sizes_that_differ_by_at_most_one(
         X[:, 0] = 7.0
     elif oddity == "all equal":
         X = torch.ones_like(X)
-    assert_balanced(spatial_blocks(X, i), n, i)
-    assert_balanced(spatial_blocks(X, i, torch.rand(d, generator=g) + 0.1), n, i)
+    coarse = spatial_blocks(X, i, torch.rand(d, generator=g) + 0.1)
+    assert_every_row_once(coarse, n, i)
+    more = data.draw(st.integers(i, n))
+    fine = refined_blocks(X, coarse, more)
+    assert_every_row_once(fine, n, more)
+    parents = [set(block) for block in blocks_of(coarse)]
+    assert all(sum(set(block) <= parent for parent in parents) == 1 for block in blocks_of(fine))
 
 
 @given(n=st.integers(1, 300), data=st.data())
 def test_ordered_blocks_are_consecutive_rows_in_sizes_that_differ_by_at_most_one(n, data):
     i = data.draw(st.integers(1, n))
     partition = ordered_blocks(n, i)
-    assert_balanced(partition, n, i)
+    assert_every_row_once(partition, n, i)
+    sizes = partition.offsets.diff()
+    assert sizes.max() - sizes.min() <= 1
     assert partition.rows.tolist() == list(range(n))
 
 
@@ -82,6 +92,34 @@ def test_spatial_blocks_of_a_line_are_its_pieces():
     blocks = sorted(blocks_of(spatial_blocks(X, 7)), key=lambda block: float(X[block].min()))
     for left, right in pairwise(blocks):
         assert float(X[left].max()) <= float(X[right].min())
+
+
+def test_the_most_spread_block_is_cut_next():
+    X = torch.randn(300, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 3  # far outliers
+    partition = spatial_blocks(X, 1)
+    for num_blocks in range(2, 40):
+        before = blocks_of(partition)
+        partition = refined_blocks(X, partition, num_blocks)
+        gone = [block for block in before if block not in blocks_of(partition)]
+        assert gone == [max(before, key=lambda block: spread(X, block))]
+    sizes = partition.offsets.diff()
+    assert sizes.max() > 5 * sizes.min()  # many rows where they are close, few where they are not
+
+
+def test_a_cut_leaves_the_least_variance_along_its_direction():
+    X = torch.randn(60, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    two = blocks_of(spatial_blocks(X, 2))
+    left_over = sum(float((X[block] - X[block].mean()).square().sum()) for block in two)
+    order = X[:, 0].argsort().tolist()
+    cuts = [(order[:where], order[where:]) for where in range(1, 60)]
+    best = min(sum(float((X[block] - X[block].mean()).square().sum()) for block in cut) for cut in cuts)
+    assert left_over == pytest.approx(best, rel=1e-12)
+
+
+def test_equal_rows_stay_together_while_others_can_be_cut():
+    X = torch.tensor([0.0] * 30 + [1.0] * 10 + [5.0, 6.0], dtype=torch.float64)[:, None]
+    assert sorted(map(len, blocks_of(spatial_blocks(X, 4)))) == [1, 1, 10, 30]
+    assert sorted(map(len, blocks_of(spatial_blocks(X, 6)))) == [1, 1, 7, 8, 10, 15]
 
 
 def test_distances_are_measured_in_lengthscales():
@@ -126,7 +164,8 @@ def test_constant_values_are_one_in_every_block(support_size):
 
 def test_random_values_are_normal_draws_scaled_to_mean_square_one():
     n = 4_000
-    actions = BlockActions.from_data(example(n), 4, start="random", generator=torch.Generator().manual_seed(0))
+    choices = {"blocks": "ordered", "start": "random", "generator": torch.Generator().manual_seed(0)}
+    actions = BlockActions.from_data(example(n), 4, **choices)
     values = torch.stack(block_values(actions)) / math.sqrt(n / 4)
     assert torch.allclose(values.norm(dim=1), torch.ones(4, dtype=torch.float64), rtol=1e-14)
     z = values * math.sqrt(n / 4)  # close to standard normal in so many dimensions

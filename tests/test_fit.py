@@ -934,7 +934,6 @@ def test_new_blocks_hold_every_row_with_its_own_weight(num_actions):
     blocks = blocks_of(m.actions)
     assert len(blocks) == num_actions
     assert sorted(row for block in blocks for row in block) == list(range(53))
-    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
     assert weights_of_rows(m.actions) == weights
     sparse = m.actions.weights(torch.float64)
     S = dense(m.actions)
@@ -951,7 +950,7 @@ def test_new_blocks_of_a_thinned_support_keep_it():
     weights = weights_of_rows(actions)
     actions.reblock(X, torch.tensor([0.1, 30.0], dtype=torch.float64))
     assert weights_of_rows(actions) == weights
-    assert sorted(map(len, blocks_of(actions))) == [4] * 6
+    assert len(blocks_of(actions)) == 6
 
 
 def test_a_fit_with_new_blocks_says_so_and_lowers_the_loss():
@@ -964,44 +963,44 @@ def test_a_fit_with_new_blocks_says_so_and_lowers_the_loss():
     assert m.objective(X, y).item() == result.best_value < result.steps[0].loss
 
 
-@pytest.mark.parametrize(("n", "num_actions"), [(50, 1), (53, 6), (53, 7), (17, 12), (12, 12), (64, 16)])
-def test_halved_blocks_are_nested_and_of_equal_size(n, num_actions):
+@pytest.mark.parametrize(
+    ("n", "num_actions", "more"), [(50, 1, 2), (53, 6, 12), (53, 7, 20), (17, 12, 17), (12, 12, 12)]
+)
+def test_grown_actions_are_nested_and_rows_keep_their_weights(n, num_actions, more):
     X, _ = wave(n, d=2)
     actions = random_actions(X, num_actions)
     old, weights = blocks_of(actions), weights_of_rows(actions)
-    actions.halve(X)
+    actions.grow(X, more)
     new = blocks_of(actions)
+    assert len(new) == more
     assert all(sum(block <= other for other in old) == 1 for block in new)
     assert sorted(row for block in new for row in block) == list(range(n))
-    assert len(new) == sum(min(2, len(block)) for block in old)
-    assert max(map(len, new)) - min(map(len, new)) <= 1
     assert weights_of_rows(actions) == weights
 
 
 @pytest.mark.parametrize("support_size", [None, 3])
-def test_an_action_is_the_sum_of_its_halves(support_size):
+def test_an_action_is_the_sum_of_its_parts(support_size):
     X, _ = wave(53, d=2)
     actions = random_actions(X, 7, support_size=support_size)
     old, old_blocks = dense(actions), blocks_of(actions)
-    actions.halve(X, torch.tensor([0.1, 30.0], dtype=torch.float64))
+    actions.grow(X, 15, torch.tensor([0.1, 30.0], dtype=torch.float64))
     new, new_blocks = dense(actions), blocks_of(actions)
     sparse = actions.weights(torch.float64)
     assert torch.allclose(sparse.values, new[actions.support, sparse.columns()], atol=1e-15)
     for j, block in enumerate(old_blocks):
         children = [k for k, child in enumerate(new_blocks) if child <= block]
-        assert len(children) == 2
         # Orthogonal unit vectors: the old action is the sum of its projections on them.
         parts = [new[:, k] * (new[:, k] @ old[:, j]) for k in children]
-        assert torch.allclose(parts[0] + parts[1], old[:, j], atol=1e-15)
+        assert torch.allclose(torch.stack(parts).sum(0), old[:, j], atol=1e-15)
 
 
-def test_variance_never_grows_when_blocks_are_halved():
+def test_variance_never_grows_when_actions_do():
     X, y = wave(64, d=2)
     m = CaGPOpt(GP(Scale(Matern32(2))), random_actions(X, 4))
     X_new = wave(40, d=2)[0] + 0.3
     variances = [m.condition(X, y).variance(X_new)]
     while m.actions.num_actions < 64:
-        m.actions.halve(X)
+        m.actions.grow(X, 2 * m.actions.num_actions)
         variances.append(m.condition(X, y).variance(X_new))
     assert len(variances) == 5
     for before, after in itertools.pairwise(variances):
@@ -1018,12 +1017,12 @@ def test_variance_never_grows_when_blocks_are_halved():
 def test_a_state_with_another_number_of_blocks_is_restored():
     X, y = wave(50, d=2)
     m, other = (CaGPOpt(GP(Scale(Matern32(2))), random_actions(X, 6)) for _ in range(2))
-    m.actions.halve(X)
+    m.actions.grow(X, 12)
     other.load_state_dict(m.state_dict())
     assert other.actions.num_actions == 12
     assert_same_tensors(other.state_dict(), m.state_dict())
     assert other.objective(X, y).item() == m.objective(X, y).item()
-    m.actions.halve(X)
+    m.actions.grow(X, 24)
     assert other.actions.num_actions == 12  # a copy, not the same memory
     fit(other, X, y, num_steps=3)
     assert math.isfinite(other.objective(X, y).item())

@@ -223,6 +223,78 @@ void block_gradient(int kind, Matrix<const T> X, std::optional<Matrix<const T>> 
     parts.total(grad_square.data(), grad_alpha.data(), grad_values.data(), grad_Z ? grad_Z->data() : nullptr);
 }
 
+template <class T> using Cube = nb::ndarray<T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+LocalProblem<T> local_problem(const Matrix<const T>& questions, const Matrix<const T>& X,
+                              const Array<const T>& inverse_lengthscale, const Matrix<const Index>& neighbours,
+                              const Matrix<const T>& noise, const Matrix<const T>& residual,
+                              const std::optional<Cube<const T>>& gram, const std::optional<Matrix<const T>>& cross,
+                              double alpha, double outputscale) {
+    const Index t = questions.shape(0), k = neighbours.shape(1), d = X.shape(1);
+    auto is = [&](const Matrix<const T>& m) { return Index(m.shape(0)) == t && Index(m.shape(1)) == k; };
+    require(Index(questions.shape(1)) == d && Index(inverse_lengthscale.shape(0)) == d, "columns must agree");
+    require(Index(neighbours.shape(0)) == t, "neighbours must have one row per question");
+    require(is(noise) && is(residual), "noise and residual must be (t, k)");
+    require(!cross || is(*cross), "cross must be (t, k)");
+    require(!gram || (Index(gram->shape(0)) == t && Index(gram->shape(1)) == k && Index(gram->shape(2)) == k),
+            "gram must be (t, k, k)");
+    const Index *rows = neighbours.data(), n = X.shape(0);
+    require(std::all_of(rows, rows + t * k, [n](Index row) { return row >= -1 && row < n; }),
+            "neighbours must be rows of X, or -1");
+    return {questions.data(), X.data(), inverse_lengthscale.data(), rows, noise.data(), residual.data(),
+            gram ? gram->data() : nullptr, cross ? cross->data() : nullptr, t, k, d, alpha, outputscale};
+}
+
+// Questions that a task answers at least, to hide handing it out.
+constexpr Index kLocalQuestions = 16;
+
+template <class T>
+void local(int kind, Matrix<const T> questions, Matrix<const T> X, Array<const T> inverse_lengthscale,
+           Matrix<const Index> neighbours, Matrix<const T> noise, Matrix<const T> residual,
+           std::optional<Cube<const T>> gram, std::optional<Matrix<const T>> cross, double alpha, double outputscale,
+           Array<T> mean, Array<T> explained, int threads, const std::string& isa) {
+    const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
+    const auto p = local_problem<T>(questions, X, inverse_lengthscale, neighbours, noise, residual, gram, cross, alpha, outputscale);
+    require(Index(mean.shape(0)) == p.t && Index(explained.shape(0)) == p.t, "mean and explained must be (t,)");
+    const Tasks tasks(p.t, kLocalQuestions, kForwardTasks);
+    nb::gil_scoped_release release;
+    run_tasks(tasks.count, threads, s.local_scratch_bytes(p),
+              [&](Index t, void* scratch) { s.local(p, tasks[t], mean.data(), explained.data(), scratch); });
+}
+
+template <class T>
+void local_gradient(int kind, Matrix<const T> questions, Matrix<const T> X, Array<const T> inverse_lengthscale,
+                    Matrix<const Index> neighbours, Matrix<const T> noise, Matrix<const T> residual,
+                    std::optional<Cube<const T>> gram, std::optional<Matrix<const T>> cross, double alpha,
+                    double outputscale, Array<const T> grad_mean, Array<const T> grad_explained,
+                    Array<double> grad_square, Array<double> grad_alpha, Array<double> grad_scale,
+                    Matrix<T> grad_noise, Matrix<T> grad_residual, std::optional<Matrix<T>> grad_questions,
+                    std::optional<Cube<T>> grad_gram, std::optional<Matrix<T>> grad_cross, int threads,
+                    const std::string& isa) {
+    const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
+    const auto p = local_problem<T>(questions, X, inverse_lengthscale, neighbours, noise, residual, gram, cross, alpha, outputscale);
+    require(Index(grad_mean.shape(0)) == p.t && Index(grad_explained.shape(0)) == p.t, "cotangents must be (t,)");
+    const Tasks tasks(p.t, kLocalQuestions, kForwardTasks);
+    nb::gil_scoped_release release;
+    const Index width = p.d + 2;
+    std::vector<double> parts(tasks.count * width);
+    run_tasks(tasks.count, threads, s.local_scratch_bytes(p), [&](Index t, void* scratch) {
+        double* part = parts.data() + t * width;
+        s.local_gradient(p, tasks[t], {grad_mean.data(), grad_explained.data()},
+                         {part, part + p.d, part + p.d + 1, grad_noise.data(), grad_residual.data(),
+                          grad_questions ? grad_questions->data() : nullptr, grad_gram ? grad_gram->data() : nullptr,
+                          grad_cross ? grad_cross->data() : nullptr},
+                         scratch);
+    });
+    for (Index t = 0; t < tasks.count; ++t) {
+        const double* part = parts.data() + t * width;
+        for (Index j = 0; j < p.d; ++j) grad_square.data()[j] += part[j];
+        grad_alpha.data()[0] += part[p.d];
+        grad_scale.data()[0] += part[p.d + 1];
+    }
+}
+
 template <class T> void define(nb::module_& m) {
     using namespace nb::literals;
     m.def("matrix", &matrix<T>, "kind"_a, "X"_a, "Z"_a, "alpha"_a, "out"_a, "threads"_a, "isa"_a = "");
@@ -233,6 +305,14 @@ template <class T> void define(nb::module_& m) {
     m.def("block_gradient", &block_gradient<T>, "kind"_a, "X"_a, "Z"_a.none(), "alpha"_a, "values"_a, "offsets"_a,
           "grad_out"_a, "grad_square"_a, "grad_alpha"_a, "grad_values"_a, "grad_X"_a.none(), "grad_Z"_a.none(),
           "threads"_a, "isa"_a = "");
+    m.def("local", &local<T>, "kind"_a, "questions"_a, "X"_a, "inverse_lengthscale"_a, "neighbours"_a, "noise"_a,
+          "residual"_a, "gram"_a.none(), "cross"_a.none(), "alpha"_a, "outputscale"_a, "mean"_a, "explained"_a,
+          "threads"_a, "isa"_a = "");
+    m.def("local_gradient", &local_gradient<T>, "kind"_a, "questions"_a, "X"_a, "inverse_lengthscale"_a,
+          "neighbours"_a, "noise"_a, "residual"_a, "gram"_a.none(), "cross"_a.none(), "alpha"_a, "outputscale"_a,
+          "grad_mean"_a, "grad_explained"_a, "grad_square"_a, "grad_alpha"_a, "grad_scale"_a, "grad_noise"_a,
+          "grad_residual"_a, "grad_questions"_a.none(), "grad_gram"_a.none(), "grad_cross"_a.none(), "threads"_a,
+          "isa"_a = "");
 }
 
 }  // namespace

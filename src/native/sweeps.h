@@ -35,6 +35,26 @@ struct Range {
     std::int64_t begin, end;
 };
 
+// Questions that are each answered from a few rows of their own: mean = c'C^-1 r and explained = c'C^-1 c with
+// C = scale k(N, N) + noise - gram, c = scale k(N, x) - cross. Inputs are not divided by the lengthscales here.
+template <class T> struct LocalProblem {
+    const T *questions, *X;           // (t, d), (n, d)
+    const T* inverse_lengthscale;     // (d)
+    const std::int64_t* neighbours;   // (t, k): rows of X, nearest first; -1 for none
+    const T *noise, *residual;        // (t, k)
+    const T *gram, *cross;            // (t, k, k), (t, k), or null
+    std::int64_t t, k, d;
+    double alpha, outputscale;
+};
+template <class T> struct LocalCotangents {
+    const T *mean, *explained;  // (t)
+};
+template <class T> struct LocalGradients {
+    double *square, *alpha, *scale;  // (d), (1), (1): this task's part
+    T *noise, *residual;             // (t, k)
+    T *questions, *gram, *cross;     // (t, d), (t, k, k), (t, k), or null
+};
+
 template <class T> struct Sweeps {
     std::int64_t (*scratch_bytes)(std::int64_t d);
     // out (n, m) = k(X, Z), for a range of rows
@@ -49,6 +69,10 @@ template <class T> struct Sweeps {
     void (*symmetric)(const Problem<T>&, const Blocks<T>&, Range blocks, T* out, void* scratch);
     void (*symmetric_gradient)(const Problem<T>&, const Blocks<T>&, Range blocks, const T* grad_out,
                                const Gradients<T>&, void* scratch);
+    std::int64_t (*local_scratch_bytes)(const LocalProblem<T>&);
+    void (*local)(const LocalProblem<T>&, Range questions, T* mean, T* explained, void* scratch);
+    void (*local_gradient)(const LocalProblem<T>&, Range questions, const LocalCotangents<T>&,
+                           const LocalGradients<T>&, void* scratch);
 };
 
 struct Variant {

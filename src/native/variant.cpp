@@ -3,6 +3,7 @@
 // One side of each product lies in the vector lanes: a panel of up to kRows points, transposed, whose distances to one
 // point of the other side are computed together. Distances are sums of squared differences, never the expansion of the
 // square, which would lose close points in float32.
+#include "local.h"
 #include "profiles.h"
 #include "sweeps.h"
 
@@ -12,8 +13,6 @@ namespace {
 constexpr int kUnroll = 4;  // vectors per full panel: enough independent chains to hide the latency of exp
 constexpr int kChunk = 32;  // points of the looped side whose cotangents are kept between the two gradient passes
 template <class T> constexpr int kRows = kUnroll * kLanes<T>;
-
-using Index = std::int64_t;
 
 // One value for each lane of a panel of U vectors.
 template <class T, int U = kUnroll> struct Panel {
@@ -98,8 +97,6 @@ template <class T, int U> inline T sum(const Panel<T, U>& panel) {
     for (int u = 1; u < U; ++u) total += panel.v[u];
     return sum_lanes<T>(total);
 }
-
-inline int smaller(Index a, int b) { return a < b ? int(a) : b; }
 
 // Second pass of the gradient: given cotangents[c] = dL/dr2 of each panel point against each of `count` looped points,
 // adds dL/dr2 * difference^2 to square, and 2 * dL/dr2 * difference to the gradients of both sides where asked for.
@@ -405,7 +402,8 @@ void symmetric_gradient(const Problem<T>& p, const Blocks<T>& w, Range blocks, c
 
 template <class T, class Profile> constexpr Sweeps<T> sweeps() {
     return {Scratch<T>::bytes,          matrix<T, Profile>,    matrix_gradient<T, Profile>,   block<T, Profile>,
-            block_gradient<T, Profile>, symmetric<T, Profile>, symmetric_gradient<T, Profile>};
+            block_gradient<T, Profile>, symmetric<T, Profile>, symmetric_gradient<T, Profile>,
+            local_scratch<T, Profile>,  local<T, Profile>,     local_gradient<T, Profile>};
 }
 
 #define CAGP_SWEEPS(T) \

@@ -1,6 +1,14 @@
 """Actions S (n, i): the linear combinations of the targets that the posterior conditions on."""
 
 from cagp.actions.base import Actions, DenseActions
-from cagp.actions.blocks import BlockActions, Partition, ordered_blocks, spatial_blocks
+from cagp.actions.blocks import BlockActions, Partition, ordered_blocks, refined_blocks, spatial_blocks
 
-__all__ = ["Actions", "BlockActions", "DenseActions", "Partition", "ordered_blocks", "spatial_blocks"]
+__all__ = [
+    "Actions",
+    "BlockActions",
+    "DenseActions",
+    "Partition",
+    "ordered_blocks",
+    "refined_blocks",
+    "spatial_blocks",
+]

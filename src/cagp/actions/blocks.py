@@ -1,5 +1,6 @@
 """Learned block-sparse actions (CaGP-Opt): the rows are cut into i blocks, and action j weighs the rows of block j."""
 
+import heapq
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ Start = Literal["constant", "random", "eigenvector"]
 
 
 class Partition(NamedTuple):
-    """Every row in exactly one block: block j is ``rows[offsets[j]:offsets[j + 1]]``; sizes differ by at most one."""
+    """Every row in exactly one block: block j is ``rows[offsets[j]:offsets[j + 1]]``; no block is empty."""
 
     rows: Int[Tensor, " n"]
     offsets: Int[Tensor, " i+1"]
@@ -38,10 +39,21 @@ def ordered_blocks(num_rows: int, num_blocks: int) -> Partition:
 def spatial_blocks(
     X: Float[Tensor, "n d"], num_blocks: int, lengthscale: Float[Tensor, " d"] | None = None
 ) -> Partition:
-    """Blocks of nearby rows: recursive splits of the widest direction, in units of ``lengthscale``.
+    """Blocks of nearby rows, in units of ``lengthscale``: all rows, cut by ``refined_blocks``."""
+    check_matrix(X, "X")
+    everything = Partition(torch.arange(X.shape[0]), torch.tensor([0, X.shape[0]]))
+    return refined_blocks(X, everything, num_blocks, lengthscale)
 
-    A node that is to hold b blocks of q rows (and r of them one more) splits into ⌊b/2⌋ and ⌈b/2⌉ blocks, so every row
-    is used and sizes differ by at most one. Ties go by row number. Time O(n d log i).
+
+def refined_blocks(
+    X: Float[Tensor, "n d"], partition: Partition, num_blocks: int, lengthscale: Float[Tensor, " d"] | None = None
+) -> Partition:
+    """``partition`` with blocks cut in two until there are ``num_blocks``: nested in it.
+
+    The next block to be cut is always the one with the largest sum of distances of its rows to their mean, which is
+    what one action per block leaves unexplained: blocks are small where rows are far apart, and hold many rows where
+    they are close. The cut is across the direction of largest variance, where it leaves the least. Blocks of equal
+    rows are cut last, in the order of the rows. Time O(n d² log i) if cuts are not too uneven.
     """
     check_matrix(X, "X")
     check_count(num_blocks, "num_blocks", X.shape[0], "the number of rows")
@@ -50,39 +62,42 @@ def spatial_blocks(
         if lengthscale.shape != X.shape[1:]:
             raise ValueError(f"lengthscale has shape {tuple(lengthscale.shape)}, expected ({X.shape[1]},).")
         points = points / lengthscale.detach().double().cpu()
-    size, _ = divmod(X.shape[0], num_blocks)
 
-    leaves: list[Tensor] = []
-    stack = [(torch.arange(X.shape[0]), num_blocks)]
-    while stack:
-        rows, blocks = stack.pop()
-        if blocks == 1:
-            leaves.append(rows)
-            continue
-        left_blocks = blocks // 2
-        larger = len(rows) - size * blocks  # blocks of this node with one row more
-        left_rows = size * left_blocks + larger * left_blocks // blocks
-        inside = points[rows]
-        widest = int((inside.amax(0) - inside.amin(0)).argmax())
-        order = inside[:, widest].argsort(stable=True)
-        stack.append((rows[order[left_rows:]], blocks - left_blocks))
-        stack.append((rows[order[:left_rows]], left_blocks))
+    blocks = partition.rows.cpu().split(partition.offsets.diff().tolist())
+    # A heap of (how much less to be cut, place among all blocks, rows); places order the result, halves side by side.
+    heap = [(*_urgency(points, rows), (number,), rows) for number, rows in enumerate(blocks)]
+    heapq.heapify(heap)
+    while len(heap) < num_blocks:
+        *_, place, rows = heapq.heappop(heap)
+        for side, half in enumerate(_cut(points, rows)):
+            heapq.heappush(heap, (*_urgency(points, half), (*place, side), half))
+    leaves = [rows for *_, rows in sorted(heap, key=lambda block: block[2])]
     sizes = torch.tensor([len(leaf) for leaf in leaves])
     return Partition(torch.cat(leaves).to(X.device), _offsets(sizes).to(X.device))
 
 
-def halved_blocks(
-    X: Float[Tensor, "n d"], partition: Partition, lengthscale: Float[Tensor, " d"] | None = None
-) -> Partition:
-    """Each block cut in two across its widest direction: nested in ``partition``; a block of one row stays."""
-    halves: list[Tensor] = []
-    for rows in partition.rows.split(partition.offsets.diff().tolist()):
-        if len(rows) < 2:
-            halves.append(rows)
-            continue
-        two = spatial_blocks(X[rows], 2, lengthscale)
-        halves.extend(rows[two.rows].split(two.offsets.diff().tolist()))
-    return Partition(torch.cat(halves), _offsets(torch.tensor([len(h) for h in halves])).to(partition.offsets.device))
+def _urgency(points: Tensor, rows: Tensor) -> tuple[float, int]:
+    """For a heap, whose smallest comes first: minus the sum of distances to the mean, then minus the rows."""
+    inside = points[rows]
+    spread = float((inside - inside.mean(0)).norm(dim=1).sum())
+    round_off = len(rows) * float(inside.abs().amax()) * 1e-14
+    return -spread if spread > round_off else 0.0, -len(rows)
+
+
+def _cut(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows in two parts, on both sides of the best place on the line of largest variance (two means in 1-D)."""
+    inside = points[rows] - points[rows].mean(0)
+    axis = torch.linalg.eigh(inside.mT @ inside).eigenvectors[:, -1]
+    axis = axis * axis[axis.abs().argmax()].sign()
+    line, order = (inside @ axis).sort(stable=True)
+    if not line[-1] > line[0]:
+        return rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    left = torch.arange(1, len(rows), dtype=torch.float64)
+    sums = line.cumsum(0)[:-1]  # of all rows: zero
+    between = sums.square() * (1 / left + 1 / (len(rows) - left))  # variance that a cut here explains
+    between[line[1:] == line[:-1]] = 0  # equal rows stay together
+    where = int(between.argmax()) + 1
+    return rows[order[:where]], rows[order[where:]]
 
 
 def _offsets(sizes: Tensor) -> Tensor:
@@ -183,21 +198,16 @@ class BlockActions(Actions):
         """Where in ``values`` the weight of each support row is."""
         return self._support.argsort().argsort()
 
-    def reblock(
-        self,
-        X: Float[Tensor, "n d"],
-        lengthscale: Float[Tensor, " d"] | None = None,
-        num_actions: int | None = None,
-    ) -> None:
-        """Cut the support into blocks of nearby rows again, in other units or another number; rows keep weights."""
+    def reblock(self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None = None) -> None:
+        """Cut the support into blocks of nearby rows again, in other units; every row keeps its weight."""
         rows = self._support.sort().values
-        num_actions = self.num_actions if num_actions is None else num_actions
-        self._set_blocks(rows, spatial_blocks(X[rows], num_actions, lengthscale))
+        self._set_blocks(rows, spatial_blocks(X[rows], self.num_actions, lengthscale))
 
-    def halve(self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None = None) -> None:
-        """Cut every block in two: twice the actions, whose span contains the old one's; every row keeps its weight."""
+    def grow(self, X: Float[Tensor, "n d"], num_actions: int, lengthscale: Float[Tensor, " d"] | None = None) -> None:
+        """Cut blocks in two until there are ``num_actions``, whose span contains the old one; rows keep weights."""
+        check_count(num_actions, "num_actions", len(self._support), "the number of rows with weights")
         every = Partition(torch.arange(len(self._support), device=X.device), self.offsets)
-        self._set_blocks(self._support, halved_blocks(X[self._support], every, lengthscale))
+        self._set_blocks(self._support, refined_blocks(X[self._support], every, num_actions, lengthscale))
 
     def _set_blocks(self, rows: Tensor, partition: Partition) -> None:
         self._support, self.offsets = rows[partition.rows], partition.offsets

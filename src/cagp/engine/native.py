@@ -37,6 +37,11 @@ def available() -> bool:
     return _native is not None
 
 
+def module() -> Any:
+    """The compiled module; None where it was not built."""
+    return _native
+
+
 @lru_cache
 def instruction_set() -> str:
     """The instruction set in use on this machine."""
@@ -45,7 +50,7 @@ def instruction_set() -> str:
 
 def matrix(kernel: Stationary, X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
     """k(X, Z). Time O(n m d), memory O(n m): the result."""
-    return _Matrix.apply(X, Z, kernel.lengthscale, _alpha(kernel), KINDS[type(kernel)])
+    return _Matrix.apply(X, Z, kernel.lengthscale, alpha_of(kernel), KINDS[type(kernel)])
 
 
 def matmul(
@@ -62,15 +67,17 @@ def block_matmul(
 ) -> Float[Tensor, "n i"]:
     """k(X, Z) W in one sweep; when Z is X, each pair is evaluated once. Time O(n m d), memory O(n i): the result."""
     return _BlockMatmul.apply(
-        X, None if Z is X else Z, kernel.lengthscale, _alpha(kernel), W.values, W.offsets, KINDS[type(kernel)]
+        X, None if Z is X else Z, kernel.lengthscale, alpha_of(kernel), W.values, W.offsets, KINDS[type(kernel)]
     )
 
 
-def _alpha(kernel: Stationary) -> Tensor | None:
+def alpha_of(kernel: Stationary) -> Tensor | None:
+    """The shape parameter of a rational quadratic kernel."""
     return kernel.alpha if isinstance(kernel, RationalQuadratic) else None
 
 
-def _number(alpha: Tensor | None) -> float:
+def number_of(alpha: Tensor | None) -> float:
+    """The shape parameter as the compiled kernels take it, where there is none, too."""
     return 1.0 if alpha is None else float(alpha)
 
 
@@ -109,7 +116,7 @@ class _Matrix(torch.autograd.Function):
         ctx.save_for_backward(X, Z, lengthscale, alpha)
         ctx.kind = kind
         out = X.new_empty(X.shape[0], Z.shape[0])
-        _native.matrix(kind, *_scaled(X, Z, lengthscale), _number(alpha), out, torch.get_num_threads())
+        _native.matrix(kind, *_scaled(X, Z, lengthscale), number_of(alpha), out, torch.get_num_threads())
         return out
 
     @staticmethod
@@ -120,7 +127,7 @@ class _Matrix(torch.autograd.Function):
         _native.matrix_gradient(
             ctx.kind,
             *_scaled(X, Z, lengthscale),
-            _number(alpha),
+            number_of(alpha),
             grad_outputs[0].contiguous(),
             gradients.square,
             gradients.alpha,
@@ -149,7 +156,7 @@ class _BlockMatmul(torch.autograd.Function):
         _native.block(
             kind,
             *_scaled(X, Z, lengthscale),
-            _number(alpha),
+            number_of(alpha),
             values.contiguous(),
             offsets,
             out,
@@ -166,7 +173,7 @@ class _BlockMatmul(torch.autograd.Function):
         _native.block_gradient(
             ctx.kind,
             *_scaled(X, Z, lengthscale),
-            _number(alpha),
+            number_of(alpha),
             values.contiguous(),
             offsets,
             grad_outputs[0].contiguous(),

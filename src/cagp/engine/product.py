@@ -43,7 +43,7 @@ def kernel_product(
         raise ValueError(f'backend is {backend!r}, expected "auto", "native" or "torch".')
     _check_product(kernel, X, Z, W)
     parts = [
-        _part_product(coefficient, part, X, Z, W, backend, max_bytes) for coefficient, part in _linear_parts(kernel)
+        _part_product(coefficient, part, X, Z, W, backend, max_bytes) for coefficient, part in linear_parts(kernel)
     ]
     total = parts[0]
     for part in parts[1:]:
@@ -53,28 +53,28 @@ def kernel_product(
 
 def backend_for(kernel: Kernel, X: Tensor) -> str:
     """The implementation "auto" takes, in words: "native (avx2)", or "torch tiles" and why."""
-    reasons = [_not_native(part, X) for _, part in _linear_parts(kernel) if part.features(X[:1]) is None]
+    reasons = [not_native(part, X) for _, part in linear_parts(kernel) if part.features(X[:1]) is None]
     missing = sorted({reason for reason in reasons if reason is not None})
     if missing:
         return f"torch tiles ({'; '.join(missing)})"
     return f"native ({native.instruction_set()})" if reasons else "explicit features"
 
 
-def _linear_parts(kernel: Kernel, coefficient: Tensor | None = None) -> Iterator[tuple[Tensor | None, Kernel]]:
+def linear_parts(kernel: Kernel, coefficient: Tensor | None = None) -> Iterator[tuple[Tensor | None, Kernel]]:
     """(c, k') with k = Σ c k': k(X, Z) W is linear in k, so each part can take its own best path."""
     if isinstance(kernel, Sum):
         for part in kernel.parts:
-            yield from _linear_parts(part, coefficient)
+            yield from linear_parts(part, coefficient)
     elif isinstance(kernel, Scale):
         scale = kernel.outputscale
-        yield from _linear_parts(kernel.kernel, scale if coefficient is None else coefficient * scale)
+        yield from linear_parts(kernel.kernel, scale if coefficient is None else coefficient * scale)
     elif isinstance(kernel, Product):
         numbers = [k.variance for k in kernel.parts if isinstance(k, Constant)]
         others = [k for k in kernel.parts if not isinstance(k, Constant)]
         for number in numbers:
             coefficient = number if coefficient is None else coefficient * number
         if len(others) == 1:
-            yield from _linear_parts(others[0], coefficient)
+            yield from linear_parts(others[0], coefficient)
         else:
             yield coefficient, Product(*others) if others else Constant().requires_grad_(False)
     else:
@@ -110,7 +110,7 @@ def _part_product(
 def _tile_product(
     kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeights | None, backend: Backend, max_bytes: int
 ) -> Tensor:
-    reason = _not_native(kernel, X)
+    reason = not_native(kernel, X)
     if backend == "native" and reason is not None:
         raise ValueError(f'backend is "native", but {reason}; use backend="auto" or "torch".')
     if backend != "torch" and reason is None:
@@ -127,7 +127,7 @@ def _tile_product(
     return tiles.matmul(kernel, X, Z, W, max_bytes)
 
 
-def _not_native(kernel: Kernel, X: Tensor) -> str | None:
+def not_native(kernel: Kernel, X: Tensor) -> str | None:
     """Why the compiled kernels do not apply, or None when they do."""
     if not native.available():
         return "the compiled kernels are not installed"
