@@ -50,7 +50,7 @@ class CaGPOpt(Method):
         check_loss(loss)
         self.prior = prior
         self.actions = actions
-        self.loss = loss
+        self.loss: Loss = loss
         self.max_bytes = max_bytes
         self.reblock_at = tuple(reblock_at)
         if grow_to is not None:
@@ -111,8 +111,9 @@ class CaGPOpt(Method):
             return None
         lengthscale = lengthscale_of(self.prior.kernel)
         if self._growth_is_due(share, flat):
-            self._grow(X, lengthscale)
-            return f"cut the blocks in two: {self.actions.num_actions} actions"
+            assert self.grow_to is not None
+            self.actions.grow(X, min(2 * self.actions.num_actions, self.grow_to), lengthscale)
+            return f"cut blocks in two: {self.actions.num_actions} actions"
         if step in self.reblock_at and lengthscale is not None:
             self.actions.reblock(X, lengthscale)
             return f"cut {self.actions.num_actions} blocks again, in units of the learned lengthscales"
@@ -124,14 +125,6 @@ class CaGPOpt(Method):
             return False
         doublings = math.ceil(math.log2(self.grow_to / self.actions.num_actions))
         return flat or share >= GROWN_BY - (doublings - 1) * GROWTH_PACE
-
-    def _grow(self, X: Tensor, lengthscale: Tensor | None) -> None:
-        assert isinstance(self.actions, BlockActions)
-        assert self.grow_to is not None
-        if 2 * self.actions.num_actions <= self.grow_to:
-            self.actions.halve(X, lengthscale)
-        else:
-            self.actions.reblock(X, lengthscale, self.grow_to)
 
     @torch.no_grad()
     def condition(
