@@ -5,11 +5,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from matplotlib.figure import Figure
+
 import cagp
-from cagp import demo
+from cagp import demo, plots
 from cagp.bench import engine as bench_engine
 from cagp.bench import generalization as bench_generalization
 from cagp.bench import step as bench_step
+from cagp.bench.generalization import load_table
+from cagp.search.trial import KERNELS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cagp",
         description="Gaussian process regression for large data, with error bars that include what was not computed.",
-        epilog="examples:\n  cagp demo\n  cagp bench engine\n  cagp bench step --json\n  cagp bench fit table.npz",
+        epilog="examples:\n  cagp demo\n  cagp bench engine\n  cagp bench step --json\n  cagp bench fit table.npz\n"
+        "  cagp search table.npz --actions 64 128 256",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"cagp {cagp.__version__}")
@@ -44,6 +50,34 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("cagp-demo"), help="folder for the picture (default: %(default)s)"
     )
     command.set_defaults(run=lambda arguments: demo.run(arguments.out))
+
+    command = commands.add_parser(
+        "search",
+        help="how many actions does a table need?",
+        description="Fit a table (.npz with X and y) with several numbers of actions and learning rates, judge each "
+        "on a tenth of the rows, and recommend a number. Errors are in standard units. Calling it again goes on.",
+        epilog="example:\n  cagp search table.npz --actions 64 128 256 512 --lr 0.3 1.0 --jobs 2 --out table-search",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("table", type=Path, help="an .npz file")
+    command.add_argument(
+        "--actions", type=int, nargs="+", default=[64, 128, 256, 512], help="numbers to try (default: 64 128 256 512)"
+    )
+    command.add_argument(
+        "--lr", type=float, nargs="+", default=[0.3, 1.0], help="learning rates to try (default: 0.3 1.0)"
+    )
+    command.add_argument("--kernel", choices=KERNELS, default="Matern32", help="(default: %(default)s)")
+    command.add_argument("--steps", type=int, default=300, help="steps of each fit (default: %(default)s)")
+    command.add_argument("--max-time", help='time for each fit, e.g. "10min" (default: no limit)')
+    command.add_argument("--seed", type=int, default=0, help="of the split (default: %(default)s)")
+    command.add_argument("--jobs", type=int, default=1, help="fits at a time (default: %(default)s)")
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=Path("cagp-search"),
+        help="folder for the trials and the picture; one for each table (default: %(default)s)",
+    )
+    command.set_defaults(run=_search)
 
     suites = commands.add_parser("bench", help="measure speed and memory on this machine").add_subparsers(
         required=True, metavar="suite"
@@ -85,6 +119,33 @@ def _parser() -> argparse.ArgumentParser:
     suite.add_argument("--json", action="store_true", help="print records for machines instead of a table")
     suite.set_defaults(run=lambda a: bench_generalization.run(a.tables, a.seeds, a.actions, a.steps, a.blocks, a.json))
     return parser
+
+
+def _search(arguments: argparse.Namespace) -> int:
+    """Search, print the table and its reading, write search.png; 1 if any trial failed."""
+    result = cagp.search(
+        *load_table(arguments.table),
+        folder=arguments.out,
+        num_actions=arguments.actions,
+        lrs=arguments.lr,
+        kernel=arguments.kernel,
+        seed=arguments.seed,
+        num_steps=arguments.steps,
+        max_time=arguments.max_time,
+        dtype=torch.float32,
+        jobs=arguments.jobs,
+        progress=True,
+    )
+    print(result)
+    if result.best is not None:
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        plots.quality_against_time(figure.subplots(), result.trials).set_title(
+            f"How many actions does {arguments.table.stem} need?", loc="left", fontweight="bold"
+        )
+        picture = arguments.out / "search.png"
+        figure.savefig(picture, dpi=150)
+        print(f"\nPicture: {picture}")
+    return int(any(trial.error is not None for trial in result.trials))
 
 
 if __name__ == "__main__":

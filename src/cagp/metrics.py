@@ -8,10 +8,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 
+def row_nll(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Negative log density of each target; lower is better; nats."""
+    y, mean, variance = y.double(), mean.double(), variance.double()
+    return 0.5 * ((y - mean).square() / variance + torch.log(2 * math.pi * variance))
+
+
 def nll(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> float:
     """Mean negative log density of the targets; lower is better; nats per row."""
-    y, mean, variance = y.double(), mean.double(), variance.double()
-    return float(0.5 * ((y - mean).square() / variance + torch.log(2 * math.pi * variance)).mean())
+    return float(row_nll(y, mean, variance).mean())
 
 
 def rmse(y: Float[Tensor, " n"], mean: Float[Tensor, " n"]) -> float:

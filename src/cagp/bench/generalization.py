@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cagp import metrics
 from cagp.bench.records import machine, show
-from cagp.data import Standardizer, split
+from cagp.data import split, standardized
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPOpt
 from cagp.prior import GP
@@ -50,13 +50,13 @@ def _measure(table: Path, seed: int, num_actions: int, num_steps: int, blocks: s
     choices = {"table": table.stem, "seed": seed, "i": num_actions, "num_steps": num_steps, "blocks": blocks}
     record, start = {**machine(), **choices}, time.perf_counter()
     try:
-        result = _generalization(*_load(table), seed, num_actions, num_steps, blocks)
+        result = _generalization(*load_table(table), seed, num_actions, num_steps, blocks)
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
     return {**record, **result, "total_s": time.perf_counter() - start}
 
 
-def _load(table: Path) -> tuple[Tensor, Tensor]:
+def load_table(table: Path) -> tuple[Tensor, Tensor]:
     """X and y of an .npz file, in float64."""
     with np.load(table, allow_pickle=False) as file:
         return torch.from_numpy(file["X"]).double(), torch.from_numpy(file["y"]).double()
@@ -66,12 +66,8 @@ def _generalization(X: Tensor, y: Tensor, seed: int, num_actions: int, num_steps
     outer = split(len(y), 0.1, seed)
     inner = split(len(outer.train), 0.1, seed)
     train, validation, test = outer.train[inner.train], outer.train[inner.test], outer.test
-    scaler = Standardizer.fit(X[train], y[train])
-
-    def standard(rows: Tensor) -> tuple[Tensor, Tensor]:
-        return scaler.inputs(X[rows]).float(), scaler.targets(y[rows]).float()
-
-    (X, y), (X_validation, y_validation), (X_test, y_test) = standard(train), standard(validation), standard(test)
+    parts = standardized(X, y, train, validation, test, dtype=torch.float32)
+    (X, y), (X_validation, y_validation), (X_test, y_test) = parts
     prior = start_from_data(GP(Scale(Matern32(X.shape[1]))), X, y)
     start = "constant" if blocks == "spatial" else "random"
     generator = torch.Generator().manual_seed(seed)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.checks import check_data
@@ -42,6 +42,14 @@ class Standardizer(NamedTuple):
     def restore_variance(self, variance: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
         """Variances in standard units, back in the squared unit of the targets."""
         return variance * self.target_std.to(variance).square()
+
+
+def standardized(
+    X: Float[Tensor, "n d"], y: Float[Tensor, " n"], *parts: Int[Tensor, " _"], dtype: torch.dtype | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Inputs and targets of each part of the rows, in the standard units of the first part: the one to train on."""
+    scaler = Standardizer.fit(X[parts[0]], y[parts[0]])
+    return [(scaler.inputs(X[rows]).to(dtype=dtype), scaler.targets(y[rows]).to(dtype=dtype)) for rows in parts]
 
 
 def _nonzero(std: Tensor) -> Tensor:

@@ -1,0 +1,136 @@
+"""One trial of a search, in a process of its own: read the task, fit, write one JSON file.
+
+FOLDER/search.safetensors      data and settings: the task, read by every trial
+FOLDER/trials/NAME.json        a finished trial
+FOLDER/trials/NAME/            checkpoint and history of the fit, and what the process printed (log.txt)
+"""
+
+import json
+import math
+import os
+import signal
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cagp import kernels, metrics
+from cagp.data import Split, split, standardized
+from cagp.kernels import Scale, Stationary
+from cagp.methods import CaGPOpt
+from cagp.prior import GP
+from cagp.search.result import Trial
+from cagp.starting import start_from_data
+from cagp.training import fit
+from cagp.training.checkpoints import load_checkpoint
+from cagp.training.history import write_atomically
+from cagp.training.settings import ADAM_RATES
+
+TASK = "search.safetensors"
+VALIDATION = 0.1  # share of the rows
+COMPARED_ROWS = 10_000  # validation rows, already in random order, whose NLL a trial's file holds
+INTERRUPTED = 130
+KERNELS = {kind.__name__: kind for kind in vars(kernels).values() if isinstance(kind, type)}
+KERNELS = {name: kind for name, kind in KERNELS.items() if issubclass(kind, Stationary) and kind is not Stationary}
+
+
+def trial_path(folder: Path, num_actions: int, lr: float) -> Path:
+    """The file of a finished trial; the folder of its fit has the same name without the suffix."""
+    return folder / "trials" / f"{num_actions}-actions-rate-{lr!r}.json"
+
+
+def rates(lr: float) -> dict[str, float]:
+    """Learning rates of CaGP-Opt's groups, in the proportions of the defaults, with ``lr`` for the hyperparameters."""
+    return {group: lr * ADAM_RATES[group] / ADAM_RATES["hyperparameters"] for group in ("hyperparameters", "actions")}
+
+
+def rows_of(num_rows: int, seed: int) -> Split:
+    """Rows to train on, and rows (called test) to judge by."""
+    return split(num_rows, VALIDATION, seed)
+
+
+def run_trial(folder: Path, num_actions: int, lr: float) -> Trial | None:
+    """Fit and judge one combination, from its checkpoint where it has one; None after Ctrl-C."""
+    task = load_checkpoint(folder / TASK)
+    settings: dict[str, Any] = task["settings"]
+    rows = rows_of(len(task["y"]), settings["seed"])
+    dtype = getattr(torch, settings["dtype"])
+    (X, y), (X_validation, y_validation) = standardized(task["X"], task["y"], rows.train, rows.test, dtype=dtype)
+    prior = start_from_data(GP(Scale(KERNELS[settings["kernel"]](X.shape[1]))), X, y)
+    method = CaGPOpt.from_data(prior, X, num_actions)
+
+    def evaluate() -> dict[str, float]:
+        return {"nll": metrics.nll(y_validation, *method.condition(X, y).predict(X_validation, noise=True))}
+
+    result = fit(
+        method,
+        X,
+        y,
+        lr=rates(lr),
+        num_steps=settings["num_steps"],
+        max_time=settings["max_time"],
+        evaluate=evaluate,
+        monitor="nll",
+        checkpoint_dir=trial_path(folder, num_actions, lr).with_suffix(""),
+    )
+    if result.interrupted:
+        return None
+    if not result.steps:
+        raise ArithmeticError(result.reason)
+    prediction = method.condition(X, y).predict(X_validation, noise=True)
+    row_nll: Tensor = metrics.row_nll(y_validation, *prediction)
+    if not bool(torch.isfinite(row_nll).all()):
+        raise ArithmeticError("the NLL of the validation rows is not finite")
+    curve = [(s.seconds, nll) for s in result.steps if s.evaluation and (nll := s.evaluation["nll"]) is not None]
+    return Trial(
+        num_actions,
+        lr,
+        nll=float(row_nll.mean()),
+        rmse=metrics.rmse(y_validation, prediction.mean),
+        coverage=metrics.coverage(y_validation, *prediction),
+        seconds=result.seconds,
+        steps=len(result.steps),
+        best_step=result.best_step,
+        reason=result.reason,
+        threads=torch.get_num_threads(),
+        curve=curve or [(result.seconds, float(row_nll.mean()))],
+        row_nll=row_nll[:COMPARED_ROWS].tolist(),
+    )
+
+
+def read_trial(path: Path) -> Trial:
+    """A finished trial, or ValueError where the file is damaged."""
+    try:
+        return Trial(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; delete it to run that trial again.") from error
+
+
+def main(folder: str, num_actions: str, lr: str, threads: str) -> int:
+    """The whole process: 0 when the trial's file is written, be it of a success or of a failure."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(int(threads))
+    path = trial_path(Path(folder), int(num_actions), float(lr))
+    try:
+        trial = run_trial(Path(folder), int(num_actions), float(lr))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        trial = Trial(int(num_actions), float(lr), error=text, threads=int(threads))
+    if trial is None:
+        return INTERRUPTED
+    numbers = {k: v for k, v in asdict(trial).items() if not (isinstance(v, float) and math.isnan(v))}
+    write_atomically(path, json.dumps(numbers, allow_nan=False).encode())
+    return 0
+
+
+def _end_with_parent() -> None:
+    """The other end of stdin is the search's; it closes when the search ends, however it ends."""
+    os.read(sys.stdin.fileno(), 1)  # unbuffered: a thread inside sys.stdin would hinder the interpreter's own end
+    os._exit(1)
