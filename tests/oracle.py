@@ -224,6 +224,50 @@ def projected_nll(prior, S, X, y, row_noise=None) -> float:
     return -log_density(S.T @ array(y), p)
 
 
+# --- inducing points --------------------------------------------------------------------------------------------------
+
+
+def inducing_posterior(prior, Z, q: Gaussian, new) -> Gaussian:
+    """f(new) = ∫ p(f(new) | u) q(u) du for q(u), u = f(Z)."""
+    Kuu = kernel_matrix(prior.kernel, Z, Z)
+    gain = np.linalg.solve(Kuu, kernel_matrix(prior.kernel, Z, new)).T
+    return Gaussian(
+        mean_vector(prior.mean, new) + gain @ (q.mean - mean_vector(prior.mean, Z)),
+        kernel_matrix(prior.kernel, new, new) - gain @ (Kuu - q.covariance) @ gain.T,
+    )
+
+
+def best_inducing_values(prior, Z, X, y, row_noise=None) -> Gaussian:
+    """The q(u) that maximises the bound: u given y under y ~ Normal(m + Kfu Kuu⁻¹ (u - m(Z)), D) (Titsias, eq. 10)."""
+    t = _terms(prior, X, y, row_noise)
+    Kuu, Kuf = kernel_matrix(prior.kernel, Z, Z), kernel_matrix(prior.kernel, Z, X)
+    precision = Kuu + Kuf @ np.diag(1 / t.D) @ Kuf.T
+    return Gaussian(
+        mean_vector(prior.mean, Z) + Kuu @ np.linalg.solve(precision, Kuf @ (t.residual / t.D)),
+        Kuu @ np.linalg.solve(precision, Kuu),
+    )
+
+
+def collapsed_bound(prior, Z, X, y, row_noise=None) -> float:
+    """log Normal(y; m, Q + D) - ½ tr(D⁻¹(K - Q)), Q = Kfu Kuu⁻¹ Kuf, written out (n, n) (Titsias, eq. 9)."""
+    t = _terms(prior, X, y, row_noise)
+    Kuf = kernel_matrix(prior.kernel, Z, X)
+    Q = Kuf.T @ np.linalg.solve(kernel_matrix(prior.kernel, Z, Z), Kuf)
+    trace = (np.diag(t.K - Q) / t.D).sum()
+    return log_density(t.residual, Gaussian(np.zeros(len(t.D)), Q + np.diag(t.D))) - 0.5 * float(trace)
+
+
+def uncollapsed_bound(prior, Z, q: Gaussian, X, y, row_noise=None) -> ElboTerms:
+    """E_q[log p(y | f)] - KL(q(u) ‖ p(u)) for any q(u)."""
+    t = _terms(prior, X, y, row_noise)
+    f = inducing_posterior(prior, Z, q, X)
+    expected = -0.5 * (((array(y) - f.mean) ** 2 + f.variance) / t.D + np.log(2 * math.pi * t.D)).sum()
+    Kuu, error = kernel_matrix(prior.kernel, Z, Z), q.mean - mean_vector(prior.mean, Z)
+    trace = np.trace(np.linalg.solve(Kuu, q.covariance)) + error @ np.linalg.solve(Kuu, error)
+    log_dets = np.linalg.slogdet(Kuu)[1] - np.linalg.slogdet(q.covariance)[1]
+    return ElboTerms(float(expected), float(0.5 * (trace - len(Kuu) + log_dets)))
+
+
 # --- information and worst cases --------------------------------------------------------------------------------------
 
 

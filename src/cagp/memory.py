@@ -1,4 +1,4 @@
-"""How much memory this process holds."""
+"""How much memory this process holds, and how much more it may have."""
 
 import resource
 import sys
@@ -21,3 +21,17 @@ def _status(field: str) -> int:
         line = next(line for line in status.read_text().splitlines() if line.startswith(field))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def available_memory() -> int | None:
+    """Bytes this process can still take, by the machine and by its control group; None where neither says."""
+    found = []
+    machine = Path("/proc/meminfo")
+    if machine.exists():
+        line = next(line for line in machine.read_text().splitlines() if line.startswith("MemAvailable"))
+        found.append(int(line.split()[1]) * 1024)
+    group = Path("/sys/fs/cgroup")
+    limit, used = group / "memory.max", group / "memory.current"
+    if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdigit():
+        found.append(int(most) - int(used.read_text()))
+    return min(found) if found else None

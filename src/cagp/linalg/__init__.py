@@ -4,8 +4,10 @@ from cagp.linalg.dense import (
     JitterWarning,
     NotPositiveDefiniteError,
     RowMoments,
+    WhitenedGram,
     row_moments,
     safe_cholesky,
+    whitened_gram,
 )
 from cagp.linalg.iterative import CGResult, PivotedCholesky, conjugate_gradients, pivoted_cholesky
 
@@ -15,8 +17,10 @@ __all__ = [
     "NotPositiveDefiniteError",
     "PivotedCholesky",
     "RowMoments",
+    "WhitenedGram",
     "conjugate_gradients",
     "pivoted_cholesky",
     "row_moments",
     "safe_cholesky",
+    "whitened_gram",
 ]

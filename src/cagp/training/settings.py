@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 OPTIMIZERS = ("adam", "lbfgs")
-ADAM_RATES = {"hyperparameters": 1.0, "actions": 0.3}
+ADAM_RATES = {"hyperparameters": 1.0, "actions": 0.3, "inducing_points": 0.1, "variational": 0.1}
 SCHEDULES = ("linear", "constant", "cosine")
 
 
@@ -19,7 +19,7 @@ class Settings:
         optimizer: "adam", or "lbfgs" with a strong-Wolfe line search, for float64 data.
         num_steps: optimiser steps at most.
         lr: learning rate, one for all parameters or (Adam) one for each group of the method ("hyperparameters",
-            "actions"). None: ``ADAM_RATES``, or 1 for L-BFGS.
+            "actions", "inducing_points", "variational"). None: ``ADAM_RATES``, or 1 for L-BFGS.
         schedule: how the learning rate falls: "linear" or "cosine" to ``schedule_end`` times its start, or "constant".
         warmup_steps: steps in which it first rises linearly from zero.
         max_time: wall-clock budget, in seconds or as text ("90s", "10min", "1.5h"); evaluations do not count.

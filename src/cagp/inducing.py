@@ -1,0 +1,138 @@
+"""The data seen through inducing points Z: computed once, shared by SGPR and SVGP. And how to choose the points."""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cagp.checks import check_count, check_data, check_matrix
+from cagp.engine import DEFAULT_MAX_BYTES, kernel_product
+from cagp.linalg import pivoted_cholesky, safe_cholesky, whitened_gram
+from cagp.prior import GP
+
+INDUCING_NOISE = {torch.float64: 1e-12, torch.float32: 1e-6}
+"""Inducing variables are u = f(Z) + independent noise of this share of the prior variance, by the dtype of the data:
+k(Z, Z) stays well enough conditioned for kernels of that precision when points come close. Bounds remain bounds."""
+
+CHOICE_ROWS = 20_000
+"""Inducing points are chosen among this many rows, drawn at random, where there are more."""
+
+Choice = Literal["greedy", "kmeans"]
+
+
+class InducingPoints(nn.Module):
+    """Z (m, d), learned in units of its own spread, so that one learning rate suits inputs of any scale."""
+
+    scale: Tensor
+
+    def __init__(self, Z: Float[Tensor, "m d"]):
+        super().__init__()
+        check_matrix(Z, "Z")
+        Z = Z.detach().double()
+        spread = Z.std(0, correction=0)
+        self.register_buffer("scale", torch.where(spread > 0, spread, 1.0))
+        self.points = nn.Parameter(Z / self.scale)
+
+    def forward(self) -> Float[Tensor, "m d"]:
+        """Z in float64 and in the units of the inputs."""
+        return self.points * self.scale
+
+    def __len__(self) -> int:
+        return self.points.shape[0]
+
+
+class InducingStatistics(NamedTuple):
+    """What SGPR and SVGP need of some rows; LLᵀ = k(Z, Z), u = L⁻¹k(Z, x), r = y - m(x), all float64."""
+
+    chol: Float[Tensor, "m m"]  # L
+    gram: Float[Tensor, "m m"]  # Σ u uᵀ / D
+    targets: Float[Tensor, " m"]  # Σ u r / D
+    squares: Float[Tensor, ""]  # Σ r² / D
+    prior_variance: Float[Tensor, ""]  # Σ k(x, x) / D
+    log_noise: Float[Tensor, ""]  # Σ log 2πD
+
+
+def see_through(
+    prior: GP,
+    Z: Float[Tensor, "m d"],
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    row_noise: Float[Tensor, " n"] | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> InducingStatistics:
+    """Sums over the rows of ``X``, differentiable in hyperparameters and Z. Time O(n m (d + m) + m³), memory O(n m)."""
+    check_data(X, y, row_noise)
+    if X.shape[1] != Z.shape[1]:
+        raise ValueError(f"X has {X.shape[1]} columns, the inducing points have {Z.shape[1]}; choose them from X.")
+    noise = prior.noise_variance(X, row_noise)
+    residual = (y - prior.mean(X)).double()
+    chol = inducing_cholesky(prior, Z, X.dtype)
+    KZ = kernel_product(prior.kernel, X, Z.to(X), max_bytes=max_bytes)
+    gram, targets = whitened_gram(KZ, chol, 1 / noise, residual)
+    return InducingStatistics(
+        chol,
+        gram,
+        targets,
+        (residual.square() / noise).sum(),
+        (prior.kernel.diag(X).double() / noise).sum(),
+        torch.log(2 * math.pi * noise).sum(),
+    )
+
+
+def inducing_cholesky(prior: GP, Z: Float[Tensor, "m d"], dtype: torch.dtype) -> Float[Tensor, "m m"]:
+    """L with LLᵀ = k(Z, Z) + noise of the inducing variables for data of ``dtype``, in float64."""
+    K = kernel_product(prior.kernel, Z, Z)
+    K = (K + K.mT) / 2
+    return safe_cholesky(K + INDUCING_NOISE[dtype] * torch.diag(K.diagonal()), "k(Z, Z)")
+
+
+@torch.no_grad()
+def choose_inducing_points(
+    prior: GP,
+    X: Float[Tensor, "n d"],
+    num_inducing: int,
+    how: Choice = "greedy",
+    lengthscale: Float[Tensor, " d"] | None = None,
+    seed: int = 0,
+) -> Float[Tensor, "m d"]:
+    """Inducing points from the inputs; fewer than asked for where fewer distinct ones already explain them all.
+
+    Args:
+        how: "greedy": rows of the largest remaining prior variance, one after the other (pivoted Cholesky; Burt et al.,
+            2020); "kmeans": centres of clusters of the inputs in units of ``lengthscale``.
+        seed: of the random choices: the rows looked at, and where k-means starts.
+
+    Time O(n m (d + m)), memory O(n m), n at most ``CHOICE_ROWS``.
+    """
+    check_matrix(X, "X")
+    check_count(num_inducing, "num_inducing", X.shape[0], "the number of rows of X")
+    generator = torch.Generator().manual_seed(seed)
+    if X.shape[0] > CHOICE_ROWS:
+        most = max(CHOICE_ROWS, num_inducing)
+        X = X[torch.randperm(X.shape[0], generator=generator)[:most].to(X.device)]
+    if how == "greedy":
+        diagonal = prior.kernel.diag(X)
+        column = lambda row: kernel_product(prior.kernel, X, X[row : row + 1])[:, 0]  # noqa: E731
+        return X[pivoted_cholesky(diagonal, column, num_inducing, 0.0).pivots]
+    if how == "kmeans":
+        scale = torch.ones_like(X[0]) if lengthscale is None else lengthscale.to(X)
+        return _kmeans(X / scale, num_inducing, generator) * scale
+    raise ValueError(f'how is {how!r}, expected "greedy" or "kmeans".')
+
+
+def _kmeans(X: Tensor, num_centres: int, generator: torch.Generator, num_rounds: int = 20) -> Tensor:
+    """Lloyd's algorithm from k-means++ seeds. Clusters that lose all rows keep their centre."""
+    first = int(torch.randint(X.shape[0], (1,), generator=generator))
+    chosen, nearest = [first], torch.cdist(X, X[first : first + 1])[:, 0]
+    while len(chosen) < num_centres and bool(nearest.any()):
+        chosen.append(int(torch.multinomial(nearest.square().double().cpu(), 1, generator=generator)))
+        nearest = torch.minimum(nearest, torch.cdist(X, X[chosen[-1:]])[:, 0])
+    centres = X[chosen]
+    for _ in range(num_rounds):
+        cluster = torch.cdist(X, centres).argmin(1)
+        counts = torch.bincount(cluster, minlength=len(centres)).to(X)
+        sums = torch.zeros_like(centres).index_add_(0, cluster, X)
+        centres = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], centres)
+    return centres

@@ -1,0 +1,148 @@
+"""CGGP: the exact model with every solve by preconditioned conjugate gradients (Gardner et al., 2018)."""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cagp.checks import check_count, check_data
+from cagp.engine import DEFAULT_MAX_BYTES, backend_for, kernel_product
+from cagp.linalg import CGResult
+from cagp.methods.base import Method
+from cagp.methods.common import prior_findings
+from cagp.parameters import named_values
+from cagp.posteriors import CGPosterior
+from cagp.prior import GP
+from cagp.solver import Solver
+from cagp.system import System
+
+TOLERANCE = 1e-4
+NUM_PROBES = 16
+PRECONDITION_RANK = 100
+MAX_ITERATIONS = 1000
+
+
+class CGGP(Method):
+    """Numerical approximation of the exact GP: -log p(y) with a log-determinant estimated from random probes.
+
+    The probes are those of ``seed`` at every step, so the loss is a function of the parameters; its gradient is an
+    unbiased estimate of that of -log p(y), not the derivative of the estimated loss. Time per step: one product of
+    k(X, X) with ``num_probes`` + 1 columns for every iteration, O(n²) each; memory O(n (rank + probes)), and n² values
+    where k(X, X) fits into ``max_bytes``. Solves that do not converge are warned of (``CGWarning``).
+
+    Args:
+        prior: mean, kernel and noise, learned.
+        tolerance: of the residuals of conjugate gradients, relative to the right-hand sides.
+        num_probes: random vectors for the log-determinant; its standard error falls with their square root.
+        precondition_rank: columns of the pivoted Cholesky factor in the preconditioner.
+        max_iterations: of conjugate gradients.
+        seed: of the probes.
+        max_bytes: limit for temporaries, and for keeping k(X, X).
+    """
+
+    def __init__(
+        self,
+        prior: GP,
+        *,
+        tolerance: float = TOLERANCE,
+        num_probes: int = NUM_PROBES,
+        precondition_rank: int = PRECONDITION_RANK,
+        max_iterations: int = MAX_ITERATIONS,
+        seed: int = 0,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ):
+        super().__init__()
+        check_count(num_probes, "num_probes", 2**31, "as many as you like")
+        if not tolerance > 0:
+            raise ValueError(f"tolerance is {tolerance}, expected a positive number.")
+        self.prior = prior
+        self.tolerance, self.num_probes, self.precondition_rank = tolerance, num_probes, precondition_rank
+        self.max_iterations, self.seed, self.max_bytes = max_iterations, seed, max_bytes
+
+    def objective_terms(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> dict[str, Float[Tensor, ""]]:
+        """½ rᵀK̂⁻¹r, ½ log|K̂| and ½ n log 2π per row."""
+        n = X.shape[0]
+        solver = self._solver(X, y, row_noise)
+        white = self._probes(solver)
+        quadratic, log_det = self.estimates(solver, X, y, row_noise, white)
+        return {
+            "quadratic": 0.5 * quadratic / n,
+            "log_determinant": 0.5 * log_det / n,
+            "constant": torch.full_like(log_det, 0.5 * math.log(2 * math.pi)).detach(),
+        }
+
+    def estimates(
+        self,
+        solver: Solver,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None,
+        white: Float[Tensor, "p c"],
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """rᵀK̂⁻¹r and log|K̂|, differentiable in the prior's parameters.
+
+        One batch of conjugate gradients gives w = K̂⁻¹r and, for probes z of covariance M, the preconditioner, u = K̂⁻¹z:
+            rᵀK̂⁻¹r = 2rᵀw - wᵀK̂w up to the square of w's error; with w constant this has the gradient, too;
+            log|K̂| = log|M| + E[zᵀM^-½ log(M^-½K̂M^-½) M^-½z], by Lanczos quadrature from the iteration's coefficients;
+            ∂log|K̂| = E[uᵀ ∂K̂ M⁻¹z].
+        With all columns of √p I as ``white``, instead of random ones, the expectations are exact.
+        """
+        Z = solver.color(white)
+        residual = (y - self.prior.mean(X)).double()
+        B = torch.cat([residual.detach()[:, None], Z], 1)
+        result = solver.solve(B, self.tolerance, self.max_iterations, "right-hand sides of the loss")
+        right = torch.cat([result.solution[:, :1], solver.precondition(Z)], 1)
+        kernel_part = kernel_product(self.prior.kernel, X, X, right.to(X), max_bytes=self.max_bytes).double()
+        noise = self.prior.noise_variance(X, row_noise)
+        forms = (result.solution * (kernel_part + noise[:, None] * right)).sum(0)
+        quadratic = 2 * residual @ result.solution[:, 0] - forms[0]
+        slope = forms[1:].mean()
+        value = solver.precondition_log_det() + result.quadrature(torch.log)[1:].mean()
+        return quadratic, value + (slope - slope.detach())
+
+    def _solver(self, X: Tensor, y: Tensor, row_noise: Tensor | None) -> Solver:
+        check_data(X, y, row_noise)
+        return Solver(System(self.prior, X, row_noise, self.max_bytes), self.precondition_rank)
+
+    def _probes(self, solver: Solver) -> Tensor:
+        """Signs at random: of covariance I, and of less variance in quadratic forms than normal ones."""
+        generator = torch.Generator().manual_seed(self.seed)
+        n, rank = solver.system.num_rows, solver.L.shape[1]
+        signs = torch.randint(2, (n + rank, self.num_probes), generator=generator, dtype=torch.float64) * 2 - 1
+        return signs.to(solver.L.device)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """The prior's parameters as numbers in their own units."""
+        return named_values(self.prior)
+
+    @torch.no_grad()
+    def condition(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> CGPosterior:
+        """The posterior with K̂⁻¹(y - m) solved for, as a snapshot; ``representer_status`` says how that went."""
+        solver = self._solver(X.clone(), y, row_noise)
+        residual = (y - self.prior.mean(X)).double()
+        representer = self._solve_one(solver, residual)
+        return CGPosterior(
+            solver,
+            representer,
+            tolerance=self.tolerance,
+            max_iterations=self.max_iterations,
+            max_bytes=self.max_bytes,
+        )
+
+    def _solve_one(self, solver: Solver, residual: Tensor) -> CGResult:
+        return solver.solve(residual[:, None], self.tolerance, self.max_iterations, "representer weights")
+
+    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
+        """What a user should know of the fitted method, in words."""
+        return [
+            f"CGGP on {X.shape[0]:,} rows: conjugate gradients to {self.tolerance:.0e}, {self.num_probes} probes, "
+            f"preconditioner of rank {min(self.precondition_rank, X.shape[0])}, kernel by "
+            f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
+            *prior_findings(self.prior, X),
+        ]

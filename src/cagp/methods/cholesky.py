@@ -1,0 +1,112 @@
+"""CholeskyGP: the exact Gaussian process, by a factorisation of the n x n matrix K̂. For a few thousand rows."""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cagp.actions import BlockActions, Partition
+from cagp.checks import check_data, check_first_order
+from cagp.engine import DEFAULT_MAX_BYTES, backend_for, kernel_product
+from cagp.linalg import safe_cholesky
+from cagp.memory import available_memory
+from cagp.methods.base import Method
+from cagp.methods.common import prior_findings
+from cagp.parameters import named_values
+from cagp.posteriors import CaGPPosterior
+from cagp.prior import GP
+from cagp.projection import project
+
+MATRICES = 7
+"""Float64 matrices of n x n values that objective and gradient, or conditioning, hold at once; measured."""
+
+
+class CholeskyGP(Method):
+    """Exact inference: the loss is -log p(y), the posterior is CaGP's with S = I. Time O(n³), memory O(n²).
+
+    Raises MemoryError, and does nothing else instead, where the matrices would not fit into the memory available.
+    """
+
+    def __init__(self, prior: GP, max_bytes: int = DEFAULT_MAX_BYTES):
+        super().__init__()
+        self.prior = prior
+        self.max_bytes = max_bytes
+
+    def objective_terms(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> dict[str, Float[Tensor, ""]]:
+        """-log p(y) / n, y ~ Normal(m(X), K̂)."""
+        check_data(X, y, row_noise)
+        check_memory(X)
+        n = X.shape[0]
+        residual = (y - self.prior.mean(X)).double()
+        K = kernel_product(self.prior.kernel, X, X).double()
+        nll = _GaussianNLL.apply(K, self.prior.noise_variance(X, row_noise), residual)
+        return {"negative_log_marginal_likelihood": nll / n}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """The prior's parameters as numbers in their own units."""
+        return named_values(self.prior)
+
+    @torch.no_grad()
+    def condition(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> CaGPPosterior:
+        """The exact posterior, as a snapshot that further training leaves alone."""
+        check_data(X, y, row_noise)
+        check_memory(X)
+        projection = project(self.prior, unit_vectors(X), X, y, row_noise, self.max_bytes)
+        return CaGPPosterior(self.prior, projection, self.max_bytes)
+
+    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
+        """What a user should know of the fitted method, in words."""
+        n = X.shape[0]
+        return [
+            f"Exact GP on {n:,} rows by Cholesky (about {memory_needed(n) / 1e9:.2g} GB), kernel by "
+            f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
+            *prior_findings(self.prior, X),
+        ]
+
+
+class _GaussianNLL(torch.autograd.Function):
+    """½(rᵀK̂⁻¹r + log|K̂| + n log 2π) with K̂ = K + D; ∂K = ½(K̂⁻¹ - wwᵀ), ∂D its diagonal, ∂r = w, w = K̂⁻¹r."""
+
+    @staticmethod
+    def forward(ctx, K: Tensor, noise: Tensor, residual: Tensor) -> Tensor:
+        chol = safe_cholesky((K + K.mT).div_(2).diagonal_scatter(K.diagonal() + noise), "K̂")
+        weights = torch.cholesky_solve(residual[:, None], chol)[:, 0]
+        ctx.save_for_backward(chol, weights)
+        return 0.5 * (residual @ weights + len(residual) * math.log(2 * math.pi)) + chol.diagonal().log().sum()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs: Tensor):
+        check_first_order()
+        chol, weights = ctx.saved_tensors
+        grad_K = torch.cholesky_inverse(chol).addr_(weights, weights, alpha=-1).mul_(0.5 * grad_outputs[0])
+        return grad_K, grad_K.diagonal().clone(), grad_outputs[0] * weights
+
+
+def unit_vectors(X: Float[Tensor, "n d"]) -> BlockActions:
+    """S = I: every row a block of its own."""
+    rows = torch.arange(X.shape[0] + 1, device=X.device)
+    return BlockActions(Partition(rows[:-1], rows), torch.ones_like(X[:, 0]))
+
+
+def memory_needed(num_rows: int) -> int:
+    """Bytes that exact inference on so many rows takes at its peak."""
+    return MATRICES * 8 * num_rows**2
+
+
+def check_memory(X: Float[Tensor, "n d"]) -> None:
+    """Raise MemoryError where exact inference on ``X`` would need more than there is."""
+    available = torch.cuda.mem_get_info(X.device)[0] if X.is_cuda else available_memory()
+    needed = memory_needed(X.shape[0])
+    if available is not None and needed > available:
+        largest = math.isqrt(available // (MATRICES * 8))
+        raise MemoryError(
+            f"CholeskyGP needs about {needed / 1e9:.1f} GB for {X.shape[0]:,} rows, {available / 1e9:.1f} GB are "
+            f"available, enough for about {largest:,} rows. Use fewer rows, or a method whose cost is linear in them: "
+            "CaGPOpt, SGPR, SVGP; or CGGP, which needs no n x n matrix."
+        )

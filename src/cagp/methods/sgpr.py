@@ -1,0 +1,99 @@
+"""SGPR: inducing points with the best Gaussian q(u) in closed form (Titsias, 2009)."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cagp.engine import DEFAULT_MAX_BYTES, backend_for
+from cagp.inducing import Choice, InducingPoints, InducingStatistics, choose_inducing_points, see_through
+from cagp.linalg import safe_cholesky
+from cagp.methods.base import Method
+from cagp.methods.common import lengthscale_of, prior_findings
+from cagp.parameters import named_values
+from cagp.posteriors import InducingPosterior
+from cagp.prior import GP
+
+
+class SGPR(Method):
+    """Variational inference through m inducing points, on all rows at once. Time O(n m²), memory O(n m).
+
+    Args:
+        prior: mean, kernel and noise, learned.
+        Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``.
+        max_bytes: limit for temporaries.
+    """
+
+    def __init__(self, prior: GP, Z: Float[Tensor, "m d"], max_bytes: int = DEFAULT_MAX_BYTES):
+        super().__init__()
+        self.prior = prior
+        self.inducing_points = InducingPoints(Z)
+        self.max_bytes = max_bytes
+
+    @classmethod
+    def from_data(
+        cls,
+        prior: GP,
+        X: Float[Tensor, "n d"],
+        num_inducing: int,
+        *,
+        choice: Choice = "greedy",
+        seed: int = 0,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> "SGPR":
+        """SGPR whose inducing points start as ``choose_inducing_points`` finds them."""
+        Z = choose_inducing_points(prior, X, num_inducing, choice, lengthscale_of(prior.kernel), seed)
+        return cls(prior, Z, max_bytes)
+
+    def objective_terms(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> dict[str, Float[Tensor, ""]]:
+        """-log Normal(y; m(X), Q + D) and ½ tr(D⁻¹(K - Q)) per row, Q = k(X, Z) k(Z, Z)⁻¹ k(Z, X).
+
+        With U = L⁻¹k(Z, X), LLᵀ = k(Z, Z) and B = I + UD⁻¹Uᵀ: |Q + D| = |D||B|, and the quadratic form is
+        rᵀD⁻¹r - cᵀB⁻¹c, c = UD⁻¹r.
+        """
+        s = see_through(self.prior, self.inducing_points(), X, y, row_noise, self.max_bytes)
+        chol = _inner(s)
+        half = torch.linalg.solve_triangular(chol, s.targets[:, None], upper=False)[:, 0]
+        nll = 0.5 * (s.log_noise + s.squares - half.square().sum()) + chol.diagonal().log().sum()
+        trace = 0.5 * (s.prior_variance - s.gram.trace())
+        return {"negative_log_likelihood": nll / X.shape[0], "trace": trace / X.shape[0]}
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by the learning rate they share."""
+        return {
+            "hyperparameters": [p for p in self.prior.parameters() if p.requires_grad],
+            "inducing_points": [p for p in self.inducing_points.parameters() if p.requires_grad],
+        }
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """The prior's parameters as numbers in their own units."""
+        return named_values(self.prior)
+
+    @torch.no_grad()
+    def condition(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> InducingPosterior:
+        """The posterior of the best q, v = L⁻¹u ~ Normal(B⁻¹c, B⁻¹), as a snapshot."""
+        Z = self.inducing_points()
+        s = see_through(self.prior, Z, X, y, row_noise, self.max_bytes)
+        chol = _inner(s)
+        mean = torch.cholesky_solve(s.targets[:, None], chol)[:, 0]
+        eye = torch.eye(len(mean), dtype=torch.float64, device=X.device)
+        root = torch.linalg.solve_triangular(chol, eye, upper=False).mT
+        return InducingPosterior(self.prior, Z.to(X), s.chol, mean, root, self.max_bytes)
+
+    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
+        """What a user should know of the fitted method, in words."""
+        return [
+            f"SGPR with {len(self.inducing_points):,} inducing points on {X.shape[0]:,} rows, kernel by "
+            f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
+            *prior_findings(self.prior, X),
+        ]
+
+
+def _inner(s: InducingStatistics) -> Tensor:
+    """The Cholesky factor of B = I + UD⁻¹Uᵀ."""
+    return safe_cholesky(torch.eye(len(s.gram), dtype=s.gram.dtype, device=s.gram.device) + s.gram, "I + UD⁻¹Uᵀ")
