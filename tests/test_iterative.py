@@ -395,13 +395,17 @@ def test_cg_ends_where_the_residual_is_round_off():
     np.testing.assert_allclose(iteration.posterior().mean(data.Z).numpy(), exact.mean, atol=1e-10)
 
 
-def test_targets_at_their_mean_leave_nothing_to_do():
+def test_targets_at_their_mean_leave_cg_nothing_to_do_and_lanczos_the_variance():
     data = make()
-    iteration = iterate(data.prior, data.X, torch.full_like(data.y, 0.4), CGResiduals(), Stopping(5))
-    assert iteration.status.converged
+    data = data._replace(y=torch.full_like(data.y, 0.4))
+    iteration = run(data, CGResiduals(), 5)
     assert iteration.status.num_steps == 0
     with pytest.raises(ValueError, match="the posterior is the prior"):
         iteration.posterior()
+    lanczos = run(data, Lanczos(), 5)
+    assert lanczos.status.num_steps == 5
+    expected = oracle.cagp_posterior(data.prior, lanczos.actions.S, data.X, data.y, data.Z)
+    assert_same(lanczos.posterior(), expected, data.Z, 1e-10)
 
 
 def test_reorthogonalisation_keeps_residuals_orthogonal_where_round_off_does_not():

@@ -203,7 +203,7 @@ def _reason_to_stop(system: System, state: State, stopping: Stopping, seconds: f
     """Whether the residual is within its tolerance, and why to stop, or None."""
     norm, scale = state.residual_norms[-1], state.residual_norms[0]
     tolerance = max(stopping.relative_residual * scale, stopping.absolute_residual)
-    if norm <= tolerance:
+    if tolerance > 0 and norm <= tolerance:
         # The recurrence drifts away from the residual it stands for: believe a product.
         state.residual = state.targets - system.product(state.weights)
         norm = state.residual_norms[-1] = float(state.residual.norm())

@@ -57,10 +57,11 @@ class CGResiduals(Policy):
 
 
 class Lanczos(Policy):
-    """The Lanczos vectors of K̂, each orthogonal to all before, started at the residual or at a vector given.
+    """The Lanczos vectors of K̂, each orthogonal to all before: K̂ times the last one, orthogonalised.
 
-    Started at the residual they span what the CG residuals span (section "Gradient / Residual Policy"); unlike these
-    they do not end when the mean has converged to round-off. Time O(n i) per action besides the product.
+    They start at a vector given, or at the residual, or at ones where that is zero. Started at the residual they span
+    what the CG residuals span (section "Gradient / Residual Policy"); unlike these they do not end when the mean has
+    converged to round-off. Time O(n i) per action besides the product.
     """
 
     ROUND_OFF = 100
@@ -73,9 +74,10 @@ class Lanczos(Policy):
         first, asked = memory or (state.num_steps, 0)
         memory = first, asked + 1
         if asked == 0:
-            if self.start_vector is None:
-                return CGResiduals().action(system, state, None)[0], memory
-            return self.start_vector.to(state.residual), memory
+            if self.start_vector is not None:
+                return self.start_vector.to(state.residual), memory
+            residual, _ = CGResiduals().action(system, state, None)
+            return torch.ones_like(state.residual) if residual is None else residual, memory
         if state.num_steps < first + asked:
             return None, memory  # the last vector was dropped: there is nothing to go on from
         own = state.actions[:, first:]
