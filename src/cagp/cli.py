@@ -12,6 +12,7 @@ import cagp
 from cagp import demo, plots
 from cagp.bench import engine as bench_engine
 from cagp.bench import generalization as bench_generalization
+from cagp.bench import presets as bench_presets
 from cagp.bench import step as bench_step
 from cagp.bench.generalization import load_table
 from cagp.search.trial import KERNELS
@@ -118,6 +119,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     suite.add_argument("--json", action="store_true", help="print records for machines instead of a table")
     suite.set_defaults(run=lambda a: bench_generalization.run(a.tables, a.seeds, a.actions, a.steps, a.blocks, a.json))
+    suite = suites.add_parser(
+        "presets",
+        help="loss and validation NLL against time, for each preset of training",
+        description="Train CaGP-Opt on a table (.npz with X and y) with each preset and with a slow learning rate, for "
+        "the same time each; print a table and draw loss and validation NLL against time.",
+        epilog="example:\n  cagp bench presets bike.npz --max-time 2min --rows 3000 --actions 128",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    suite.add_argument("table", type=Path, help="an .npz file")
+    suite.add_argument("--max-time", default="2min", help="time for each, e.g. 90s, 2min (default: %(default)s)")
+    suite.add_argument("--rows", type=int, help="take this many rows, at random (default: all)")
+    suite.add_argument("--actions", type=int, default=512, help="number of actions (default: %(default)s)")
+    suite.add_argument("--out", type=Path, default=Path("presets.png"), help="the picture (default: %(default)s)")
+    suite.add_argument("--json", action="store_true", help="print records for machines instead of a table")
+    suite.set_defaults(run=lambda a: bench_presets.run(a.table, a.max_time, a.rows, a.actions, a.out, a.json))
     return parser
 
 

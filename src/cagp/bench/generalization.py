@@ -6,7 +6,7 @@ to choose the step whose parameters are kept; inputs and targets are standardise
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,16 +62,33 @@ def load_table(table: Path) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(file["X"]).double(), torch.from_numpy(file["y"]).double()
 
 
-def _generalization(X: Tensor, y: Tensor, seed: int, num_actions: int, num_steps: int, blocks: str) -> dict[str, Any]:
-    outer = split(len(y), 0.1, seed)
+class Rows(NamedTuple):
+    """Row numbers by purpose; every row has one."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+def rows_by_purpose(num_rows: int, seed: int) -> Rows:
+    """A tenth for testing, and of the others a tenth to make choices on."""
+    outer = split(num_rows, 0.1, seed)
     inner = split(len(outer.train), 0.1, seed)
-    train, validation, test = outer.train[inner.train], outer.train[inner.test], outer.test
-    parts = standardized(X, y, train, validation, test, dtype=torch.float32)
-    (X, y), (X_validation, y_validation), (X_test, y_test) = parts
+    return Rows(outer.train[inner.train], outer.train[inner.test], outer.test)
+
+
+def new_method(X: Tensor, y: Tensor, num_actions: int, blocks: str, seed: int) -> CaGPOpt:
+    """CaGP-Opt with a Matérn 3/2 kernel, started from the data; "ordered" blocks are the paper's, with its weights."""
     prior = start_from_data(GP(Scale(Matern32(X.shape[1]))), X, y)
     start = "constant" if blocks == "spatial" else "random"
     generator = torch.Generator().manual_seed(seed)
-    method = CaGPOpt.from_data(prior, X, num_actions, blocks=blocks, start=start, generator=generator)
+    return CaGPOpt.from_data(prior, X, num_actions, blocks=blocks, start=start, generator=generator)
+
+
+def _generalization(X: Tensor, y: Tensor, seed: int, num_actions: int, num_steps: int, blocks: str) -> dict[str, Any]:
+    parts = standardized(X, y, *rows_by_purpose(len(y), seed), dtype=torch.float32)
+    (X, y), (X_validation, y_validation), (X_test, y_test) = parts
+    method = new_method(X, y, num_actions, blocks, seed)
     result = fit(
         method,
         X,

@@ -43,9 +43,9 @@ def trial_path(folder: Path, num_actions: int, lr: float) -> Path:
     return folder / "trials" / f"{num_actions}-actions-rate-{lr!r}.json"
 
 
-def rates(lr: float) -> dict[str, float]:
-    """Learning rates of CaGP-Opt's groups, in the proportions of the defaults, with ``lr`` for the hyperparameters."""
-    return {group: lr * ADAM_RATES[group] / ADAM_RATES["hyperparameters"] for group in ("hyperparameters", "actions")}
+def rates(method: CaGPOpt, lr: float) -> dict[str, float]:
+    """Learning rates of all groups, in the proportions of the defaults, with ``lr`` for the hyperparameters."""
+    return {group: lr * ADAM_RATES[group] / ADAM_RATES["hyperparameters"] for group in method.parameter_groups()}
 
 
 def rows_of(num_rows: int, seed: int) -> Split:
@@ -70,7 +70,7 @@ def run_trial(folder: Path, num_actions: int, lr: float) -> Trial | None:
         method,
         X,
         y,
-        lr=rates(lr),
+        lr=rates(method, lr),
         num_steps=settings["num_steps"],
         max_time=settings["max_time"],
         evaluate=evaluate,
