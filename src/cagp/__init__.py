@@ -5,45 +5,62 @@ from importlib.metadata import version
 from cagp import kernels, metrics
 from cagp.actions import BlockActions, DenseActions
 from cagp.engine import BlockWeights, backend_for, kernel_product
+from cagp.iterative import Iteration, Stopping, iterate
 from cagp.linalg import JitterWarning, NotPositiveDefiniteError
 from cagp.losses import elbo, projected_nll
-from cagp.methods import MAP, CaGPOpt, LogNormal, Method
-from cagp.posteriors import CaGPPosterior, Prediction
+from cagp.methods import CGGP, MAP, SGPR, SVGP, CaGPCG, CaGPOpt, CholeskyGP, LogNormal, Method
+from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, Posterior, Prediction
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, ZeroMean
 from cagp.projection import Projection, project
+from cagp.search import SearchResult, search
+from cagp.solver import CGWarning
 from cagp.starting import start_from_data
 from cagp.training import FitResult, Settings, fit
 
 __version__ = version("cagp")
 
 __all__ = [
+    "CGGP",
     "GP",
     "MAP",
+    "SGPR",
+    "SVGP",
     "BlockActions",
     "BlockWeights",
+    "CGPosterior",
+    "CGWarning",
+    "CaGPCG",
     "CaGPOpt",
     "CaGPPosterior",
+    "CholeskyGP",
     "ConstantMean",
     "DenseActions",
     "FitResult",
     "GaussianNoise",
+    "InducingPosterior",
+    "Iteration",
     "JitterWarning",
     "KnownNoise",
     "LinearMean",
     "LogNormal",
     "Method",
     "NotPositiveDefiniteError",
+    "Posterior",
     "Prediction",
     "Projection",
+    "SearchResult",
     "Settings",
+    "Stopping",
     "ZeroMean",
     "backend_for",
     "elbo",
     "fit",
+    "iterate",
     "kernel_product",
     "kernels",
     "metrics",
     "project",
     "projected_nll",
+    "search",
     "start_from_data",
 ]

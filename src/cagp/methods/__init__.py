@@ -2,6 +2,11 @@
 
 from cagp.methods.base import Method
 from cagp.methods.cagp import CaGPOpt
+from cagp.methods.cagp_cg import CaGPCG
+from cagp.methods.cggp import CGGP
+from cagp.methods.cholesky import CholeskyGP
 from cagp.methods.hyperpriors import MAP, LogNormal
+from cagp.methods.sgpr import SGPR
+from cagp.methods.svgp import SVGP
 
-__all__ = ["MAP", "CaGPOpt", "LogNormal", "Method"]
+__all__ = ["CGGP", "MAP", "SGPR", "SVGP", "CaGPCG", "CaGPOpt", "CholeskyGP", "LogNormal", "Method"]
