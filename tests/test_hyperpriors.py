@@ -1,6 +1,7 @@
 """Priors on hyperparameters: densities of scipy, one named term for every method, a pull that few rows feel."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,7 +9,22 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from cagp import GP, MAP, CaGPOpt, GaussianNoise, KnownNoise, LogNormal, Method, fit, metrics
+from cagp import (
+    CGGP,
+    GP,
+    MAP,
+    SGPR,
+    SVGP,
+    CaGPCG,
+    CaGPOpt,
+    CholeskyGP,
+    GaussianNoise,
+    KnownNoise,
+    LogNormal,
+    Method,
+    fit,
+    metrics,
+)
 from cagp.kernels import RBF, Linear, Matern32, Scale
 from cagp.methods.hyperpriors import dimension_scaled
 from cagp.parameters import named_values
@@ -90,6 +106,29 @@ def test_log_prior_is_the_sum_over_all_parameters_with_a_prior_divided_by_the_ro
     )
     assert terms["log_prior"].item() == pytest.approx(-expected / 12, rel=1e-10)
     assert list(terms) == [*method.objective_terms(X, y), "log_prior"]
+
+
+METHODS: dict[str, Callable[[GP, Tensor], Method]] = {
+    "CaGPOpt": lambda prior, X: CaGPOpt.from_data(prior, X, 4),
+    "CaGPCG": lambda prior, X: CaGPCG(prior, 4),
+    "CholeskyGP": lambda prior, X: CholeskyGP(prior),
+    "SGPR": lambda prior, X: SGPR.from_data(prior, X, 4),
+    "SVGP": lambda prior, X: SVGP.from_data(prior, X, 4),
+    "CGGP": lambda prior, X: CGGP(prior),
+    "own": lambda prior, X: ExactNLL(prior),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_fitted_with_the_term(name):
+    X, y = data(20, 2)
+    start = GP(Scale(RBF(2, 0.5)))
+    method = METHODS[name](start, X)
+    map_ = MAP(method, lengthscale=LogNormal(math.log(1e3), 0.01))  # so strong that nothing else counts
+    steps = fit(map_, X, y, num_steps=5, lr=0.1).steps
+    assert all(list(step.terms)[-1] == "log_prior" for step in steps)
+    assert steps[-1].terms["log_prior"] < steps[0].terms["log_prior"]
+    assert all(value > 0.55 for value in method.hyperparameters()["kernel.kernel.lengthscale"])
 
 
 @pytest.mark.parametrize("make", [lambda X: cagp_opt(X, 4), lambda X: ExactNLL(GP(Scale(RBF(2))))], ids=["opt", "own"])
