@@ -1,0 +1,256 @@
+"""Diagnostics against dense formulas, and the parts of the predictive variance against the exact posterior."""
+
+import math
+
+import numpy as np
+import oracle
+import pytest
+import scipy.linalg
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import recipes
+from torch import Tensor
+
+from cagp import GP, BlockActions, CaGPCG, CaGPOpt, CaGPPosterior, GaussianNoise, KnownNoise, Stopping, iterate, project
+from cagp.diagnostics import (
+    action_matrix,
+    distance_to_data,
+    eigenspace_alignment,
+    grassmann_distance,
+    mutual_information,
+    posterior_entropy,
+    principal_angles,
+    split_variance,
+    variance_ratio,
+)
+from cagp.iterative import CGResiduals, Lanczos, RandomActions, TopEigenvectors, UnitVectors
+from cagp.kernels import Matern12, Matern32, Scale
+from cagp.system import System
+
+
+def wave(n=60, d=2, dtype=torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(n, d, generator=g, dtype=torch.float64)
+    y = torch.sin(2 * X).sum(1) + 0.2 * torch.randn(n, generator=g, dtype=torch.float64)
+    Z = torch.cat([torch.randn(5, d, generator=g, dtype=torch.float64), X[:2]])
+    return X.to(dtype), y.to(dtype), Z.to(dtype)
+
+
+def known_noise(X: Tensor) -> Tensor:
+    return 0.02 + 0.3 * torch.rand(len(X), generator=torch.Generator().manual_seed(1), dtype=X.dtype)
+
+
+def make_prior(d: int = 2, noise: float = 0.1, kernel=Matern12) -> GP:
+    return GP(Scale(kernel(d, 0.9), 1.2), noise=GaussianNoise(noise))
+
+
+# ---- subspaces ----
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**31))
+def test_principal_angles_are_scipys_and_depend_on_the_spans_alone(p, q, seed):
+    g = torch.Generator().manual_seed(seed)
+    A, B = (torch.randn(12, c, generator=g, dtype=torch.float64) for c in (p, q))
+    expected = np.sort(scipy.linalg.subspace_angles(A.numpy(), B.numpy()))
+    np.testing.assert_allclose(principal_angles(A, B).numpy(), expected, atol=1e-9)
+    np.testing.assert_allclose(principal_angles(B, A).numpy(), expected, atol=1e-9)
+    mixed = A.flip(1) * 100
+    assert float(grassmann_distance(mixed, B)) == pytest.approx(float(np.linalg.norm(expected)), abs=1e-9)
+    assert float(grassmann_distance(A, mixed)) < 1e-12
+
+
+def test_angles_of_all_sizes_keep_their_digits():
+    angles = torch.tensor([1e-12, 1e-6, 0.3, math.pi / 4, 1.2, math.pi / 2], dtype=torch.float64)
+    A = torch.eye(12, 6, dtype=torch.float64)
+    B = torch.cat([torch.diag(angles.cos()), torch.diag(angles.sin())])
+    torch.testing.assert_close(principal_angles(A, B), angles, rtol=1e-10, atol=1e-15)
+
+
+def test_dependent_columns_have_no_angles():
+    A = torch.ones(5, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="the columns of A are linearly dependent"):
+        principal_angles(A, torch.eye(5, 2, dtype=torch.float64))
+    with pytest.raises(ValueError, match="no more columns than rows"):
+        principal_angles(torch.eye(2, 3, dtype=torch.float64), torch.eye(2, 1, dtype=torch.float64))
+
+
+def test_actions_as_a_matrix():
+    X, _, _ = wave()
+    actions = BlockActions.from_data(X, 7, support_size=3, start="random", generator=torch.Generator().manual_seed(0))
+    S = oracle.action_matrix(actions)
+    np.testing.assert_allclose(action_matrix(actions).numpy(), S / np.linalg.norm(S, axis=0), atol=1e-12)
+
+
+@pytest.mark.parametrize("by_row", [False, True], ids=["one noise", "noise by row"])
+def test_alignment_with_the_leading_eigenvectors(by_row):
+    X, y, _ = wave()
+    prior, row_noise = make_prior(), known_noise(X) if by_row else None
+    system = System(prior, X, row_noise)
+    D = oracle.noise_vector(prior.noise, 60, row_noise)
+    K = oracle.kernel_matrix(prior.kernel, X, X)
+    best = scipy.linalg.eigh(K, np.diag(D))[1][:, -8:]
+    found = {}
+    for policy in (TopEigenvectors(8), Lanczos(), RandomActions()):
+        S = iterate(prior, X, y, policy, Stopping(8), row_noise).actions.S.detach()
+        alignment = found[type(policy).__name__] = eigenspace_alignment(system, S)
+        angles = np.sort(scipy.linalg.subspace_angles(S.numpy(), best))
+        np.testing.assert_allclose(alignment.angles.numpy(), angles, atol=1e-6)
+        assert alignment.distance == pytest.approx(np.linalg.norm(angles), abs=1e-6)
+        ratio = oracle.mutual_information(prior, S, X, row_noise) / oracle.mutual_information(prior, best, X, row_noise)
+        assert alignment.information == pytest.approx(ratio, abs=1e-9)
+    # The paper's figure: CG actions lie closer to the eigenvectors than random ones.
+    assert found["TopEigenvectors"].distance < 1e-6
+    assert found["TopEigenvectors"].information == pytest.approx(1, abs=1e-9)
+    assert found["Lanczos"].distance < 0.8 * found["RandomActions"].distance
+    assert found["RandomActions"].information < found["Lanczos"].information < 1
+
+
+# ---- information ----
+
+
+@given(recipes(max_rows=15))
+def test_mutual_information_is_the_dense_difference_of_entropies(recipe):
+    p = recipe.build()
+    projection = project(p.prior, p.actions, p.X, p.y, p.row_noise)
+    expected = oracle.mutual_information(p.prior, p.S, p.X, p.row_noise)
+    assert float(mutual_information(projection)) == pytest.approx(expected, rel=1e-7, abs=1e-9)
+
+
+@pytest.mark.parametrize("by_row", [False, True], ids=["one noise", "noise by row"])
+def test_posterior_entropy_falls_from_the_priors_by_the_mutual_information(by_row):
+    X, y, Z = wave(n=20)
+    prior, row_noise = make_prior(), known_noise(X) if by_row else None
+    iteration = iterate(prior, X, y, CGResiduals(), Stopping(6), row_noise)
+    posterior = iteration.posterior()
+    dense = oracle.cagp_posterior(prior, iteration.actions.S, X, y, X, row_noise)
+    assert float(posterior_entropy(posterior, X)) == pytest.approx(oracle.entropy(dense.covariance), abs=1e-7)
+    before = oracle.entropy(oracle.kernel_matrix(prior.kernel, X, X))
+    gained = float(mutual_information(iteration.projection()))
+    assert gained > 1
+    assert before - float(posterior_entropy(posterior, X)) == pytest.approx(gained, abs=1e-7)
+    new = known_noise(Z)
+    noisy = oracle.cagp_posterior(prior, iteration.actions.S, X, y, Z, row_noise).covariance
+    noisy = noisy + np.diag(oracle.noise_vector(prior.noise, len(Z), new))
+    found = posterior_entropy(posterior, Z, noise=True, row_noise=new)
+    assert float(found) == pytest.approx(oracle.entropy(noisy), abs=1e-7)
+
+
+# ---- inducing points ----
+
+
+def test_distance_to_the_nearest_row_in_lengthscales():
+    X, _, _ = wave(n=50, d=3)
+    Z = torch.randn(9, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    Z[0] = X[17]
+    lengthscale = torch.tensor([0.2, 1.0, 5.0], dtype=torch.float64)
+    expected = [min(math.dist(z / lengthscale, x / lengthscale) for x in X) for z in Z]
+    for tile_rows in (2, 256):
+        found = distance_to_data(Z + 1e6, X + 1e6, lengthscale, tile_rows)
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
+    assert float(distance_to_data(Z, X, lengthscale)[0]) == 0
+
+
+def test_ratio_of_posterior_to_predictive_variance():
+    X, y, Z = wave()
+    prior = make_prior()
+    iteration = iterate(prior, X, y, UnitVectors(), Stopping(10))
+    variance = oracle.cagp_posterior(prior, iteration.actions.S, X, y, Z).variance
+    np.testing.assert_allclose(variance_ratio(iteration.posterior(), Z).numpy(), variance / (variance + 0.1), atol=1e-9)
+    new = known_noise(Z)
+    found = variance_ratio(iteration.posterior(), Z, new).numpy()
+    np.testing.assert_allclose(found, variance / (variance + 0.1 + new.numpy()), atol=1e-9)
+
+
+# ---- where the variance comes from ----
+
+SOLVERS = {"factorised": {}, "CG": {"dense_up_to": 0, "tolerance": 1e-10, "precondition_rank": 5}}
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("kind", ["CG", "unit", "blocks", "part of the rows"])
+@pytest.mark.parametrize("by_row", [False, True], ids=["one noise", "noise by row"])
+def test_the_parts_are_noise_exact_and_what_was_not_computed(solver, kind, by_row):
+    X, y, Z = wave()
+    prior, row_noise = make_prior(), known_noise(X) if by_row else None
+    support = None
+    if kind in ("CG", "unit"):
+        policy = CGResiduals() if kind == "CG" else UnitVectors("random")
+        posterior = iterate(prior, X, y, policy, Stopping(10), row_noise).posterior()
+    else:
+        size = None if kind == "blocks" else 2
+        method = CaGPOpt.from_data(prior, X, 10, support_size=size, generator=torch.Generator().manual_seed(0))
+        posterior, support = method.condition(X, y, row_noise), method.actions.support
+    new = known_noise(Z) if by_row else None
+    split = split_variance(posterior, X, Z, row_noise, support=support, new_row_noise=new, **SOLVERS[solver])
+    exact = oracle.exact_posterior(prior, X, y, Z, row_noise).variance
+    np.testing.assert_allclose(split.exact.numpy(), exact, atol=1e-8)
+    np.testing.assert_allclose(split.noise.numpy(), oracle.noise_vector(prior.noise, len(Z), new), atol=1e-12)
+    total = posterior.predict(Z, noise=True, row_noise=new).variance
+    torch.testing.assert_close(split.noise + split.exact + split.computational, total, atol=1e-10, rtol=1e-10)
+    assert float(split.computational.max()) > 1e-2
+    assert float(split.computational.min()) >= 0
+    assert (split.num_iterations > 0) == (solver == "CG")
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_computational_part_goes_to_zero_and_is_never_negative(solver):
+    X, y, Z = wave(n=40)
+    prior, before = make_prior(), torch.full((7,), math.inf, dtype=torch.float64)
+    for policy in (Lanczos(), UnitVectors("pivoted"), RandomActions()):
+        before[:] = math.inf
+        for steps in (1, 5, 20, 35, 40):
+            posterior = iterate(prior, X, y, policy, Stopping(steps), reorthogonalise=True).posterior()
+            part = split_variance(posterior, X, Z, **SOLVERS[solver]).computational
+            assert float(part.min()) > -1e-12
+            assert bool((part <= before + 1e-9).all())
+            before = part
+        assert float(before.max()) < 1e-9
+    first = split_variance(iterate(prior, X, y, CGResiduals(), Stopping(1)).posterior(), X, Z, **SOLVERS[solver])
+    assert float(first.computational.max()) > 0.1
+
+
+def test_unconverged_cg_reports_how_far_it_may_be_off():
+    X, y, Z = wave(n=80)
+    prior, row_noise = make_prior(), known_noise(X)
+    posterior = iterate(prior, X, y, RandomActions(), Stopping(5), row_noise).posterior()
+    exact = split_variance(posterior, X, Z, row_noise)
+    assert not exact.error_bound.any()
+    bounds = []
+    for iterations in (1, 3, 8, 30):
+        rough = split_variance(
+            posterior, X, Z, row_noise, dense_up_to=0, max_iterations=iterations, tolerance=1e-12, precondition_rank=1
+        )
+        missing = exact.computational - rough.computational
+        assert bool((missing >= -1e-10).all())
+        assert bool((missing <= rough.error_bound + 1e-10).all())
+        assert rough.num_iterations <= iterations
+        bounds.append(float(rough.error_bound.max()))
+        if iterations == 1:
+            assert float(missing.max()) > 1e-3  # there is something to be bounded
+    assert bounds[-1] < 1e-6 < bounds[0]
+
+
+def test_single_precision_posteriors_are_split_in_double():
+    X, y, Z = wave(dtype=torch.float32)
+    prior = make_prior(kernel=Matern32)
+    posterior = CaGPCG(prior, 15).condition(X, y)
+    split = split_variance(posterior, X, Z)
+    np.testing.assert_allclose(split.exact.numpy(), oracle.exact_posterior(prior, X, y, Z).variance, atol=1e-5)
+    total = (split.noise + split.exact + split.computational).float()
+    torch.testing.assert_close(total, posterior.variance(Z, noise=True), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("annotations_off")
+def test_wrong_arguments_are_named():
+    X, y, Z = wave()
+    method = CaGPOpt.from_data(make_prior(), X, 5)
+    with pytest.raises(ValueError, match=r"support=method\.actions\.support"):
+        split_variance(method.condition(X, y), X, Z)
+    posterior = CaGPPosterior(method.prior, project(method.prior, method.actions, X, y))
+    with pytest.raises(ValueError, match="X has 3 columns"):
+        split_variance(posterior, X, torch.ones(2, 3, dtype=torch.float64), support=method.actions.support)
+    known = GP(Matern12(2), noise=KnownNoise())
+    posterior = CaGPCG(known, 5).condition(X, y, known_noise(X))
+    with pytest.raises(ValueError, match="row_noise is missing"):
+        split_variance(posterior, X, Z, known_noise(X))
