@@ -1,0 +1,280 @@
+"""What every posterior must answer, whatever the method: add a method to METHODS, and the whole suite runs over it."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from torch import Tensor
+
+from cagp import (
+    CGGP,
+    GP,
+    SGPR,
+    SVGP,
+    CaGPCG,
+    CaGPOpt,
+    CholeskyGP,
+    ConstantMean,
+    GaussianNoise,
+    InducingPosterior,
+    Method,
+    Posterior,
+    fit,
+)
+from cagp.kernels import RBF, Constant, Matern32, Scale
+
+Make = Callable[[GP, Tensor, int], Method]
+"""A method from a prior, the inputs and a limit for temporaries."""
+
+METHODS: dict[str, Make] = {
+    "CaGP-Opt": lambda prior, X, limit: CaGPOpt.from_data(prior, X, 7, max_bytes=limit),
+    "CaGP-CG": lambda prior, X, limit: CaGPCG.from_data(prior, X, 7, max_bytes=limit),
+    "CholeskyGP": lambda prior, X, limit: CholeskyGP(prior, max_bytes=limit),
+    "SGPR": lambda prior, X, limit: SGPR.from_data(prior, X, 7, max_bytes=limit),
+    "SVGP": lambda prior, X, limit: SVGP.from_data(prior, X, 7, batch_size=16, max_bytes=limit),
+    "SVGP, joint gradient": lambda prior, X, limit: SVGP.from_data(
+        prior, X, 7, batch_size=16, gradient="joint", max_bytes=limit
+    ),
+    "CGGP": lambda prior, X, limit: CGGP(
+        prior, tolerance=1e-9 if X.dtype == torch.float64 else 1e-4, precondition_rank=5, max_bytes=limit
+    ),
+}
+NEVER_BELOW_THE_EXACT_ONE = ("CaGP-Opt", "CaGP-CG", "CholeskyGP", "CGGP")
+DTYPES = (torch.float64, torch.float32)
+ROUND_OFF = {torch.float64: 1e-9, torch.float32: 2e-4}
+LIMIT = 2**28
+
+every_method = pytest.mark.parametrize("name", METHODS)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float64", "float32"])
+
+
+def make_prior() -> GP:
+    kernel = Scale(Matern32(2, [0.9, 1.3]), 1.2) + Constant(0.3)
+    return GP(kernel, ConstantMean(0.4), GaussianNoise(0.2))
+
+
+def make_data(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Inputs, targets, known noise variances, and new inputs: among them training rows, a duplicate, one far away."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(40, 2, generator=g, dtype=torch.float64)
+    y = torch.sin(2 * X.sum(1)) + 0.2 * torch.randn(40, generator=g, dtype=torch.float64)
+    row_noise = 0.05 + 0.2 * torch.rand(40, generator=g, dtype=torch.float64)
+    new = torch.randn(9, 2, generator=g, dtype=torch.float64)
+    new = torch.cat([new, X[:3], new[:1], torch.full((1, 2), 30.0, dtype=torch.float64)])
+    return X.to(dtype), y.to(dtype), row_noise.to(dtype), new.to(dtype)
+
+
+def trained(name: str, dtype: torch.dtype = torch.float64, max_bytes: int = LIMIT) -> Method:
+    """A method after two steps of a fit, so that nothing is at its starting value."""
+    X, y, row_noise, _ = make_data(dtype)
+    method = METHODS[name](make_prior(), X, max_bytes)
+    fit(method, X, y, row_noise, num_steps=2, lr=0.05)
+    return method
+
+
+def condition(name: str, dtype: torch.dtype = torch.float64, max_bytes: int = LIMIT) -> Posterior:
+    X, y, row_noise, _ = make_data(dtype)
+    return trained(name, dtype, max_bytes).condition(X, y, row_noise)
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+@every_method
+@every_dtype
+def test_variance_is_the_diagonal_of_the_covariance_and_predict_is_mean_and_variance(name, dtype):
+    posterior, new = condition(name, dtype), make_data(dtype)[-1]
+    mean, variance = posterior.predict(new)
+    assert_close(variance, posterior.covariance(new).diagonal(), ROUND_OFF[dtype])
+    assert_close(mean, posterior.mean(new), ROUND_OFF[dtype])
+    assert torch.equal(variance, posterior.variance(new))
+    assert float(variance.min()) >= 0
+    assert float(variance[-1]) == pytest.approx(float(posterior.covariance(new[-1:])), rel=1e-3)
+
+
+@every_method
+@every_dtype
+def test_covariance_is_symmetric_and_positive_semidefinite_to_round_off(name, dtype):
+    X, _, _, new = make_data(dtype)
+    C = condition(name, dtype).covariance(torch.cat([new, X]))
+    assert torch.equal(C, C.mT)
+    eigenvalues = torch.linalg.eigvalsh(C.double())
+    assert float(eigenvalues[0]) >= -ROUND_OFF[dtype] * float(eigenvalues[-1])
+
+
+@every_method
+def test_covariance_between_two_sets_is_a_block_of_the_covariance_of_both(name):
+    posterior, new = condition(name), make_data()[-1]
+    whole = posterior.covariance(new)
+    assert_close(posterior.covariance(new[:4], new[4:]), whole[:4, 4:], 1e-9)
+    assert_close(posterior.covariance(new[4:], new[:4]), whole[4:, :4], 1e-9)
+
+
+@every_method
+def test_tiles_agree_with_no_tiles(name):
+    X, y, row_noise, new = make_data()
+    method = trained(name)
+    whole = method.condition(X, y, row_noise)
+    method.max_bytes = limit = 12_000 if name == "CGGP" else 1024  # four rows
+    tiled = method.condition(X, y, row_noise)
+    assert tiled.max_bytes == limit
+    for a, b in zip(whole.predict(new), tiled.predict(new), strict=True):
+        assert_close(a, b, 1e-9)
+    assert_close(whole.mean(new), tiled.mean(new), 1e-9)
+    rows = torch.stack([torch.stack(list(whole.predict(row[None]))) for row in new])[:, :, 0]  # one row at a time
+    assert_close(rows.mT, torch.stack(list(whole.predict(new))), 1e-9)
+
+
+@every_method
+@every_dtype
+def test_answers_have_the_dtype_and_device_of_the_inputs(name, dtype):
+    posterior, new = condition(name, dtype), make_data(dtype)[-1]
+    samples = posterior.sample(new, 3, generator=torch.Generator().manual_seed(0))
+    for answer in (*posterior.predict(new, noise=True), posterior.mean(new), posterior.covariance(new), samples):
+        assert answer.dtype == dtype
+        assert answer.device == new.device
+        assert bool(torch.isfinite(answer).all())
+
+
+@every_method
+def test_float32_answers_are_the_float64_ones_to_float32_accuracy(name):
+    answers = [condition(name, dtype).predict(make_data(dtype)[-1]) for dtype in DTYPES]
+    for a, b in zip(*answers, strict=True):
+        assert_close(a, b, 5e-3)
+
+
+@every_method
+def test_predictions_do_not_change_when_method_or_data_change_later(name):
+    X, y, row_noise, new = make_data()
+    method = trained(name)
+    posterior = method.condition(X, y, row_noise)
+    before = [*posterior.predict(new, noise=True), posterior.mean(new), posterior.covariance(new)]
+    fit(method, X, y, row_noise, num_steps=3, lr=0.3)
+    with torch.no_grad():
+        for tensor in (*method.parameters(), *method.buffers()):
+            if tensor.is_floating_point():
+                tensor += 0.1
+    after_training = [*posterior.predict(new, noise=True), posterior.mean(new), posterior.covariance(new)]
+    for given in (X, y, row_noise):
+        given += 1.0
+    after_all = [*posterior.predict(new, noise=True), posterior.mean(new), posterior.covariance(new)]
+    for a, b, c in zip(before, after_training, after_all, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+    assert not any(p.requires_grad for p in posterior.prior.parameters())
+
+
+@every_method
+def test_gradients_in_the_inputs_are_the_slopes(name):
+    posterior = condition(name)
+    new = make_data()[-1][:4].clone()
+    direction = torch.randn(new.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+    def answers(at: Tensor) -> Tensor:
+        mean, variance = posterior.predict(at)
+        C = posterior.covariance(at)
+        return torch.stack([mean.sum(), variance.sum(), posterior.mean(at).square().sum(), C[0, 1:].sum()])
+
+    inputs = new.clone().requires_grad_()
+    values = answers(inputs)
+    step = 1e-5
+    expected = (answers(new + step * direction) - answers(new - step * direction)) / (2 * step)
+    for value, slope in zip(values, expected, strict=True):
+        (gradient,) = torch.autograd.grad(value, inputs, retain_graph=True)
+        assert float((gradient * direction).sum()) == pytest.approx(float(slope), rel=1e-4, abs=1e-6)
+        assert abs(float(slope)) > 1e-4
+
+
+@every_method
+def test_noise_is_added_to_the_diagonal_and_only_on_request(name):
+    posterior, new = condition(name), make_data()[-1]
+    row_noise = torch.linspace(0, 1, len(new), dtype=torch.float64)
+    noise = float(posterior.prior.noise(new[:1]))
+    plain, noisy = posterior.predict(new), posterior.predict(new, noise=True, row_noise=row_noise)
+    assert torch.equal(plain.mean, noisy.mean)
+    assert_close(noisy.variance - plain.variance, noise + row_noise, 1e-12)
+    difference = posterior.covariance(new, noise=True, row_noise=row_noise) - posterior.covariance(new)
+    assert_close(difference, torch.diag(noise + row_noise), 1e-12)
+    with pytest.raises(ValueError, match="without noise=True"):
+        posterior.predict(new, row_noise=row_noise)
+    with pytest.raises(ValueError, match="without noise=True"):
+        posterior.covariance(new, row_noise=row_noise)
+    with pytest.raises(ValueError, match="noise=True needs Z=None"):
+        posterior.covariance(new, new, noise=True)
+
+
+@every_method
+def test_samples_have_the_posterior_mean_and_covariance_and_follow_the_generator(name):
+    posterior, new = condition(name), make_data()[-1]
+    draws = [posterior.sample(new, 4000, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
+    assert torch.equal(*draws)
+    C = posterior.covariance(new)
+    scale = float(C.diagonal().max())
+    assert_close(draws[0].mean(0), posterior.mean(new), 5 * math.sqrt(scale / 4000))
+    assert_close(draws[0].mT.cov(), C, 8 * scale / math.sqrt(4000))
+
+
+@every_method
+def test_inputs_that_do_not_fit_are_refused(name):
+    posterior, new = condition(name), make_data()[-1]
+    for wrong, message in [(new[:, :1], "columns"), (new.float(), "dtype"), (new * torch.nan, "NaN")]:
+        for ask in (posterior.predict, posterior.mean, posterior.covariance, lambda at: posterior.sample(at, 1)):
+            with pytest.raises(ValueError, match=message):
+                ask(wrong)
+
+
+@every_method
+def test_far_from_all_data_the_posterior_is_the_prior(name):
+    X, y, row_noise, _ = make_data()
+    prior = GP(Scale(RBF(2), 1.7), ConstantMean(0.4), GaussianNoise(0.2))
+    posterior = METHODS[name](prior, X, LIMIT).condition(X, y, row_noise)
+    mean, variance = posterior.predict(torch.full((1, 2), 60.0, dtype=torch.float64))
+    assert float(mean) == pytest.approx(0.4)
+    assert float(variance) == pytest.approx(1.7)
+
+
+# --- what the methods claim of their variance -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NEVER_BELOW_THE_EXACT_ONE)
+def test_the_variance_is_never_below_the_exact_one(name):
+    X, y, row_noise, new = make_data()
+    points = torch.cat([new, X])
+    posterior = trained(name).condition(X, y, row_noise)
+    exact = oracle.exact_posterior(posterior.prior, X, y, points, row_noise)
+    excess = oracle.array(posterior.covariance(points)) - exact.covariance
+    assert np.linalg.eigvalsh((excess + excess.T) / 2)[0] > -1e-9
+
+
+def test_svgp_is_sure_of_itself_at_an_inducing_point_away_from_the_data_and_cagp_is_not():
+    """Inducing variables are treated as if they explained the data: 400 rows, a lengthscale away on both sides, pin one
+    down, while they leave the exact posterior wide open there. CaGP's variance is never below the exact one."""
+    g = torch.Generator().manual_seed(0)
+    sides = torch.where(torch.arange(400) % 2 == 0, 1.0, -1.0).double()
+    X = (sides + 0.05 * torch.randn(400, generator=g, dtype=torch.float64))[:, None]
+    y = 0.5 + 0.1 * torch.randn(400, generator=g, dtype=torch.float64)
+    gap = torch.zeros(1, 1, dtype=torch.float64)
+    prior = GP(Matern32(1, 1.0), noise=GaussianNoise(0.01))
+    exact = float(oracle.exact_posterior(prior, X, y, gap).variance[0])
+    assert exact > 0.3
+    svgp = SVGP(prior, gap)
+    svgp.natural_step(X, y)  # the best q there is
+    assert float(svgp.condition(X, y).variance(gap)) < 1e-3 * exact
+    for num_actions in (1, 2, 8, 32):
+        cagp = CaGPOpt.from_data(prior, X, num_actions)
+        assert float(cagp.condition(X, y).variance(gap)) >= exact - 1e-10
+
+
+def test_an_inducing_posterior_takes_any_square_root_of_the_covariance():
+    X, y, row_noise, new = make_data()
+    posterior = trained("SGPR").condition(X, y, row_noise)
+    Q = torch.linalg.qr(torch.randn(7, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
+    turned = InducingPosterior(
+        posterior.prior, posterior.X, posterior.chol, posterior.whitened_mean, posterior.whitened_root @ Q
+    )
+    assert_close(turned.covariance(new), posterior.covariance(new), 1e-12)
+    assert posterior.num_inducing == 7
