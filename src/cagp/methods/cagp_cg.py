@@ -23,9 +23,10 @@ class CaGPCG(Method):
     converged, these still find what is left of the variance.
 
     The gradient takes the actions as constants. They are computed anew at every evaluation of the objective, so that it
-    is a function of parameters and data alone. Keeping them fixed while a line search evaluates several times would
-    make its gradients exact, but with L-BFGS it ended higher after as many steps (docs/iterative.md). So would actions
-    started from the last solution: they span less of the leading eigenvectors, and the bound suffers.
+    is a function of parameters and data alone, whoever evaluates it and however often. A line search then sees values
+    whose change is not quite what their gradients say. Keeping the actions fixed during a step would mend that, but
+    ended higher as often as lower (docs/iterative.md). Starting from the last solution did not help: such actions span
+    less of the leading eigenvectors, and the bound suffers.
 
     Args:
         prior: mean, kernel and noise, learned.
