@@ -73,6 +73,21 @@ def test_an_indefinite_matrix_is_a_breakdown_that_leaves_finite_numbers_and_the_
     torch.testing.assert_close(A @ result.solution[:, 1], B[:, 1])
 
 
+def test_a_recurrence_that_drifts_is_set_right_by_residuals_computed_afresh():
+    """Products of float32 precision: the recurrence alone ends above its tolerance."""
+    A = positive_definite(200, 3, smallest=1e-2)
+    b = torch.randn(200, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for tolerance in (4e-6, 5e-6, 6e-6):
+        result = conjugate_gradients(
+            lambda V: (A.float() @ V.float()).double(), b, tolerance=tolerance, max_iterations=500
+        )
+        assert bool(result.converged.all())
+        assert float(((A @ result.solution - b).norm(dim=0) / b.norm(dim=0)).max()) < 3 * tolerance
+    hopeless = conjugate_gradients(lambda V: (A.float() @ V.float()).double(), b, tolerance=1e-12, max_iterations=5000)
+    assert not bool(hopeless.converged.any())
+    assert hopeless.num_iterations < 5000  # it notices that it gets no further
+
+
 def test_a_matrix_of_nan_is_a_breakdown():
     result = conjugate_gradients(lambda V: V * torch.nan, torch.ones(3, 1).double(), tolerance=1e-4, max_iterations=9)
     assert bool(result.broke_down)

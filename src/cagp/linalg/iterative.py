@@ -55,7 +55,7 @@ def conjugate_gradients(
     Args:
         product: V -> A V for a symmetric positive definite A.
         precondition: V -> M⁻¹V for a symmetric positive definite M close to A. None: M = I.
-        max_iterations: products with A at most, besides one for the residual norms at the end.
+        max_iterations: of all columns together, a product with A each; residuals computed afresh take a few more.
 
     Time: a product and O(n c) per iteration; memory O(n c).
     """
@@ -66,42 +66,54 @@ def conjugate_gradients(
     B = B.double()
     scale = B.norm(dim=0)
     limit = tolerance * scale
+    unit = torch.where(scale > 0, scale, 1.0)
     X, R = torch.zeros_like(B), B.clone()
     Z = R if precondition is None else precondition(R).double()
-    P = Z.clone()
     rho = squared_norms = (R * Z).sum(0)
-    active = scale > 0
+    P, active = Z.clone(), scale > 0
     broke_down = active & ~(rho > 0)
     active = active & ~broke_down
     diagonal, off_diagonal = [], []
     carry = torch.zeros_like(scale)  # β/α of the step before
-    num_iterations = 0
-    while num_iterations < max_iterations and bool(active.any()):
-        AP = product(P).double()
-        curvature = (P * AP).sum(0)
-        broke_down = broke_down | (active & ~(curvature > 0))
-        active = active & (curvature > 0)
-        alpha = torch.where(active, rho / curvature, 0.0)
-        X += alpha * torch.where(active, P, 0.0)
-        R -= alpha * torch.where(active, AP, 0.0)
-        num_iterations += 1
-        ended = R.norm(dim=0) <= limit
+    num_iterations, first = 0, True
+    residual_norms = torch.full_like(scale, torch.inf)
+    while True:
+        while num_iterations < max_iterations and bool(active.any()):
+            AP = product(P).double()
+            curvature = (P * AP).sum(0)
+            broke_down = broke_down | (active & ~(curvature > 0))
+            active = active & (curvature > 0)
+            alpha = torch.where(active, rho / curvature, 0.0)
+            X += alpha * torch.where(active, P, 0.0)
+            R -= alpha * torch.where(active, AP, 0.0)
+            num_iterations += 1
+            ended = R.norm(dim=0) <= limit
+            Z = R if precondition is None else precondition(R).double()
+            rho_next = (R * Z).sum(0)
+            lost = active & ~ended & ~(rho_next > 0)
+            go_on = active & ~ended & ~lost
+            broke_down = broke_down | lost
+            beta = torch.where(go_on, rho_next / rho, 0.0)
+            if first:
+                diagonal.append(torch.where(active, 1 / alpha + carry, 1.0))
+                off_diagonal.append(torch.where(go_on, beta.sqrt() / alpha, 0.0))
+                carry = torch.where(go_on, beta / alpha, 0.0)
+            P = torch.where(go_on, Z + beta * P, 0.0)
+            rho, active = rho_next, go_on
+        # The recurrence of R drifts from B - A X by round-off. Columns that it stopped too early start again from their
+        # true residual, as long as that halves it.
+        R = B - product(X).double()
+        before, residual_norms = residual_norms, R.norm(dim=0) / unit
+        active = (residual_norms > ROUND_OFF * tolerance) & (residual_norms < before / 2) & ~broke_down
+        if num_iterations == max_iterations or not bool(active.any()):
+            break
+        R = torch.where(active, R, 0.0)
         Z = R if precondition is None else precondition(R).double()
-        rho_next = (R * Z).sum(0)
-        lost = active & ~ended & ~(rho_next > 0)
-        go_on = active & ~ended & ~lost
-        broke_down = broke_down | lost
-        beta = torch.where(go_on, rho_next / rho, 0.0)
-        diagonal.append(torch.where(active, 1 / alpha + carry, 1.0))
-        off_diagonal.append(torch.where(go_on, beta.sqrt() / alpha, 0.0))
-        carry = torch.where(go_on, beta / alpha, 0.0)
-        P = torch.where(go_on, Z + beta * P, 0.0)
-        rho, active = rho_next, go_on
+        P, rho, first = Z.clone(), (R * Z).sum(0), False
     if diagonal:
         off_diagonal[-1] = torch.zeros_like(scale)  # its other end was never computed
     else:
         diagonal, off_diagonal = [torch.ones_like(scale)], [torch.zeros_like(scale)]
-    residual_norms = (B - product(X).double()).norm(dim=0) / torch.where(scale > 0, scale, 1.0)
     return CGResult(
         X,
         residual_norms,

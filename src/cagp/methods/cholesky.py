@@ -19,7 +19,7 @@ from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import project
 
-MATRICES = 7
+MATRICES = 6
 """Float64 matrices of n x n values that objective and gradient, or conditioning, hold at once; measured."""
 
 
