@@ -19,7 +19,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cagp import GP, BlockActions, CaGPOpt, ConstantMean, GaussianNoise, NotPositiveDefiniteError, backend_for, fit
+from cagp import (
+    GP,
+    BlockActions,
+    CaGPOpt,
+    ConstantMean,
+    DenseActions,
+    GaussianNoise,
+    NotPositiveDefiniteError,
+    backend_for,
+    fit,
+)
 from cagp.actions.blocks import ordered_blocks
 from cagp.kernels import Matern32, Matern52, Scale
 from cagp.parameters import named_values
@@ -923,7 +933,7 @@ def random_actions(X: Tensor, num_actions: int, **choices) -> BlockActions:
 
 
 @pytest.mark.parametrize("num_actions", [1, 7, 12, 53])
-def test_new_blocks_hold_every_row_with_its_own_weight(num_actions):
+def test_new_blocks_hold_every_row_with_equal_weights(num_actions):
     X, y = wave(53, d=2)
     m = CaGPOpt(GP(Scale(Matern32(2))), random_actions(X, num_actions, blocks="ordered"), reblock_at=(4,))
     m.prior.kernel.kernel.lengthscale = [0.1, 30.0]
@@ -934,7 +944,7 @@ def test_new_blocks_hold_every_row_with_its_own_weight(num_actions):
     blocks = blocks_of(m.actions)
     assert len(blocks) == num_actions
     assert sorted(row for block in blocks for row in block) == list(range(53))
-    assert weights_of_rows(m.actions) == weights
+    assert weights_of_rows(m.actions) == dict.fromkeys(weights, 1.0)  # a new cut starts with equal weights
     sparse = m.actions.weights(torch.float64)
     S = dense(m.actions)
     assert torch.allclose(sparse.values, S[m.actions.support, sparse.columns()], atol=1e-15)
@@ -949,7 +959,7 @@ def test_new_blocks_of_a_thinned_support_keep_it():
     actions = random_actions(X, 6, support_size=4)
     weights = weights_of_rows(actions)
     actions.reblock(X, torch.tensor([0.1, 30.0], dtype=torch.float64))
-    assert weights_of_rows(actions) == weights
+    assert weights_of_rows(actions) == dict.fromkeys(weights, 1.0)
     assert len(blocks_of(actions)) == 6
 
 
@@ -1166,3 +1176,77 @@ def test_steps_record_the_values_they_started_from():
     assert steps[0].hyperparameters == before
     assert steps[1].hyperparameters != before
     assert m.hyperparameters() == named_values(m.prior)
+
+
+# --- growth -----------------------------------------------------------------------------------------------------------
+
+
+def test_actions_double_when_the_loss_is_flat():
+    X, y = wave(80, d=2)
+    m = method(X, 16, start_actions=4, reblock_at=())
+    assert m.actions.num_actions == 4
+    assert m.adapt(X, 3, 0.0, False) is None
+    assert "8 actions" in m.adapt(X, 4, 0.0, True)
+    assert "16 actions" in m.adapt(X, 5, 0.0, True)
+    assert m.adapt(X, 6, 0.0, True) is None  # there are as many as asked for
+    assert m.actions.num_actions == 16
+
+
+@pytest.mark.parametrize("num_actions", [16, 19, 5])
+def test_a_fit_that_starts_with_few_actions_ends_with_all(num_actions):
+    X, y = wave(80, d=2)
+    m = method(X, num_actions, start_actions=4, reblock_at=(3,))
+    result = fit(m, X, y, num_steps=30)
+    assert m.actions.num_actions == num_actions
+    grown = [step.number for step in result.steps if any("actions" in event for event in step.events)]
+    assert len(grown) == math.ceil(math.log2(num_actions / 4))
+    assert max(grown) <= 17  # half of all steps, and the next
+    # Of the fewer actions before, none is the best, even where their loss was lower.
+    assert result.best_step >= max(grown)
+    assert result.best_value == m.objective(X, y).item()
+
+
+def test_a_growing_fit_is_resumed_bit_for_bit(tmp_path):
+    X, y = wave(60, d=2)
+    whole, cut, resumed = (method(X, 12, start_actions=3, reblock_at=(4,)) for _ in range(3))
+    fit(whole, X, y, num_steps=24)
+    calls = itertools.count()
+
+    def stop(_):
+        if next(calls) == 13:
+            raise RuntimeError("stop here")
+
+    with pytest.raises(RuntimeError, match="stop here"):
+        fit(cut, X, y, num_steps=24, checkpoint_dir=tmp_path, checkpoint_steps=1, callback=stop)
+    fit(resumed, X, y, num_steps=24, checkpoint_dir=tmp_path)
+    assert_same_tensors(resumed.state_dict(), whole.state_dict())
+
+
+def test_a_posterior_with_more_actions_than_were_trained():
+    X, y = wave(120, d=2)
+    m = method(X, 10)
+    fit(m, X, y, num_steps=20)
+    state = {name: value.clone() for name, value in m.state_dict().items()}
+    X_new = wave(30, d=2)[0] + 0.1
+    few, same = m.condition(X, y), m.condition(X, y, num_actions=40, refit_steps=0)
+    assert same.num_actions == 40
+    assert bool((same.variance(X_new) <= few.variance(X_new) + 1e-12).all())
+    assert same.prior.noise.noise.item() == m.prior.noise.noise.item()
+    many = m.condition(X, y, num_actions=40)
+    assert many.prior.noise.noise.item() < m.prior.noise.noise.item()  # less is left to the noise
+    assert_same_tensors(m.state_dict(), state)
+    with pytest.raises(ValueError, match="num_actions is 4, expected at least the 10 trained"):
+        m.condition(X, y, num_actions=4)
+    with pytest.raises(ValueError, match="num_actions is 121"):
+        m.condition(X, y, num_actions=121)
+
+
+def test_only_blocks_can_grow():
+    X, y = wave(20)
+    dense_actions = DenseActions(torch.eye(20, 3, dtype=torch.float64))
+    with pytest.raises(ValueError, match="grow_to needs BlockActions"):
+        CaGPOpt(GP(Scale(Matern32(1))), dense_actions, grow_to=5)
+    with pytest.raises(ValueError, match="num_actions needs BlockActions"):
+        CaGPOpt(GP(Scale(Matern32(1))), dense_actions).condition(X, y, num_actions=5)
+    with pytest.raises(ValueError, match="grow_to is 21"):
+        CaGPOpt(GP(Scale(Matern32(1))), random_actions(X, 3), grow_to=21)

@@ -223,6 +223,23 @@ void block_gradient(int kind, Matrix<const T> X, std::optional<Matrix<const T>> 
     parts.total(grad_square.data(), grad_alpha.data(), grad_values.data(), grad_Z ? grad_Z->data() : nullptr);
 }
 
+// The nearest rows do not depend on the kernel: any kind's table has them.
+template <class T>
+void nearest(Matrix<const T> X, Matrix<const T> Z, std::optional<Array<const Index>> left_out,
+             std::optional<Array<const Index>> before, Matrix<Index> rows, int threads, const std::string& isa) {
+    const Sweeps<T>& s = sweeps<T>(variant(isa), 0);
+    const Problem<T> p = problem<T>(X, Z, 1.0);
+    require(Index(rows.shape(0)) == p.n && rows.shape(1) >= 1, "rows must be (n, k)");
+    require(!left_out || Index(left_out->shape(0)) == p.n, "left_out must be (n,)");
+    require(!before || Index(before->shape(0)) == p.n, "before must be (n,)");
+    const Nearest wanted{Index(rows.shape(1)), left_out ? left_out->data() : nullptr, before ? before->data() : nullptr,
+                         rows.data()};
+    const Tasks tasks(p.n, 32, kForwardTasks);
+    nb::gil_scoped_release release;
+    run_tasks(tasks.count, threads, s.nearest_scratch_bytes(p.d, wanted.k),
+              [&](Index t, void* scratch) { s.nearest(p, tasks[t], wanted, scratch); });
+}
+
 template <class T> using Cube = nb::ndarray<T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 template <class T>
@@ -305,6 +322,8 @@ template <class T> void define(nb::module_& m) {
     m.def("block_gradient", &block_gradient<T>, "kind"_a, "X"_a, "Z"_a.none(), "alpha"_a, "values"_a, "offsets"_a,
           "grad_out"_a, "grad_square"_a, "grad_alpha"_a, "grad_values"_a, "grad_X"_a.none(), "grad_Z"_a.none(),
           "threads"_a, "isa"_a = "");
+    m.def("nearest", &nearest<T>, "X"_a, "Z"_a, "left_out"_a.none(), "before"_a.none(), "rows"_a, "threads"_a,
+          "isa"_a = "");
     m.def("local", &local<T>, "kind"_a, "questions"_a, "X"_a, "inverse_lengthscale"_a, "neighbours"_a, "noise"_a,
           "residual"_a, "gram"_a.none(), "cross"_a.none(), "alpha"_a, "outputscale"_a, "mean"_a, "explained"_a,
           "threads"_a, "isa"_a = "");

@@ -97,6 +97,21 @@ template <class T> inline Vec<T> at_most(Vec<T> x, T limit) {
 #endif
 }
 
+// Whether any lane of a comparison holds.
+template <class B> inline bool any(B mask) {
+#if defined(__AVX2__)
+    return _mm256_movemask_epi8((__m256i)mask) != 0;
+#elif defined(__x86_64__)
+    return _mm_movemask_epi8((__m128i)mask) != 0;
+#elif defined(__aarch64__)
+    return vmaxvq_u32((uint32x4_t)mask) != 0;
+#else
+    bool found = false;
+    for (std::size_t l = 0; l < sizeof(B) / sizeof(mask[0]); ++l) found |= mask[l] != 0;
+    return found;
+#endif
+}
+
 // The layout of a floating-point number, and how far exp(-s) goes before it is no longer a normal number.
 template <class T> struct Format;
 template <> struct Format<float> {

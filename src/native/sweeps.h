@@ -55,6 +55,14 @@ template <class T> struct LocalGradients {
     T *questions, *gram, *cross;     // (t, d), (t, k, k), (t, k), or null
 };
 
+// The k rows of Z nearest to each row of X, by increasing distance; -1 where there are fewer.
+struct Nearest {
+    std::int64_t k;
+    const std::int64_t* left_out;  // (n): a row of Z that does not count for this question, or null
+    const std::int64_t* before;    // (n): only rows of Z before this one count, or null
+    std::int64_t* rows;            // (n, k)
+};
+
 template <class T> struct Sweeps {
     std::int64_t (*scratch_bytes)(std::int64_t d);
     // out (n, m) = k(X, Z), for a range of rows
@@ -69,6 +77,8 @@ template <class T> struct Sweeps {
     void (*symmetric)(const Problem<T>&, const Blocks<T>&, Range blocks, T* out, void* scratch);
     void (*symmetric_gradient)(const Problem<T>&, const Blocks<T>&, Range blocks, const T* grad_out,
                                const Gradients<T>&, void* scratch);
+    std::int64_t (*nearest_scratch_bytes)(std::int64_t d, std::int64_t k);
+    void (*nearest)(const Problem<T>&, Range rows, const Nearest&, void* scratch);
     std::int64_t (*local_scratch_bytes)(const LocalProblem<T>&);
     void (*local)(const LocalProblem<T>&, Range questions, T* mean, T* explained, void* scratch);
     void (*local_gradient)(const LocalProblem<T>&, Range questions, const LocalCotangents<T>&,

@@ -400,9 +400,66 @@ void symmetric_gradient(const Problem<T>& p, const Blocks<T>& w, Range blocks, c
     });
 }
 
+// ---- the nearest rows ----
+
+// Questions that meet a panel of rows while it lies in the cache.
+constexpr int kTogether = 32;
+
+// The k nearest rows so far, by increasing distance.
+template <class T> struct Shortlist {
+    T* distance;
+    Index* row;
+    Index k;
+    void clear() {
+        for (Index e = 0; e < k; ++e) distance[e] = Format<T>::largest, row[e] = -1;
+    }
+    T worst() const { return distance[k - 1]; }
+    void insert(T r2, Index candidate) {
+        Index e = k - 1;
+        for (; e > 0 && r2 < distance[e - 1]; --e) distance[e] = distance[e - 1], row[e] = row[e - 1];
+        distance[e] = r2, row[e] = candidate;
+    }
+};
+
+template <class T> Index nearest_scratch(Index d, Index k) {
+    return Scratch<T>::bytes(d) + 64 + kTogether * k * Index(sizeof(T));
+}
+
+template <class T> void nearest(const Problem<T>& p, Range rows, const Nearest& wanted, void* memory) {
+    const Scratch<T> scratch(memory, p.d);
+    T* distances = scratch.gradient + p.d * kRows<T>;
+    for (Index first = rows.begin; first < rows.end; first += kTogether) {
+        const int count = smaller(rows.end - first, kTogether);
+        auto shortlist = [&](Index q) -> Shortlist<T> {
+            return {distances + (q - first) * wanted.k, wanted.rows + q * wanted.k, wanted.k};
+        };
+        for (Index q = first; q < first + count; ++q) shortlist(q).clear();
+        for (Index z = 0; z < p.m; z += kRows<T>) {
+            const int lanes = smaller(p.m - z, kRows<T>);
+            transpose(p.Z, z, lanes, p.d, scratch.points);
+            for_each_point<T, kUnroll, 2>(scratch.points, p.X, first, first + count, p.d, [&](Index q, const Panel<T>& r2) {
+                Shortlist<T> found = shortlist(q);
+                const Vec<T> worst = splat<T>(found.worst());
+                Bits<T> near = r2.v[0] < worst;
+                for (int u = 1; u < kUnroll; ++u) near |= r2.v[u] < worst;
+                if (!any(near)) return;
+                T lane[kRows<T>];
+                std::memcpy(lane, &r2, sizeof lane);
+                for (int l = 0; l < lanes; ++l) {
+                    const Index row = z + l;
+                    if (!(lane[l] < found.worst()) || (wanted.left_out && row == wanted.left_out[q])) continue;
+                    if (wanted.before && row >= wanted.before[q]) break;
+                    found.insert(lane[l], row);
+                }
+            });
+        }
+    }
+}
+
 template <class T, class Profile> constexpr Sweeps<T> sweeps() {
     return {Scratch<T>::bytes,          matrix<T, Profile>,    matrix_gradient<T, Profile>,   block<T, Profile>,
             block_gradient<T, Profile>, symmetric<T, Profile>, symmetric_gradient<T, Profile>,
+            nearest_scratch<T>,         nearest<T>,
             local_scratch<T, Profile>,  local<T, Profile>,     local_gradient<T, Profile>};
 }
 

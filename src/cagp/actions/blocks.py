@@ -199,9 +199,14 @@ class BlockActions(Actions):
         return self._support.argsort().argsort()
 
     def reblock(self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None = None) -> None:
-        """Cut the support into blocks of nearby rows again, in other units; every row keeps its weight."""
+        """Cut the support into blocks of nearby rows again, in other units, with equal weights.
+
+        Weights learned for other blocks are a worse start than none: see docs/training.md.
+        """
         rows = self._support.sort().values
         self._set_blocks(rows, spatial_blocks(X[rows], self.num_actions, lengthscale))
+        with torch.no_grad():
+            self.values.fill_(1.0)
 
     def grow(self, X: Float[Tensor, "n d"], num_actions: int, lengthscale: Float[Tensor, " d"] | None = None) -> None:
         """Cut blocks in two until there are ``num_actions``, whose span contains the old one; rows keep weights."""

@@ -1,5 +1,6 @@
 """CaGP-Opt: hyperparameters and block-sparse actions learned together, end to end."""
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,11 +18,14 @@ from cagp.parameters import named_values
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import project
+from cagp.training import fit
 
-DEFAULT_REBLOCK_AT = (20, 50, 100, 200)
+DEFAULT_REBLOCK_AT = (20, 50)
 GROWN_BY, GROWTH_PACE = 0.5, 0.1
 """The last doubling of the actions comes at this share of a fit's steps at the latest, those before it so much earlier
 each."""
+REFIT_STEPS, REFIT_RATE = 10, 0.1
+"""How hyperparameters are fitted again when a posterior is asked for with more actions than were trained."""
 
 
 class CaGPOpt(Method):
@@ -126,13 +130,45 @@ class CaGPOpt(Method):
         doublings = math.ceil(math.log2(self.grow_to / self.actions.num_actions))
         return flat or share >= GROWN_BY - (doublings - 1) * GROWTH_PACE
 
-    @torch.no_grad()
     def condition(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None = None,
+        *,
+        num_actions: int | None = None,
+        refit_steps: int = REFIT_STEPS,
     ) -> CaGPPosterior:
-        """The posterior given the data, as a snapshot that further training leaves alone."""
-        projection = project(self.prior, self.actions, X, y, row_noise, self.max_bytes)
-        return CaGPPosterior(self.prior, projection, self.max_bytes)
+        """The posterior given the data, as a snapshot that further training leaves alone.
+
+        Args:
+            num_actions: condition with more actions than there are: the method itself stays as it is, a copy's blocks
+                are cut further (rows keep their weights), and its hyperparameters, which were learned for fewer
+                actions, are fitted again for a few steps.
+            refit_steps: the number of these steps.
+        """
+        method = self if num_actions is None else self._with_more_actions(X, y, row_noise, num_actions, refit_steps)
+        with torch.no_grad():
+            projection = project(method.prior, method.actions, X, y, row_noise, self.max_bytes)
+        return CaGPPosterior(method.prior, projection, self.max_bytes)
+
+    def _with_more_actions(
+        self, X: Tensor, y: Tensor, row_noise: Tensor | None, num_actions: int, refit_steps: int
+    ) -> "CaGPOpt":
+        if not isinstance(self.actions, BlockActions):
+            raise ValueError(
+                f"num_actions needs BlockActions, whose blocks can be cut, not {type(self.actions).__name__}."
+            )
+        if num_actions < self.actions.num_actions:
+            raise ValueError(f"num_actions is {num_actions}, expected at least the {self.actions.num_actions} trained.")
+        grown = copy.deepcopy(self)
+        grown.reblock_at, grown.grow_to = (), None
+        assert isinstance(grown.actions, BlockActions)
+        grown.actions.grow(X, num_actions, lengthscale_of(self.prior.kernel))
+        if refit_steps:
+            rates = {"hyperparameters": REFIT_RATE, "actions": 0.0}
+            fit(grown, X, y, row_noise, num_steps=refit_steps, lr=rates)
+        return grown
 
     def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
         """What a user should know of the fitted method, in words."""

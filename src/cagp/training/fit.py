@@ -172,7 +172,7 @@ class _Run:
         """One step, or its failure taken back; a reason where the fit cannot go on."""
         index, start = len(self.history.steps), time.perf_counter()
         before = {"parameters": self._parameters(), "optimizer": self.optimizer.state()}
-        events, changed_at = list(self.events), self.changed_at
+        events, changed_at, best = list(self.events), self.changed_at, self.best
         first: dict[str, Any] = {}
 
         def loss_and_gradient() -> Tensor:
@@ -190,15 +190,18 @@ class _Run:
                 self.events.append(change)
                 self.changed_at = index
                 self.optimizer.forget()
+                if _shapes(self._parameters()) != _shapes(self.best["parameters"]):
+                    # Another model, with more actions: the best one so far does not stand for it.
+                    self.best = {**self.best, "value": math.inf}
             rates = self.optimizer.rates(index)
             loss = self.optimizer.step(loss_and_gradient, index)
         except (_StepError, NotPositiveDefiniteError, LinAlgError) as error:
             self.seconds += time.perf_counter() - start
-            self.events, self.changed_at = events, changed_at
+            self.events, self.changed_at, self.best = events, changed_at, best
             return self._take_back(index + 1, error)
         except KeyboardInterrupt:
             self._return_to(before)
-            self.events, self.changed_at = events, changed_at
+            self.events, self.changed_at, self.best = events, changed_at, best
             raise
         self.seconds += time.perf_counter() - start
         evaluation = self._evaluate(index + 1) if (index + 1) % self.settings.evaluate_every == 0 else None
@@ -386,6 +389,10 @@ class _Run:
         self.without_gain, self.seconds = state["without_gain"], state["seconds"]
         self.failures, self.events, self.changed_at = state["failures"], state["events"], state["changed_at"]
         self.saved_at = (state["steps"], state["seconds"])
+
+
+def _shapes(parameters: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in parameters.items()}
 
 
 def _description(method: Trainable) -> list[Any]:

@@ -1,0 +1,270 @@
+"""CaGP-Local: every question is answered from its nearest rows, alone or beside actions that all questions share."""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from cagp.actions import Actions
+from cagp.checks import check_count, check_data, check_new_inputs
+from cagp.engine import DEFAULT_MAX_BYTES, backend_for
+from cagp.local import SharedActions, joint_answers, local_answers
+from cagp.methods.base import Method
+from cagp.methods.cagp import lengthscale_of
+from cagp.neighbours import NeighbourSearch
+from cagp.neighbours import Method as SearchMethod
+from cagp.parameters import named_values
+from cagp.posteriors import Posterior
+from cagp.prior import GP
+from cagp.projection import project
+
+Objective = Literal["loo", "ordered"]
+
+DEFAULT_REFRESH_AT = (5, 10, 20, 40, 80, 160)
+"""Steps before which neighbours are sought anew in units of the lengthscales learned so far; see docs/local.md."""
+
+KEPT_BYTES = 2**30
+"""What the hybrid posterior may keep of the shared actions for all training rows; beyond, it is computed when asked."""
+
+
+class CaGPLocal(Method):
+    """A computation-aware GP whose actions depend on the question: unit vectors at its nearest rows.
+
+    The hyperparameters are learned on minibatches of rows, each predicted from other rows alone, at a cost that does
+    not depend on n. With shared actions (learned or constant ones of CaGP-Opt) it is the hybrid.
+
+    Args:
+        prior: mean, kernel and noise, learned.
+        num_neighbours: rows per question in training, fewer where there are not so many.
+        num_neighbours_predict: rows per question in predictions; None for twice as many as in training.
+        shared: actions that all questions condition on first; None for none.
+        objective: "loo" predicts each row from its nearest others; "ordered" from its nearest among the rows before
+            it in a random order, which makes the sum a proper log density of all targets (Vecchia).
+        batch_size: rows in a step.
+        seed: of the minibatches and the order.
+        search: how neighbours are found, see ``NeighbourSearch``.
+        refresh_at: steps of a fit, counted from 0, before which neighbours are sought anew.
+        max_bytes: limit for temporaries.
+    """
+
+    stochastic = True
+    search_lengthscale: Tensor
+
+    def __init__(
+        self,
+        prior: GP,
+        num_neighbours: int = 32,
+        *,
+        num_neighbours_predict: int | None = None,
+        shared: Actions | None = None,
+        objective: Objective = "loo",
+        batch_size: int = 1024,
+        seed: int = 0,
+        search: SearchMethod = "auto",
+        refresh_at: Sequence[int] = DEFAULT_REFRESH_AT,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ):
+        super().__init__()
+        if objective not in ("loo", "ordered"):
+            raise ValueError(f'objective is {objective!r}, expected "loo" or "ordered".')
+        for name, value in (("num_neighbours", num_neighbours), ("batch_size", batch_size)):
+            check_count(value, name, 2**31, "a size that can be computed")
+        self.prior = prior
+        self.num_neighbours = num_neighbours
+        self.num_neighbours_predict = 2 * num_neighbours if num_neighbours_predict is None else num_neighbours_predict
+        self.shared = shared
+        self.objective_name = objective
+        self.batch_size, self.seed = batch_size, seed
+        self.search, self.refresh_at = search, tuple(refresh_at)
+        self.max_bytes = max_bytes
+        lengthscale = lengthscale_of(prior.kernel)
+        # Neighbours are those of these lengthscales; a checkpoint holds them, so that a resumed fit finds the same.
+        self.register_buffer("search_lengthscale", torch.ones(0) if lengthscale is None else lengthscale.clone())
+        self._index: tuple[Tensor, Tensor, NeighbourSearch] | None = None
+        self._batch: Int[Tensor, " b"] | None = None
+
+    # ---- training ----
+
+    def adapt(self, X: Float[Tensor, "n d"], step: int, share: float, flat: bool) -> str | None:
+        """Draw the rows of this step, and seek neighbours anew where that is due."""
+        generator = torch.Generator().manual_seed(self.seed + 1_000_003 * (step + 1))
+        rows = self._training_rows(X)
+        drawn = torch.randint(len(rows), (min(self.batch_size, len(rows)),), generator=generator)
+        self._batch = rows[drawn.to(rows.device)]
+        lengthscale = lengthscale_of(self.prior.kernel)
+        if step in self.refresh_at and lengthscale is not None:
+            self.search_lengthscale = lengthscale.clone()
+        return None
+
+    def _training_rows(self, X: Tensor) -> Tensor:
+        """Rows that may be predicted in training: with shared actions, those whose targets no action touches."""
+        every = torch.arange(X.shape[0], device=X.device)
+        if self.shared is None:
+            return every
+        outside = torch.ones(X.shape[0], dtype=torch.bool, device=X.device)
+        outside[self.shared.support] = False
+        if not bool(outside.any()):
+            raise ValueError(
+                "every row carries weight in the shared actions, so that none can be predicted without its own target; "
+                "give the actions a support_size, or train without them and condition with them."
+            )
+        return every[outside]
+
+    def objective_terms(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> dict[str, Float[Tensor, ""]]:
+        """The mean negative log predictive density of the rows of this step; outside of a fit, of all rows."""
+        check_data(X, y, row_noise)
+        rows = self._training_rows(X) if self._batch is None else self._batch
+        total = torch.zeros((), dtype=torch.float64, device=X.device)
+        tile = max(1, self.max_bytes // (8 * 8 * self.num_neighbours * (self.num_neighbours + 8)))
+        shared = self._project(X, y, row_noise)
+        for part in rows.split(tile):
+            answers = local_answers(self.prior, X, y, row_noise, X[part], self._neighbours(X, part), shared)
+            noise = self.prior.noise_variance(X[part], None if row_noise is None else row_noise[part])
+            variance = answers.variance.clamp_min(0) + noise
+            error = y[part].double() - answers.mean
+            total = total + 0.5 * (error.square() / variance + torch.log(2 * math.pi * variance)).sum()
+        return {"negative_log_density": total / len(rows)}
+
+    def _neighbours(self, X: Tensor, rows: Tensor) -> Tensor:
+        """The rows that each of these training rows is predicted from."""
+        k = min(self.num_neighbours, X.shape[0] - 1)
+        index = self._search(X)
+        if self.objective_name == "ordered":
+            return index.earlier(rows, self._positions(X), k)
+        if k == 0:
+            return rows.new_full((len(rows), 1), -1)
+        return index.nearest(X[rows], k, left_out=rows)
+
+    def _search(self, X: Tensor) -> NeighbourSearch:
+        """The index of the rows of ``X``, made anew when the data or the lengthscales of the search are others."""
+        if self._index is None or self._index[0] is not X or not torch.equal(self._index[1], self.search_lengthscale):
+            self._index = (X, self.search_lengthscale.clone(), self._new_search(X, self.search_lengthscale))
+        return self._index[2]
+
+    def _new_search(self, X: Tensor, lengthscale: Tensor) -> NeighbourSearch:
+        return NeighbourSearch(X, lengthscale if len(lengthscale) else None, self.search)
+
+    def _positions(self, X: Tensor) -> Tensor:
+        order = torch.randperm(X.shape[0], generator=torch.Generator().manual_seed(self.seed)).to(X.device)
+        return order.argsort()
+
+    def _project(self, X: Tensor, y: Tensor, row_noise: Tensor | None) -> SharedActions | None:
+        if self.shared is None:
+            return None
+        projection = project(self.prior, self.shared, X, y, row_noise, self.max_bytes)
+        return SharedActions(self.prior, projection, self.shared.support, self.max_bytes)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by the learning rate they share."""
+        actions = [] if self.shared is None else [p for p in self.shared.parameters() if p.requires_grad]
+        return {"hyperparameters": [p for p in self.prior.parameters() if p.requires_grad], "actions": actions}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """The prior's parameters as numbers in their own units."""
+        return named_values(self.prior)
+
+    # ---- answers ----
+
+    @torch.no_grad()
+    def condition(
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None = None,
+        *,
+        num_neighbours: int | None = None,
+    ) -> "LocalPosterior":
+        """The posterior given the data, as a snapshot that further training leaves alone.
+
+        Args:
+            num_neighbours: rows per question; None for ``num_neighbours_predict``.
+        """
+        check_data(X, y, row_noise)
+        k = self.num_neighbours_predict if num_neighbours is None else num_neighbours
+        prior = copy.deepcopy(self.prior).requires_grad_(False)
+        lengthscale = lengthscale_of(prior.kernel)
+        search = self._new_search(X, self.search_lengthscale if lengthscale is None else lengthscale)
+        shared = None
+        if self.shared is not None:
+            projection = project(prior, self.shared, X, y, row_noise, self.max_bytes)
+            shared = SharedActions(prior, projection, self.shared.support.clone(), self.max_bytes)
+        return LocalPosterior(prior, X, y, row_noise, min(k, X.shape[0]), search, shared, self.max_bytes)
+
+    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
+        """What a user should know of the fitted method, in words."""
+        beside = "" if self.shared is None else f" beside {self.shared.num_actions:,} shared actions"
+        return [
+            f"CaGP-Local with {self.num_neighbours} neighbours{beside} ({self.num_neighbours_predict} in predictions) "
+            f"on {X.shape[0]:,} rows, {self.objective_name} objective, minibatches of {self.batch_size:,} rows, "
+            f"neighbours by {self._search(X).method}, kernels by {backend_for(self.prior.kernel, X)}, {X.dtype}."
+        ]
+
+
+class LocalPosterior(Posterior):
+    """At each question x, exact inference on the projections S_xᵀy: those of its nearest rows and of shared actions.
+
+    The variance at a question is never below the exact posterior's. Different questions use different projections: a
+    joint covariance or joint samples take the union of the questions' rows, at most ``MOST_JOINT_ROWS``, so that its
+    diagonal can be smaller than ``variance``.
+    """
+
+    MOST_JOINT_ROWS = 8192
+
+    def __init__(
+        self,
+        prior: GP,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None,
+        num_neighbours: int,
+        search: NeighbourSearch,
+        shared: SharedActions | None = None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ):
+        super().__init__(prior, X, X.new_zeros(X.shape[0]), max_bytes)
+        self.y = y.detach().clone()
+        self.row_noise = None if row_noise is None else row_noise.detach().clone()
+        self.num_neighbours = num_neighbours
+        self.search, self.shared = search, shared
+        self._kept = None
+        if shared is not None and num_neighbours and 8 * X.shape[0] * shared.projection.chol.shape[0] <= KEPT_BYTES:
+            every = torch.arange(X.shape[0], device=X.device)
+            self._kept = shared.rows(self.X, every, self.prior.noise_variance(self.X, self.row_noise))
+
+    @property
+    def _width(self) -> int:
+        k = max(1, self.num_neighbours)
+        return k * (k + 8) + (0 if self.shared is None else k * self.shared.projection.chol.shape[0])
+
+    def _neighbours(self, X: Tensor) -> Tensor:
+        if self.num_neighbours == 0:
+            return torch.full((X.shape[0], 1), -1, device=X.device)
+        return self.search.nearest(X, self.num_neighbours)
+
+    def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        neighbours = self._neighbours(X)
+        answers = local_answers(self.prior, self.X, self.y, self.row_noise, X, neighbours, self.shared, self._kept)
+        return answers.mean, answers.variance
+
+    def mean(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"]:
+        """The mean at each question; it costs as much as mean and variance."""
+        check_new_inputs(X, self.X)
+        return self.predict(X).mean
+
+    def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
+        questions = X if Z is None else torch.cat([X, Z])
+        rows = self._neighbours(questions).unique()
+        rows = rows[rows >= 0]
+        if len(rows) > self.MOST_JOINT_ROWS:
+            raise ValueError(
+                f"joint answers at {len(questions):,} rows need {len(rows):,} training rows together, the limit is "
+                f"{self.MOST_JOINT_ROWS:,}; ask for fewer rows at once, or for fewer neighbours."
+            )
+        covariance = joint_answers(self.prior, self.X, self.row_noise, questions, rows, self.shared)
+        return covariance if Z is None else covariance[: len(X), len(X) :]

@@ -1,0 +1,207 @@
+"""The rows nearest to a question, in units of the lengthscales."""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from cagp.checks import check_count, check_matrix
+from cagp.engine import native
+
+Method = Literal["auto", "tree", "scan", "approximate"]
+
+TREE_ROWS = 2_000
+"""A k-d tree pays from this times 2ᵈ rows on: in more columns it looks at more of them than it leaves out."""
+
+SCAN_ROWS = 200_000
+"""From this many rows on, "auto" takes an approximate search where no k-d tree is of use and faiss is installed."""
+
+
+class NeighbourSearch:
+    """An index of the rows of ``X``, for the lengthscales it was made with.
+
+    Args:
+        lengthscale: the unit of each column; None for the units of ``X``.
+        method: "scan" (exact: compare with every row, compiled), "tree" (exact: a k-d tree, for few columns),
+            "approximate" (inverted lists of faiss, for many rows in many columns) or "auto".
+    """
+
+    def __init__(
+        self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None = None, method: Method = "auto"
+    ):
+        check_matrix(X, "X")
+        if method not in ("auto", "tree", "scan", "approximate"):
+            raise ValueError(f'method is {method!r}, expected "auto", "tree", "scan" or "approximate".')
+        self.origin = X.detach().double().mean(0)
+        self.inverse_scale = (
+            torch.ones_like(self.origin) if lengthscale is None else 1 / lengthscale.detach().to(self.origin)
+        )
+        self.num_rows = X.shape[0]
+        self.method = self._chosen(X) if method == "auto" else method
+        self.points = self._scaled(X)
+        if self.method == "tree":
+            self.tree = cKDTree(self.points.cpu().numpy())
+        elif self.method == "approximate":
+            self.lists = _InvertedLists(self.points)
+
+    def _chosen(self, X: Tensor) -> Method:
+        n, d = X.shape
+        if X.device.type == "cpu" and n >= TREE_ROWS * 2**d:
+            return "tree"
+        if n >= SCAN_ROWS and X.device.type == "cpu" and _faiss() is not None:
+            return "approximate"
+        return "scan"
+
+    def _scaled(self, X: Tensor) -> Tensor:
+        """In lengthscale units around the data; float32, which only matters for rows at almost equal distances."""
+        return ((X.detach().double() - self.origin) * self.inverse_scale).float().contiguous()
+
+    def nearest(
+        self, questions: Float[Tensor, "t d"], k: int, left_out: Int[Tensor, " t"] | None = None
+    ) -> Int[Tensor, "t k"]:
+        """The ``k`` rows nearest to each question, nearest first.
+
+        Args:
+            left_out: a row for each question that does not count: the question itself, where it is a row of ``X``.
+        """
+        available = self.num_rows - (left_out is not None)
+        check_count(k, "k", available, "the number of rows that count")
+        points = self._scaled(questions)
+        if self.method == "scan":
+            return _scan(points, self.points, k, left_out, None)
+        if left_out is None:
+            return self._query(points, k)
+        rows = self._query(points, min(k + 1, self.num_rows))
+        # The row itself, or, where as many duplicates came before it, the last one.
+        counts = rows != left_out[:, None]
+        counts[:, -1] &= ~counts.all(1)
+        order = counts.int().argsort(dim=1, descending=True, stable=True)
+        return rows.gather(1, order[:, :k])
+
+    def _query(self, points: Tensor, k: int) -> Tensor:
+        if self.method == "approximate":
+            return self.lists.nearest(points, k)
+        _, rows = self.tree.query(points.cpu().numpy(), k=[*range(1, k + 1)], workers=torch.get_num_threads())
+        return torch.from_numpy(rows).to(points.device)
+
+    def earlier(self, rows: Int[Tensor, " t"], position: Int[Tensor, " n"], k: int) -> Int[Tensor, "t k"]:
+        """The ``k`` nearest among the rows that come before each of ``rows`` in an order; -1 where there are fewer.
+
+        Exact by scan. Otherwise the ``4 k`` nearest rows of all are looked through first; where fewer than ``k`` of
+        them come earlier, the rest are the nearest of the first half of all that do.
+
+        Args:
+            position: the place of every row in the order.
+        """
+        if self.method == "scan" and bool((position.diff() == 1).all()):
+            return _scan(self.points[rows], self.points, k, None, position[rows])
+        order = position.argsort()
+        if self.method == "scan":
+            found = _scan(self.points[rows], self.points[order], k, None, position[rows])
+            return torch.where(found >= 0, order[found.clamp_min(0)], -1)
+        return self._earlier_by_prefixes(rows, position, order, k)
+
+    def _earlier_by_prefixes(self, rows: Tensor, position: Tensor, order: Tensor, k: int) -> Tensor:
+        out = rows.new_full((len(rows), k), -1)
+        level = torch.log2(position[rows].clamp_min(1).double()).floor().long()
+        for exponent in level.unique().tolist():
+            asked = (level == exponent).nonzero()[:, 0]
+            mine = rows[asked]
+            size = min(2 ** (exponent + 1), self.num_rows)
+            if size <= 4096:
+                found = _scan(self.points[mine], self.points[order[:size]], k, None, position[mine])
+                out[asked] = torch.where(found >= 0, order[found.clamp_min(0)], -1)
+                continue
+            near = self._prefix(order, size).nearest_scaled(self.points[mine], min(4 * k, size))
+            half = self._prefix(order, size // 2).nearest_scaled(self.points[mine], min(k, size // 2))
+            candidates = torch.cat([near, half], dim=1)
+            counts = position[candidates] < position[mine][:, None]
+            # Nearest first; those of the first half come after all others and fill what is missing.
+            counts[:, near.shape[1] :] &= ~(half[:, :, None] == near[:, None, :]).any(2)
+            ranked = counts.int().argsort(dim=1, descending=True, stable=True)[:, :k]
+            out[asked] = torch.where(counts.gather(1, ranked), candidates.gather(1, ranked), -1)
+        return out
+
+    def _prefix(self, order: Tensor, size: int) -> "_Prefix":
+        if not hasattr(self, "_prefixes"):
+            self._prefixes: dict[int, _Prefix] = {}
+        if size not in self._prefixes:
+            self._prefixes[size] = _Prefix(self.points, order[:size], self.method)
+        return self._prefixes[size]
+
+
+class _Prefix:
+    """The first rows of an order, with an index of their own."""
+
+    def __init__(self, points: Tensor, rows: Tensor, method: Method):
+        self.rows = rows
+        self.search = NeighbourSearch(points[rows], method=method)
+
+    def nearest_scaled(self, points: Tensor, k: int) -> Tensor:
+        return self.rows[self.search.nearest(points, k)]
+
+
+def _scan(questions: Tensor, points: Tensor, k: int, left_out: Tensor | None, before: Tensor | None) -> Tensor:
+    """The nearest of all rows, by increasing distance; only those before ``before`` where given. -1 for none."""
+    if native.available() and questions.device.type == "cpu":
+        rows = torch.empty(len(questions), k, dtype=torch.long)
+        plain = [None if v is None else v.contiguous() for v in (left_out, before)]
+        native.module().nearest(questions.contiguous(), points.contiguous(), *plain, rows, torch.get_num_threads())
+        return rows
+    return torch.cat(
+        [
+            _scan_tile(questions[tile], points, k, *(None if v is None else v[tile] for v in (left_out, before)))
+            for tile in torch.arange(len(questions), device=questions.device).split(max(1, 2**24 // len(points)))
+        ]
+    )
+
+
+def _scan_tile(questions: Tensor, points: Tensor, k: int, left_out: Tensor | None, before: Tensor | None) -> Tensor:
+    distances = torch.cdist(questions, points, compute_mode="donot_use_mm_for_euclid_dist")
+    if left_out is not None:
+        distances.scatter_(1, left_out[:, None], math.inf)
+    if before is not None:
+        distances[torch.arange(len(points), device=points.device) >= before[:, None]] = math.inf
+    found = distances.topk(min(k, len(points)), largest=False)
+    rows = torch.where(found.values < math.inf, found.indices, -1)
+    return torch.nn.functional.pad(rows, (0, k - rows.shape[1]), value=-1)
+
+
+def _faiss():
+    """The library for approximate search (extra "ann"), or None."""
+    try:
+        import faiss
+    except ImportError:
+        return None
+    return faiss
+
+
+class _InvertedLists:
+    """Rows in √n lists around centres; a question looks through the 16 nearest lists."""
+
+    LISTS_SEARCHED = 16
+
+    def __init__(self, points: Tensor):
+        faiss = _faiss()
+        if faiss is None:
+            raise ValueError(
+                'method is "approximate", which needs faiss: pip install "cagp[ann]", or take "tree" or "scan".'
+            )
+        num_lists = max(1, round(math.sqrt(len(points))))
+        self.points = points
+        quantizer = faiss.IndexFlatL2(points.shape[1])
+        self.index = faiss.IndexIVFFlat(quantizer, points.shape[1], num_lists)
+        self.index.cp.seed = 0
+        self.index.train(points[: 64 * num_lists].numpy())
+        self.index.add(points.numpy())
+        self.index.nprobe = self.LISTS_SEARCHED
+
+    def nearest(self, questions: Tensor, k: int) -> Tensor:
+        rows = torch.from_numpy(self.index.search(questions.numpy(), k)[1])
+        short = (rows < 0).any(1)  # too few rows in the lists looked through
+        if bool(short.any()):
+            rows[short] = _scan(questions[short], self.points, k, None, None)
+        return rows
