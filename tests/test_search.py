@@ -23,7 +23,7 @@ from cagp.search import Trial, runner
 from cagp.search.trial import read_trial, trial_path
 from cagp.training.checkpoints import load_checkpoint
 
-ACTIONS, RATES, STEPS = 10, (0.1, 0.5), 160
+ACTIONS, RATES, STEPS = 10, (0.1, 0.5), 120
 CHOICES = {"num_actions": (ACTIONS,), "kernel": "RBF", "seed": 3, "num_steps": STEPS, "jobs": 2}
 
 
@@ -42,7 +42,7 @@ from cagp import search
 
 torch.set_num_threads(1)
 data = load_file(sys.argv[1])
-search(data["X"], data["y"], folder=sys.argv[2], num_actions=(10,), lrs=(0.1, 0.5), kernel="RBF", seed=3, num_steps=160,
+search(data["X"], data["y"], folder=sys.argv[2], num_actions=(10,), lrs=(0.1, 0.5), kernel="RBF", seed=3, num_steps=120,
        jobs=2)
 """
 
@@ -110,14 +110,15 @@ def resumed(tmp_path_factory) -> tuple[Path, SearchResult, list[list[str]]]:
     (folder / "script.py").write_text(SCRIPT)
     out = folder / "out"
     parent = subprocess.Popen([sys.executable, str(folder / "script.py"), str(folder / "data"), str(out)])
-    wait_until(lambda: all(len(lines_of(out, rate)) > 55 for rate in RATES))  # one checkpoint each
+    wait_until(lambda: any(len(lines_of(out, rate)) > 55 for rate in RATES))  # one has a checkpoint, written at step 50
     children = children_of(parent.pid)
     parent.kill()
     parent.wait()
     assert len(children) == 2
     wait_until(lambda: not any(is_running(child) for child in children), 10.0)
     assert not list((out / "trials").glob("*.json"))  # killed midway
-    before = [lines_of(out, rate)[:50] for rate in RATES]
+    before = [lines[:50] if len(lines) > 55 else [] for lines in (lines_of(out, rate) for rate in RATES)]
+    assert any(before)
     return out, search(X, y, folder=out, lrs=RATES, **CHOICES), before
 
 
@@ -128,7 +129,7 @@ def test_a_killed_search_goes_on_to_the_results_of_direct_fits(resumed):
         expected = fitted_directly(*table(), trial.lr)
         assert trial.nll == pytest.approx(expected.pop("nll"), rel=1e-12)  # scipy's formula rounds differently
         assert {name: getattr(trial, name) for name in expected} == expected
-        assert lines_of(folder, trial.lr)[:50] == lines  # seconds too: not fitted anew
+        assert lines_of(folder, trial.lr)[: len(lines)] == lines  # seconds too: not fitted anew
         assert np.mean(trial.row_nll) == pytest.approx(trial.nll, rel=1e-12)
         assert len(trial.curve) == STEPS // 10
         assert trial.curve[-1][0] <= trial.seconds
@@ -150,7 +151,7 @@ def test_a_finished_search_called_again_starts_no_process(resumed, monkeypatch):
     ("changes", "words"),
     [
         ({"seed": 4}, "seed = 3, not 4"),
-        ({"num_steps": 50}, "num_steps = 160, not 50"),
+        ({"num_steps": 50}, "num_steps = 120, not 50"),
         ({"kernel": "Matern32"}, "kernel = 'RBF', not 'Matern32'"),
         ({"max_time": "1min"}, "max_time = None, not '1min'"),
         ({"dtype": torch.float32}, "dtype = 'float64', not 'float32'"),
@@ -158,7 +159,7 @@ def test_a_finished_search_called_again_starts_no_process(resumed, monkeypatch):
         ({"X": table()[0][:, :1].clone()}, "other data"),
         ({"X": table()[0].float(), "y": table()[1].float()}, "other data"),
     ],
-    ids=str,
+    ids=["seed", "steps", "kernel", "time", "dtype", "targets", "inputs", "dtype of the data"],
 )
 def test_a_folder_of_another_search_is_refused(changes, words, resumed):
     X, y = table()
@@ -209,7 +210,7 @@ def test_the_command_stops_at_ctrl_c_goes_on_and_reports_failures(tmp_path, monk
     np.savez(tmp_path / "waves.npz", X=X.numpy(), y=y.numpy())
     out = tmp_path / "out"
     command = ["search", str(tmp_path / "waves.npz"), "--out", str(out)]
-    command += ["--actions", "10", "--steps", "40", "--lr", "0.1"]
+    command += ["--actions", "10", "--steps", "120", "--lr", "0.1"]
     started = []
     popen = subprocess.Popen
 
@@ -230,7 +231,7 @@ def test_the_command_stops_at_ctrl_c_goes_on_and_reports_failures(tmp_path, monk
     assert [process.returncode for process in started] == [130]
     fit_folder = trial_path(out, 10, 0.1).with_suffix("")
     num_steps = load_checkpoint(fit_folder / "checkpoint.safetensors")["steps"]
-    assert 2 <= num_steps < 40
+    assert 2 <= num_steps < 120
     before = lines_of(out, 0.1)[:num_steps]
 
     damaged = trial_path(out, 10, 0.7).with_suffix("") / "checkpoint.safetensors"
