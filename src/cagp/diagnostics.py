@@ -215,8 +215,7 @@ def split_variance(
     R = system.columns(T) - system.products(U)
     crossed = (U * R).sum(0)
     if system.num_rows <= dense_up_to:
-        eye = torch.eye(system.num_rows, dtype=torch.float64, device=R.device)
-        factor = safe_cholesky(system.products(eye), "K̂")
+        factor = safe_cholesky(system.kernel_matrix() + torch.diag(system.noise), "K̂")
         computational = crossed + torch.linalg.solve_triangular(factor, R, upper=False).square().sum(0)
         error_bound, num_iterations = torch.zeros_like(computational), 0
     else:

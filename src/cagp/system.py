@@ -63,6 +63,11 @@ class System:
             return (self._K @ V).double()
         return kernel_product(self.prior.kernel, self.X, self.X, V, max_bytes=self.max_bytes).double()
 
+    def kernel_matrix(self) -> Float[Tensor, "n n"]:
+        """k(X, X) as a matrix, whether or not it is kept."""
+        K = kernel_product(self.prior.kernel, self.X, self.X) if self._K is None else self._K
+        return K.double()
+
     def columns(self, Z: Float[Tensor, "t d"]) -> Float[Tensor, "n t"]:
         """k(X, Z), the covariances of the rows with other inputs."""
         return kernel_product(self.prior.kernel, self.X, Z).double()

@@ -38,7 +38,7 @@ def top_eigenvectors(
 
     num_products = 0
     if n <= dense_up_to or count > n // 2:
-        M = whitened(torch.eye(n, dtype=torch.float64, device=root.device))
+        M = system.kernel_matrix() / root / root[:, None]
         values, U = torch.linalg.eigh((M + M.mT) / 2)
         values, U = values.flip(0)[:count], U.flip(1)[:, :count]
     else:
