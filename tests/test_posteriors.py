@@ -38,9 +38,7 @@ METHODS: dict[str, Make] = {
     "SVGP, joint gradient": lambda prior, X, limit: SVGP.from_data(
         prior, X, 7, batch_size=16, gradient="joint", max_bytes=limit
     ),
-    "CGGP": lambda prior, X, limit: CGGP(
-        prior, tolerance=1e-9 if X.dtype == torch.float64 else 1e-4, precondition_rank=5, max_bytes=limit
-    ),
+    "CGGP": lambda prior, X, limit: CGGP(prior, tolerance=1e-9, precondition_rank=5, max_bytes=limit),
 }
 NEVER_BELOW_THE_EXACT_ONE = ("CaGP-Opt", "CaGP-CG", "CholeskyGP", "CGGP")
 DTYPES = (torch.float64, torch.float32)

@@ -243,12 +243,14 @@ class CGPosterior(Posterior):
     iterations, O(n²) each.
 
     Args:
-        solver: for K̂ of the training rows; its system is a copy that nobody else changes.
+        X: the training inputs, in their own dtype; answers are computed in float64.
+        solver: for K̂ of these inputs in float64; its system is a copy that nobody else changes.
         representer: K̂⁻¹(y - m(X)) as solved for.
     """
 
     def __init__(
         self,
+        X: Float[Tensor, "n d"],
         solver: Solver,
         representer: CGResult,
         *,
@@ -256,7 +258,7 @@ class CGPosterior(Posterior):
         max_iterations: int,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ):
-        super().__init__(solver.system.prior, solver.system.X, representer.solution[:, 0], max_bytes)
+        super().__init__(solver.system.prior, X, representer.solution[:, 0], max_bytes)
         self.representer_status = representer
         self.tolerance, self.max_iterations = tolerance, max_iterations
         self._solver = solver
@@ -274,20 +276,20 @@ class CGPosterior(Posterior):
         cross = self._cross(X)
         S = self._solve(cross).solution
         explained = (S * (2 * cross - self._solver.system.products(S))).sum(0)
-        mean = self.prior.mean(X).double() + self._representer @ cross
-        return mean, self.prior.kernel.diag(X).double() - explained
+        mean = self.prior.mean(X.double()) + self._representer @ cross
+        return mean, self.prior.kernel.diag(X.double()) - explained
 
     def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
         cross = self._cross(X)
         S = self._solve(cross).solution
         other = cross if Z is None else self._cross(Z)
         T = S if Z is None else self._solve(other).solution
-        K = kernel_product(self.prior.kernel, X, X if Z is None else Z)
-        return K.double() - cross.mT @ T - S.mT @ other + S.mT @ self._solver.system.products(T)
+        K = kernel_product(self.prior.kernel, X.double(), (X if Z is None else Z).double())
+        return K - cross.mT @ T - S.mT @ other + S.mT @ self._solver.system.products(T)
 
     def _cross(self, X: Tensor) -> Tensor:
         """k(X_train, X), float64."""
-        return kernel_product(self.prior.kernel, X, self.X).double().mT
+        return kernel_product(self.prior.kernel, X.double(), self._solver.system.X).mT
 
     def _solve(self, cross: Tensor) -> CGResult:
         return self._solver.solve(cross.detach(), self.tolerance, self.max_iterations, "columns of the variance")
