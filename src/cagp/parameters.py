@@ -5,16 +5,13 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-
-
-def inverse_softplus(value: Tensor) -> Tensor:
-    """The x with softplus(x) = value > 0, without overflow for large values."""
-    return value + torch.log(-torch.expm1(-value))
 
 
 class Positive:
-    """Descriptor: ``lengthscale = Positive()`` is stored as ``raw_lengthscale`` and read as softplus(raw) + floor.
+    """Descriptor: ``lengthscale = Positive()`` is stored as ``raw_lengthscale`` and read as exp(raw) + floor.
+
+    A step of an optimiser is then a change in proportion, whether a lengthscale is 0.1 or, of an input that does not
+    matter, 100,000, or a noise variance 1e-7; see docs/training.md for what that is worth.
 
     Parameters are float64 whatever the dtype of the data: there are few of them, and they are cast where they meet it.
     """
@@ -32,14 +29,14 @@ class Positive:
     def __get__(self, module: nn.Module | None, owner: type) -> "Positive | Tensor":
         if module is None:
             return self
-        return functional.softplus(getattr(module, f"raw_{self.name}")) + self.floor_of(module)
+        return torch.exp(getattr(module, f"raw_{self.name}")) + self.floor_of(module)
 
     def __set__(self, module: nn.Module, value: Any) -> None:
         value = torch.as_tensor(value, dtype=torch.float64).detach()
         floor = self.floor_of(module)
         if not bool((torch.isfinite(value) & (value > floor)).all()):
             raise ValueError(f"{self.name} is {value.tolist()}, expected finite values above {floor:g}.")
-        raw = inverse_softplus(value - floor)
+        raw = torch.log(value - floor)
         if hasattr(module, f"raw_{self.name}"):
             with torch.no_grad():
                 getattr(module, f"raw_{self.name}").copy_(raw)

@@ -1,7 +1,7 @@
 """Learned block-sparse actions (CaGP-Opt): the rows are cut into i blocks, and action j weighs the rows of block j."""
 
 import heapq
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -65,7 +65,7 @@ def refined_blocks(
 
     blocks = partition.rows.cpu().split(partition.offsets.diff().tolist())
     # A heap of (how much less to be cut, place among all blocks, rows); places order the result, halves side by side.
-    heap = [(*_urgency(points, rows), (number,), rows) for number, rows in enumerate(blocks)]
+    heap: list[Any] = [(*_urgency(points, rows), (number,), rows) for number, rows in enumerate(blocks)]
     heapq.heapify(heap)
     while len(heap) < num_blocks:
         *_, place, rows = heapq.heappop(heap)

@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
 
 CANDIDATES = (
     Candidate("default", PRESETS["default"]),
-    Candidate("rate 0.1", PRESETS["default"].with_changes(lr=0.1)),
+    Candidate("rate 0.01", PRESETS["default"].with_changes(lr=0.01)),
     Candidate("paper-adam", PRESETS["paper-adam"], blocks="ordered"),
     Candidate("paper-lbfgs", PRESETS["paper-lbfgs"], blocks="ordered", dtype=torch.float64),
 )

@@ -15,8 +15,8 @@ from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.local import SharedActions, joint_answers, local_answers
 from cagp.methods.base import Method
 from cagp.methods.cagp import lengthscale_of
-from cagp.neighbours import NeighbourSearch
 from cagp.neighbours import Method as SearchMethod
+from cagp.neighbours import NeighbourSearch
 from cagp.parameters import named_values
 from cagp.posteriors import Posterior
 from cagp.prior import GP
@@ -79,7 +79,8 @@ class CaGPLocal(Method):
         self.shared = shared
         self.objective_name = objective
         self.batch_size, self.seed = batch_size, seed
-        self.search, self.refresh_at = search, tuple(refresh_at)
+        self.search: SearchMethod = search
+        self.refresh_at = tuple(refresh_at)
         self.max_bytes = max_bytes
         lengthscale = lengthscale_of(prior.kernel)
         # Neighbours are those of these lengthscales; a checkpoint holds them, so that a resumed fit finds the same.

@@ -32,7 +32,7 @@ def search(
     *,
     folder: Path | str,
     num_actions: Sequence[int] = (64, 128, 256, 512),
-    lrs: Sequence[float] = (0.3, 1.0),
+    lrs: Sequence[float] = (0.03, 0.1),
     kernel: str = "Matern32",
     seed: int = 0,
     num_steps: int = 300,
@@ -50,7 +50,7 @@ def search(
 
     Args:
         folder: where trials are kept; of one table and one choice of kernel, seed, steps, time and dtype.
-        lrs: learning rates of the hyperparameters; those of the actions keep the default proportion to them.
+        lrs: learning rates of the hyperparameters; that of the actions is the default.
         kernel: the name of a stationary kernel of ``cagp.kernels``; it is scaled, with one lengthscale per input.
         num_steps: of each fit.
         max_time: of each fit, e.g. "10min".

@@ -44,8 +44,8 @@ def trial_path(folder: Path, num_actions: int, lr: float) -> Path:
 
 
 def rates(method: CaGPOpt, lr: float) -> dict[str, float]:
-    """Learning rates of all groups, in the proportions of the defaults, with ``lr`` for the hyperparameters."""
-    return {group: lr * ADAM_RATES[group] / ADAM_RATES["hyperparameters"] for group in method.parameter_groups()}
+    """Learning rates of all groups: ``lr`` for the hyperparameters, the defaults for the others."""
+    return {group: ADAM_RATES[group] for group in method.parameter_groups()} | {"hyperparameters": lr}
 
 
 def rows_of(num_rows: int, seed: int) -> Split:
