@@ -85,8 +85,8 @@ class NeighbourSearch:
     def _query(self, points: Tensor, k: int) -> Tensor:
         if self.method == "approximate":
             return self.lists.nearest(points, k)
-        _, rows = self.tree.query(points.cpu().numpy(), k=[*range(1, k + 1)], workers=torch.get_num_threads())
-        return torch.from_numpy(rows).to(points.device)
+        _, rows = self.tree.query(points.cpu().numpy(), k=k, workers=torch.get_num_threads())
+        return torch.as_tensor(rows).view(len(points), k).to(points.device)
 
     def earlier(self, rows: Int[Tensor, " t"], position: Int[Tensor, " n"], k: int) -> Int[Tensor, "t k"]:
         """The ``k`` nearest among the rows that come before each of ``rows`` in an order; -1 where there are fewer.
