@@ -1,7 +1,7 @@
 """``cagp bench fit``: CaGP-Opt on real tables, by the paper's protocol but with every choice made on validation rows.
 
 Of each table, 90 % of the rows are for training and 10 % for testing, by seed. A tenth of the training rows is held out
-to choose the step whose parameters are kept; inputs and targets are standardised with the rows that are left.
+to choose the step whose parameters are kept, and to stop when four evaluations bring nothing better; inputs and targets are standardised with the rows that are left.
 """
 
 import time
@@ -21,7 +21,7 @@ from cagp.prior import GP
 from cagp.starting import start_from_data
 from cagp.training import fit
 
-EVALUATE_EVERY = 20
+EVALUATE_EVERY, PATIENCE = 20, 4
 
 
 def run(tables: list[Path], seeds: list[int], num_actions: int, num_steps: int, blocks: str, as_json: bool) -> int:
@@ -96,6 +96,7 @@ def _generalization(X: Tensor, y: Tensor, seed: int, num_actions: int, num_steps
         num_steps=num_steps,
         evaluate=lambda: {"nll": metrics.nll(y_validation, *method.condition(X, y).predict(X_validation, noise=True))},
         evaluate_every=EVALUATE_EVERY,
+        patience=PATIENCE,
         monitor="nll",
     )
     prediction = method.condition(X, y).predict(X_test, noise=True)
