@@ -8,7 +8,20 @@ from cagp.engine import BlockWeights, backend_for, kernel_product
 from cagp.iterative import Iteration, Stopping, iterate
 from cagp.linalg import JitterWarning, NotPositiveDefiniteError
 from cagp.losses import elbo, projected_nll
-from cagp.methods import CGGP, MAP, SGPR, SVGP, CaGPCG, CaGPOpt, CholeskyGP, LogNormal, Method
+from cagp.methods import (
+    CGGP,
+    MAP,
+    SGPR,
+    SVGP,
+    CaGPCG,
+    CaGPLocal,
+    CaGPOpt,
+    CholeskyGP,
+    LocalPosterior,
+    LogNormal,
+    Method,
+)
+from cagp.neighbours import NeighbourSearch
 from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, Posterior, Prediction
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, ZeroMean
 from cagp.projection import Projection, project
@@ -30,6 +43,7 @@ __all__ = [
     "CGPosterior",
     "CGWarning",
     "CaGPCG",
+    "CaGPLocal",
     "CaGPOpt",
     "CaGPPosterior",
     "CholeskyGP",
@@ -42,8 +56,10 @@ __all__ = [
     "JitterWarning",
     "KnownNoise",
     "LinearMean",
+    "LocalPosterior",
     "LogNormal",
     "Method",
+    "NeighbourSearch",
     "NotPositiveDefiniteError",
     "Posterior",
     "Prediction",

@@ -20,6 +20,9 @@ TREE_ROWS = 2_000
 SCAN_ROWS = 200_000
 """From this many rows on, "auto" takes an approximate search where no k-d tree is of use and faiss is installed."""
 
+TILE_ELEMENTS = 2**24
+"""Distances that a scan in torch holds at once."""
+
 
 class NeighbourSearch:
     """An index of the rows of ``X``, for the lengthscales it was made with.
@@ -36,6 +39,8 @@ class NeighbourSearch:
         check_matrix(X, "X")
         if method not in ("auto", "tree", "scan", "approximate"):
             raise ValueError(f'method is {method!r}, expected "auto", "tree", "scan" or "approximate".')
+        if lengthscale is not None and lengthscale.shape != X.shape[1:]:
+            raise ValueError(f"lengthscale has shape {tuple(lengthscale.shape)}, expected ({X.shape[1]},).")
         self.origin = X.detach().double().mean(0)
         self.inverse_scale = (
             torch.ones_like(self.origin) if lengthscale is None else 1 / lengthscale.detach().to(self.origin)
@@ -43,6 +48,7 @@ class NeighbourSearch:
         self.num_rows = X.shape[0]
         self.method: Method = self._chosen(X) if method == "auto" else method
         self.points = self._scaled(X)
+        self._prefixes: dict[int, _Prefix] = {}
         if self.method == "tree":
             self.tree = KDTree(self.points.cpu().numpy())
         elif self.method == "approximate":
@@ -97,6 +103,7 @@ class NeighbourSearch:
         Args:
             position: the place of every row in the order.
         """
+        check_count(k, "k", 2**31, "a size that can be computed")
         if self.method == "scan" and bool((position.diff() == 1).all()):
             return _scan(self.points[rows], self.points, k, None, position[rows])
         order = position.argsort()
@@ -127,11 +134,10 @@ class NeighbourSearch:
         return out
 
     def _prefix(self, order: Tensor, size: int) -> "_Prefix":
-        if not hasattr(self, "_prefixes"):
-            self._prefixes: dict[int, _Prefix] = {}
-        if size not in self._prefixes:
-            self._prefixes[size] = _Prefix(self.points, order[:size], self.method)
-        return self._prefixes[size]
+        known = self._prefixes.get(size)
+        if known is None or not torch.equal(known.rows, order[:size]):
+            self._prefixes[size] = known = _Prefix(self.points, order[:size], self.method)
+        return known
 
 
 class _Prefix:
@@ -152,10 +158,11 @@ def _scan(questions: Tensor, points: Tensor, k: int, left_out: Tensor | None, be
         plain = [None if v is None else v.contiguous() for v in (left_out, before)]
         native.module().nearest(questions.contiguous(), points.contiguous(), *plain, rows, torch.get_num_threads())
         return rows
+    every = torch.arange(len(questions), device=questions.device)
     return torch.cat(
         [
             _scan_tile(questions[tile], points, k, *(None if v is None else v[tile] for v in (left_out, before)))
-            for tile in torch.arange(len(questions), device=questions.device).split(max(1, 2**24 // len(points)))
+            for tile in every.split(max(1, TILE_ELEMENTS // len(points)))
         ]
     )
 
@@ -195,7 +202,8 @@ class _InvertedLists:
         quantizer = faiss.IndexFlatL2(points.shape[1])
         self.index = faiss.IndexIVFFlat(quantizer, points.shape[1], num_lists)
         self.index.cp.seed = 0
-        self.index.train(points[: 64 * num_lists].numpy())
+        # Evenly spaced: the first rows alone could all lie in one place.
+        self.index.train(points[:: max(1, len(points) // (64 * num_lists))].contiguous().numpy())
         self.index.add(points.numpy())
         self.index.nprobe = self.LISTS_SEARCHED
 

@@ -6,7 +6,20 @@ from cagp.methods.cagp_cg import CaGPCG
 from cagp.methods.cggp import CGGP
 from cagp.methods.cholesky import CholeskyGP
 from cagp.methods.hyperpriors import MAP, LogNormal
+from cagp.methods.local import CaGPLocal, LocalPosterior
 from cagp.methods.sgpr import SGPR
 from cagp.methods.svgp import SVGP
 
-__all__ = ["CGGP", "MAP", "SGPR", "SVGP", "CaGPCG", "CaGPOpt", "CholeskyGP", "LogNormal", "Method"]
+__all__ = [
+    "CGGP",
+    "MAP",
+    "SGPR",
+    "SVGP",
+    "CaGPCG",
+    "CaGPLocal",
+    "CaGPOpt",
+    "CholeskyGP",
+    "LocalPosterior",
+    "LogNormal",
+    "Method",
+]
