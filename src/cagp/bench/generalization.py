@@ -1,7 +1,8 @@
 """``cagp bench fit``: CaGP-Opt on real tables, by the paper's protocol but with every choice made on validation rows.
 
 Of each table, 90 % of the rows are for training and 10 % for testing, by seed. A tenth of the training rows is held out
-to choose the step whose parameters are kept, and to stop when four evaluations bring nothing better; inputs and targets are standardised with the rows that are left.
+to choose the step whose parameters are kept, and to stop when four evaluations bring nothing better; inputs and targets
+are standardised with the rows that are left.
 """
 
 import time
@@ -56,10 +57,14 @@ def _measure(table: Path, seed: int, num_actions: int, num_steps: int, blocks: s
     return {**record, **result, "total_s": time.perf_counter() - start}
 
 
-def load_table(table: Path) -> tuple[Tensor, Tensor]:
-    """X and y of an .npz file, in float64."""
+def load_table(table: Path, num_rows: int | None = None) -> tuple[Tensor, Tensor]:
+    """X and y of an .npz file, in float64; ``num_rows`` of the rows, always the same at random, or all."""
     with np.load(table, allow_pickle=False) as file:
-        return torch.from_numpy(file["X"]).double(), torch.from_numpy(file["y"]).double()
+        X, y = torch.from_numpy(file["X"]), torch.from_numpy(file["y"])
+    if num_rows is not None and num_rows < len(y):
+        chosen = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:num_rows]
+        X, y = X[chosen], y[chosen]
+    return X.double(), y.double()
 
 
 class Rows(NamedTuple):
