@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from cagp.actions import Actions
 from cagp.checks import check_count, check_data, check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.local import SharedActions, joint_answers, local_answers
+from cagp.local import Joint, SharedActions, joint_answers, local_answers
 from cagp.methods.base import Method
 from cagp.methods.cagp import lengthscale_of
 from cagp.neighbours import Method as SearchMethod
@@ -29,6 +30,15 @@ DEFAULT_REFRESH_AT = (5, 10, 20, 40, 80, 160)
 
 KEPT_BYTES = 2**30
 """What the hybrid posterior may keep of the shared actions for all training rows; beyond, it is computed when asked."""
+
+
+@dataclass(frozen=True)
+class _Index:
+    """A search, and what it was made for."""
+
+    X: Tensor
+    lengthscale: Tensor
+    search: NeighbourSearch
 
 
 class CaGPLocal(Method):
@@ -85,17 +95,14 @@ class CaGPLocal(Method):
         lengthscale = lengthscale_of(prior.kernel)
         # Neighbours are those of these lengthscales; a checkpoint holds them, so that a resumed fit finds the same.
         self.register_buffer("search_lengthscale", torch.ones(0) if lengthscale is None else lengthscale.clone())
-        self._index: tuple[Tensor, Tensor, NeighbourSearch] | None = None
-        self._batch: Int[Tensor, " b"] | None = None
+        self._index: _Index | None = None
+        self._step: int | None = None
 
     # ---- training ----
 
     def adapt(self, X: Float[Tensor, "n d"], step: int, share: float, flat: bool) -> str | None:
-        """Draw the rows of this step, and seek neighbours anew where that is due."""
-        generator = torch.Generator().manual_seed(self.seed + 1_000_003 * (step + 1))
-        rows = self._training_rows(X)
-        drawn = torch.randint(len(rows), (min(self.batch_size, len(rows)),), generator=generator)
-        self._batch = rows[drawn.to(rows.device)]
+        """Choose the rows of this step, and seek neighbours anew where that is due."""
+        self._step = step
         lengthscale = lengthscale_of(self.prior.kernel)
         if step in self.refresh_at and lengthscale is not None:
             self.search_lengthscale = lengthscale.clone()
@@ -115,12 +122,20 @@ class CaGPLocal(Method):
             )
         return every[outside]
 
+    def _rows(self, X: Tensor) -> Int[Tensor, " b"]:
+        """The rows of this step, drawn with replacement; all where a step has room for them, or before any step."""
+        rows = self._training_rows(X)
+        if self._step is None or self.batch_size >= len(rows):
+            return rows
+        generator = torch.Generator().manual_seed(self.seed + 1_000_003 * (self._step + 1))
+        return rows[torch.randint(len(rows), (self.batch_size,), generator=generator).to(rows.device)]
+
     def objective_terms(
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
     ) -> dict[str, Float[Tensor, ""]]:
-        """The mean negative log predictive density of the rows of this step; outside of a fit, of all rows."""
+        """The mean negative log predictive density of the rows of this step; before any step, of all rows."""
         check_data(X, y, row_noise)
-        rows = self._training_rows(X) if self._batch is None else self._batch
+        rows = self._rows(X)
         total = torch.zeros((), dtype=torch.float64, device=X.device)
         tile = max(1, self.max_bytes // (8 * 8 * self.num_neighbours * (self.num_neighbours + 8)))
         shared = self._project(X, y, row_noise)
@@ -135,18 +150,20 @@ class CaGPLocal(Method):
     def _neighbours(self, X: Tensor, rows: Tensor) -> Tensor:
         """The rows that each of these training rows is predicted from."""
         k = min(self.num_neighbours, X.shape[0] - 1)
+        if k == 0:
+            return rows.new_full((len(rows), 1), -1)
         index = self._search(X)
         if self.objective_name == "ordered":
             return index.earlier(rows, self._positions(X), k)
-        if k == 0:
-            return rows.new_full((len(rows), 1), -1)
         return index.nearest(X[rows], k, left_out=rows)
 
     def _search(self, X: Tensor) -> NeighbourSearch:
         """The index of the rows of ``X``, made anew when the data or the lengthscales of the search are others."""
-        if self._index is None or self._index[0] is not X or not torch.equal(self._index[1], self.search_lengthscale):
-            self._index = (X, self.search_lengthscale.clone(), self._new_search(X, self.search_lengthscale))
-        return self._index[2]
+        known = self._index
+        if known is None or known.X is not X or not torch.equal(known.lengthscale, self.search_lengthscale):
+            search = self._new_search(X, self.search_lengthscale)
+            self._index = known = _Index(X, self.search_lengthscale.clone(), search)
+        return known.search
 
     def _new_search(self, X: Tensor, lengthscale: Tensor) -> NeighbourSearch:
         return NeighbourSearch(X, lengthscale if len(lengthscale) else None, self.search)
@@ -164,7 +181,7 @@ class CaGPLocal(Method):
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by the learning rate they share."""
         actions = [] if self.shared is None else [p for p in self.shared.parameters() if p.requires_grad]
-        return {"hyperparameters": [p for p in self.prior.parameters() if p.requires_grad], "actions": actions}
+        return {"local_hyperparameters": [p for p in self.prior.parameters() if p.requires_grad], "actions": actions}
 
     def hyperparameters(self) -> dict[str, Any]:
         """The prior's parameters as numbers in their own units."""
@@ -188,6 +205,8 @@ class CaGPLocal(Method):
         """
         check_data(X, y, row_noise)
         k = self.num_neighbours_predict if num_neighbours is None else num_neighbours
+        if k < 0:
+            raise ValueError(f"num_neighbours is {k}, expected 0 (shared actions alone) or more.")
         prior = copy.deepcopy(self.prior).requires_grad_(False)
         lengthscale = lengthscale_of(prior.kernel)
         search = self._new_search(X, self.search_lengthscale if lengthscale is None else lengthscale)
@@ -258,8 +277,13 @@ class LocalPosterior(Posterior):
         check_new_inputs(X, self.X)
         return self.predict(X).mean
 
-    def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
-        questions = X if Z is None else torch.cat([X, Z])
+    def joint(self, X: Float[Tensor, "t d"]) -> Joint:
+        """Mean and covariance of all rows together, given the union of their neighbours; what ``sample`` draws from."""
+        check_new_inputs(X, self.X)
+        mean, covariance = self._joint(X)
+        return Joint(mean.to(X), covariance.to(X))
+
+    def _joint(self, questions: Tensor) -> Joint:
         rows = self._neighbours(questions).unique()
         rows = rows[rows >= 0]
         if len(rows) > self.MOST_JOINT_ROWS:
@@ -267,5 +291,12 @@ class LocalPosterior(Posterior):
                 f"joint answers at {len(questions):,} rows need {len(rows):,} training rows together, the limit is "
                 f"{self.MOST_JOINT_ROWS:,}; ask for fewer rows at once, or for fewer neighbours."
             )
-        covariance = joint_answers(self.prior, self.X, self.row_noise, questions, rows, self.shared)
-        return covariance if Z is None else covariance[: len(X), len(X) :]
+        return joint_answers(self.prior, self.X, self.y, self.row_noise, questions, rows, self.shared)
+
+    def _joint_mean(self, X: Tensor) -> Tensor:
+        return self._joint(X).mean
+
+    def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
+        if Z is None:
+            return self._joint(X).covariance
+        return self._joint(torch.cat([X, Z])).covariance[: len(X), len(X) :]

@@ -7,7 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 OPTIMIZERS = ("adam", "lbfgs")
-ADAM_RATES = {"hyperparameters": 0.1, "actions": 0.3, "inducing_points": 0.1, "variational": 0.1}
+ADAM_RATES = {
+    "hyperparameters": 0.1,
+    "local_hyperparameters": 0.2,  # learned on minibatches
+    "actions": 0.3,
+    "inducing_points": 0.1,
+    "variational": 0.1,
+}
 SCHEDULES = ("linear", "constant", "cosine")
 
 
