@@ -12,6 +12,7 @@ import cagp
 from cagp import demo, plots
 from cagp.bench import engine as bench_engine
 from cagp.bench import generalization as bench_generalization
+from cagp.bench import local as bench_local
 from cagp.bench import presets as bench_presets
 from cagp.bench import step as bench_step
 from cagp.bench.generalization import load_table
@@ -134,7 +135,47 @@ def _parser() -> argparse.ArgumentParser:
     suite.add_argument("--out", type=Path, default=Path("presets.png"), help="the picture (default: %(default)s)")
     suite.add_argument("--json", action="store_true", help="print records for machines instead of a table")
     suite.set_defaults(run=lambda a: bench_presets.run(a.table, a.max_time, a.rows, a.actions, a.out, a.json))
+    suite = suites.add_parser(
+        "local",
+        help="speed of CaGP-Local; with tables, its error and error bars beside the hybrid and GPBoost",
+        description="Without tables: rows per second of predictions and training steps, compiled and in torch. With "
+        "tables (.npz with X and y): the paper's protocol (90/10 splits by seed, Matern 3/2, standardised by training "
+        "rows) with fixed settings, each run in a process of its own. Errors are in standard units.",
+        epilog="examples:\n  cagp bench local\n  cagp bench local bike.npz protein.npz --seeds 0 1 2 3 4 --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    suite.add_argument("tables", type=Path, nargs="*", help=".npz files; none to measure speed")
+    suite.add_argument("--seeds", type=int, nargs="+", default=[0], help="one split each (default: 0)")
+    suite.add_argument("--neighbours", type=int, default=32, help="in training (default: %(default)s)")
+    suite.add_argument(
+        "--actions", type=int, default=bench_local.NUM_ACTIONS, help="of hybrid and opt (default: %(default)s)"
+    )
+    suite.add_argument(
+        "--methods",
+        nargs="+",
+        choices=bench_local.METHODS,
+        default=["local", "hybrid", "gpboost"],
+        help="opt is CaGP-Opt, gpboost GPBoost's Vecchia with 20 neighbours (default: local hybrid gpboost)",
+    )
+    suite.add_argument("--rows", type=int, help="take this many rows of each table, at random (default: all)")
+    suite.add_argument("--max-time", default="1h", help="a run that takes longer is killed (default: %(default)s)")
+    suite.add_argument("--repeats", type=int, default=3, help="speed: the best of this many (default: %(default)s)")
+    suite.add_argument("--json", action="store_true", help="print records for machines instead of a table")
+    suite.set_defaults(run=_bench_local)
     return parser
+
+
+def _bench_local(arguments: argparse.Namespace) -> int:
+    """Speed where there are no tables, else every method on every table with every seed."""
+    if not arguments.tables:
+        return bench_local.run_speed(arguments.repeats, arguments.json)
+    runs = [
+        bench_local.Run(str(table), method, seed, arguments.neighbours, arguments.actions, arguments.rows)
+        for table in arguments.tables
+        for seed in arguments.seeds
+        for method in arguments.methods
+    ]
+    return bench_local.run_quality(runs, arguments.max_time, arguments.json)
 
 
 def _search(arguments: argparse.Namespace) -> int:

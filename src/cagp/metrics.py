@@ -38,3 +38,11 @@ def coverage(
     """Share of targets inside the central interval of probability ``level``; closer to ``level`` is better."""
     half_width = NormalDist().inv_cdf(0.5 + level / 2) * variance.double().sqrt()
     return float(((y.double() - mean.double()).abs() <= half_width).double().mean())
+
+
+def interval_width(variance: Float[Tensor, " n"], level: float = 0.95) -> float:
+    """Mean width of the central intervals of probability ``level``; narrower is better where coverage is as good.
+
+    The unit of the targets.
+    """
+    return float(2 * NormalDist().inv_cdf(0.5 + level / 2) * variance.double().sqrt().mean())

@@ -40,10 +40,7 @@ CANDIDATES = (
 
 def run(table: Path, max_time: str, num_rows: int | None, num_actions: int, out: Path, as_json: bool) -> int:
     """Train in every way, print a record for each and draw the picture; return 1 if any failed."""
-    X, y = load_table(table)
-    if num_rows is not None and num_rows < len(y):
-        chosen = torch.randperm(len(y), generator=torch.Generator().manual_seed(SEED))[:num_rows]
-        X, y = X[chosen], y[chosen]
+    X, y = load_table(table, num_rows)
     records = [_measure(candidate, X, y, max_time, num_actions, table.stem) for candidate in CANDIDATES]
     fitted = [record for record in records if "error" not in record]
     if fitted:

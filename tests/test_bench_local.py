@@ -1,0 +1,280 @@
+"""``cagp bench local``: both paths answer the same question, every run is a row, and numbers are what they say."""
+
+import json
+import math
+import subprocess
+import sys
+import time
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from scipy import stats
+
+from cagp import GP, GaussianNoise, metrics
+from cagp.bench import local as bench_local
+from cagp.bench.generalization import load_table
+from cagp.bench.local import Run, in_new_process, measure
+from cagp.cli import main
+from cagp.data import split
+from cagp.engine import native
+from cagp.kernels import Matern32, Scale
+
+SMALL = {"num_neighbours": 6, "num_actions": 12}
+
+
+@pytest.fixture
+def table(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(300, 2))
+    np.savez(tmp_path / "waves.npz", X=X, y=40 + 7 * (np.sin(5 * X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=300)))
+    return tmp_path / "waves.npz"
+
+
+@pytest.fixture
+def few_steps(monkeypatch):
+    fit = bench_local.fit
+    monkeypatch.setattr(bench_local, "fit", lambda *data: fit(*data, num_steps=60))
+
+
+def unlike_predictions(monkeypatch):
+    """Replace what is fitted by predictions that are known: mean 0.5 and variance 4 in standard units."""
+
+    def outcome(run, X, y, X_test):
+        t = len(X_test)
+        prediction = bench_local.Prediction(torch.full((t,), 0.5).double(), torch.full((t,), 4.0).double())
+        return bench_local.Outcome(prediction, 1.5, 0.25, {"k": run.num_neighbours})
+
+    monkeypatch.setattr(bench_local, "_outcome", outcome)
+
+
+# ---- the metric ----
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
+def test_interval_width_is_the_mean_distance_of_the_quantiles(level):
+    std = torch.tensor([0.1, 2.0, 7.0], dtype=torch.float64)
+    lower, upper = (stats.norm.ppf(q, scale=std.numpy()) for q in (0.5 - level / 2, 0.5 + level / 2))
+    assert math.isclose(metrics.interval_width(std.square(), level), (upper - lower).mean(), rel_tol=1e-12)
+    assert metrics.interval_width(std.square().float()) == metrics.interval_width(std.square().float().double())
+
+
+# ---- speed ----
+
+
+def small_problem(monkeypatch, d=3, k=5):
+    monkeypatch.setattr(bench_local, "NUM_TRAIN", 80)
+    monkeypatch.setattr(bench_local, "BATCH", 20)
+    monkeypatch.setattr(bench_local, "NUM_QUESTIONS", {"native": 40, "torch": 30})
+    monkeypatch.setattr(bench_local, "TORCH_ENTRIES", 8 * k**2)  # so that torch works in several tiles
+    monkeypatch.setattr(bench_local, "DIMENSIONS", (d,))
+    monkeypatch.setattr(bench_local, "NEIGHBOURS", (k,))
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_what_is_timed_is_the_exact_answer_from_the_neighbours(monkeypatch, backend):
+    if backend == "native" and not native.available():
+        pytest.skip("no compiled kernels")
+    small_problem(monkeypatch)
+    problem = bench_local._problem(3, 5)
+    prior = GP(Scale(Matern32(3, 1.3), 0.7), noise=GaussianNoise(0.01))
+    answers = bench_local.in_tiles(prior, problem.X, problem.y, problem.questions, problem.neighbours, backend)
+    for t in range(len(problem.questions)):
+        near = problem.neighbours[t]
+        mean, covariance = oracle.exact_posterior(prior, problem.X[near], problem.y[near], problem.questions[t : t + 1])
+        assert answers.mean[t].item() == pytest.approx(mean.item(), abs=1e-9)
+        assert answers.variance[t].item() == pytest.approx(covariance.item() + 0.01, abs=1e-9)
+    # The minibatch is predicted from other rows alone: a row's own target would make the training step another problem.
+    assert not (problem.batch_neighbours == problem.batch[:, None]).any()
+
+
+def test_speed_has_a_record_for_every_backend_and_says_how_they_compare(monkeypatch, capsys):
+    small_problem(monkeypatch)
+    monkeypatch.setattr(bench_local, "_backends", lambda: [bench_local.Backend("torch", 1)] * 2)
+    assert main(["bench", "local", "--repeats", "1", "--json"]) == 0
+    first, last = json.loads(capsys.readouterr().out)
+    assert first["tile_rows"] == 8
+    assert (first["d"], first["k"], first["predict_rows"], first["batch"]) == (3, 5, 30, 20)
+    assert "30 rows, not 40" in last["note"]  # what is slower is measured on fewer rows, and says so
+    assert "predict_per_torch" not in last
+    compiled = {"backend": "native", "predict_per_s": 50.0, "train_per_s": 30.0}
+    slower = {"backend": "torch", "predict_per_s": 5.0, "train_per_s": 10.0}
+    assert bench_local._ratios(compiled, slower) == {"predict_per_torch": 10.0, "train_per_torch": 3.0}
+    assert bench_local._ratios(compiled, {"backend": "torch", "error": "no"}) == {}
+
+
+def test_rates_are_rows_by_seconds(monkeypatch):
+    small_problem(monkeypatch)
+    monkeypatch.setattr(bench_local, "_seconds", lambda *_: (0.5, 0.25))
+    record = bench_local._speed(bench_local.Backend("torch", 1), bench_local._problem(3, 5), 3, 5, 1)
+    assert (record["predict_per_s"], record["train_per_s"]) == (30 / 0.5, 20 / 0.25)
+
+
+def test_a_backend_that_fails_is_a_row_and_an_exit_code(monkeypatch, capsys):
+    small_problem(monkeypatch)
+    threads = torch.get_num_threads()
+
+    def broken(*_):
+        raise RuntimeError("no such path")
+
+    monkeypatch.setattr(bench_local, "_seconds", broken)
+    assert main(["bench", "local"]) == 1
+    assert "failed: RuntimeError: no such path" in capsys.readouterr().out
+    assert torch.get_num_threads() == threads
+
+
+# ---- quality ----
+
+
+@pytest.mark.parametrize("method", ["local", "hybrid", "opt"])
+def test_a_table_is_learned_and_its_record_is_complete(table, method, few_steps):
+    record = measure(Run(str(table), method, 0, **SMALL))
+    assert "error" not in record
+    assert (record["n"], record["d"], record["num_test"]) == (270, 2, 30)
+    assert record["dtype"] == ("float32" if method == "opt" else "float64")
+    assert record["rmse"] < 0.4  # of targets with standard deviation 1
+    assert 0.8 <= record["coverage"] <= 1
+    assert 2 * record["rmse"] < record["interval_width"] < 8 * record["rmse"]  # about 3.9 where error bars are right
+    assert record["fit_s"] > record["train_s"] > 0
+    assert record["predict_s"] > 0
+    assert record["peak_bytes"] >= record["imports_bytes"] > 0
+    assert ("i" in record, "k" in record) == (method != "local", method != "opt")
+    json.dumps(record)
+
+
+def test_the_hybrid_has_the_hyperparameters_of_local_and_other_predictions(table, few_steps):
+    local, hybrid = (measure(Run(str(table), method, 0, **SMALL)) for method in ("local", "hybrid"))
+    assert local["hyperparameters"] == hybrid["hyperparameters"]
+    assert local["nll"] != hybrid["nll"]
+    # More is conditioned on at equal hyperparameters: intervals can only become narrower.
+    assert hybrid["interval_width"] < local["interval_width"]
+
+
+def test_metrics_are_those_of_standardised_test_rows(table, monkeypatch):
+    unlike_predictions(monkeypatch)
+    record = measure(Run(str(table), "local", 3))
+    y = load_table(table)[1]
+    rows = split(len(y), 0.1, 3)
+    y = ((y - y[rows.train].mean()) / y[rows.train].std())[rows.test]
+    assert record["rmse"] == pytest.approx((y - 0.5).square().mean().sqrt().item(), rel=1e-12)
+    assert record["nll"] == pytest.approx(-stats.norm.logpdf(y.numpy(), 0.5, 2).mean(), rel=1e-12)
+    assert record["interval_width"] == pytest.approx(2 * 1.959963985 * 2, rel=1e-9)
+    assert (record["fit_s"], record["predict_s"]) == (1.5, 0.25)
+
+
+def test_some_rows_are_the_same_random_ones_each_time(table):
+    (X, y), (every, targets) = load_table(table, 50), load_table(table)
+    assert torch.equal(X, load_table(table, 50)[0])
+    assert len(y) == 50
+    chosen = [(every == row).all(1).nonzero().item() for row in X]
+    assert torch.equal(targets[chosen], y)
+    assert chosen != list(range(50))
+    assert torch.equal(load_table(table, 1000)[0], every)
+
+
+def test_gpboost_predicts_new_targets_with_its_vecchia_approximation(table):
+    pytest.importorskip("gpboost", reason="GPBoost is not installed: pip install 'cagp[peers]'")
+    # In a process of its own: its threads and warnings stay there.
+    record = in_new_process(Run(str(table), "gpboost", 0), "5min")
+    assert "error" not in record
+    assert record["rmse"] < 0.4
+    assert (record["k"], record["k_predict"]) == (20, 40)
+    # The variance is that of new targets: without the noise, intervals would cover few of them.
+    assert record["interval_width"] > 2 * 1.96 * record["hyperparameters"]["Error_var"] ** 0.5
+    assert 0.8 <= record["coverage"] <= 1
+
+
+def test_a_missing_peer_is_a_record_that_says_what_to_install(table, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gpboost", None)
+    record = measure(Run(str(table), "gpboost", 0))
+    assert record["error"] == "ImportError: gpboost is not installed: pip install 'cagp[peers]'"
+    assert "nll" not in record
+
+
+def test_every_method_and_seed_is_a_row_in_a_process_of_its_own(table, monkeypatch, capsys):
+    runs = []
+
+    def recorded(run, max_time):
+        runs.append((run, max_time))
+        error = {"error": "killed"} if run.seed else {"nll": 1.0, "fit_s": 2.0, "predict_s": 3.0}
+        return {"table": "waves", "method": run.method, "seed": run.seed, **error}
+
+    monkeypatch.setattr(bench_local, "in_new_process", recorded)
+    command = [
+        "bench",
+        "local",
+        str(table),
+        "--seeds",
+        "0",
+        "1",
+        "--methods",
+        "hybrid",
+        "gpboost",
+        "--max-time",
+        "9min",
+    ]
+    assert main([*command, "--neighbours", "7", "--actions", "9", "--rows", "99", "--max-time", "9min", "--json"]) == 1
+    assert runs == [
+        (Run(str(table), method, seed, 7, 9, 99), "9min") for seed in (0, 1) for method in ("hybrid", "gpboost")
+    ]
+    printed = capsys.readouterr()
+    assert [(r["method"], r["seed"]) for r in json.loads(printed.out)] == [(r.method, r.seed) for r, _ in runs]
+    assert "bench: 1/4 waves, seed 0, hybrid: NLL 1.000, fit 2.0 s, predictions 3.0 s" in printed.err
+    assert "bench: 4/4 waves, seed 1, gpboost failed: killed" in printed.err
+
+
+def test_an_interrupt_does_not_lose_what_was_measured(table, monkeypatch, capsys):
+    def interrupted(run, max_time):
+        if run.method == "hybrid":
+            raise KeyboardInterrupt
+        return {"table": "waves", "method": run.method, "seed": 0, "nll": -1.5, "fit_s": 2.0, "predict_s": 3.0}
+
+    monkeypatch.setattr(bench_local, "in_new_process", interrupted)
+    assert main(["bench", "local", str(table), "--json"]) == 130
+    assert [r["nll"] for r in json.loads(capsys.readouterr().out)] == [-1.5]
+
+
+def test_a_process_that_takes_too_long_is_killed_and_recorded(table, monkeypatch):
+    started = []
+    popen = subprocess.Popen
+
+    def slow(command, **options):
+        started.append(popen([sys.executable, "-c", "import time; time.sleep(600)"], **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    start = time.perf_counter()
+    record = in_new_process(Run(str(table), "local", 0), "0.3s")
+    assert record["error"] == "killed at the time limit (0.3s)"
+    assert (record["table"], record["method"], record["max_time"]) == ("waves", "local", "0.3s")
+    assert 0.3 <= record["total_s"] <= time.perf_counter() - start < 60
+    assert started[0].poll() == -9
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "the process was killed (out of memory?)"),
+        ("import os; os.kill(os.getpid(), 6)", "the process crashed (SIGABRT)"),
+        ("raise SystemExit('full disk')", "the process ended with exit code 1: full disk"),
+    ],
+)
+def test_a_process_that_dies_is_a_record(table, monkeypatch, code, words):
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", code], **options))
+    record = in_new_process(Run(str(table), "local", 0), "1h")
+    assert record["error"] == words
+    assert record["total_s"] > 0
+
+
+def test_a_table_that_cannot_be_read_is_a_row_of_a_real_process(table, capsys):
+    missing = table.with_name("missing.npz")
+    assert main(["bench", "local", str(missing), "--methods", "local"]) == 1
+    assert "failed: FileNotFoundError" in capsys.readouterr().out
+
+
+def test_a_time_limit_that_cannot_be_read_is_said_before_anything_runs(table, monkeypatch, capsys):
+    monkeypatch.setattr(bench_local, "in_new_process", lambda *_: pytest.fail("a run was started"))
+    assert main(["bench", "local", str(table), "--max-time", "soon"]) == 1
+    assert "max_time is 'soon'" in capsys.readouterr().err
