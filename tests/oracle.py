@@ -21,6 +21,13 @@ class Gaussian(NamedTuple):
         return np.diag(self.covariance)
 
 
+class Prediction(NamedTuple):
+    """Mean and variance of each row on its own."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+
+
 def array(value) -> np.ndarray:
     """A tensor, array or number as float64."""
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value, dtype=np.float64)
@@ -161,6 +168,37 @@ def modified_likelihood_posterior(prior, S, X, y, Z, row_noise=None) -> Gaussian
     remain = np.eye(t) - gain @ observe
     covariance = remain @ joint.covariance @ remain.T + gain @ noise @ gain.T
     return Gaussian(mean[:num_new], covariance[:num_new, :num_new])
+
+
+def spanning(*parts: np.ndarray) -> np.ndarray:
+    """Orthonormal columns with the span of all parts together, which may depend on each other."""
+    U, singular, _ = np.linalg.svd(np.concatenate(parts, axis=1), full_matrices=False)
+    return U[:, singular > 1e-10 * singular[0]]
+
+
+def question_actions(num_rows: int, neighbours, S=None) -> np.ndarray:
+    """S_x = [S, E_N] of one question: the actions that all questions share, and unit vectors at its own rows."""
+    rows = [row for row in np.asarray(neighbours).tolist() if row >= 0]
+    units = np.eye(num_rows)[:, rows]
+    return spanning(units) if S is None else spanning(array(S), units)
+
+
+def local_posterior(prior, X, y, Z, neighbours, S=None, row_noise=None) -> Prediction:
+    """The computation-aware posterior of each row of ``Z`` from actions of its own."""
+    X, Z = array(X), array(Z)
+    answers = [
+        cagp_posterior(prior, question_actions(len(X), rows, S), X, y, z[None], row_noise)
+        if S is not None or (np.asarray(rows) >= 0).any()
+        else Gaussian(mean_vector(prior.mean, z[None]), kernel_matrix(prior.kernel, z[None], z[None]))
+        for z, rows in zip(Z, np.asarray(neighbours), strict=True)
+    ]
+    return Prediction(np.array([a.mean[0] for a in answers]), np.array([a.variance[0] for a in answers]))
+
+
+def log_predictive_densities(y, prediction: Prediction, noise: np.ndarray) -> np.ndarray:
+    """log Normal(y; mean, variance + noise) of each row."""
+    variance = prediction.variance + noise
+    return -0.5 * ((array(y) - prediction.mean) ** 2 / variance + np.log(2 * math.pi * variance))
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------

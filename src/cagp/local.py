@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
+from scipy.linalg.lapack import dpstrf  # pyright: ignore[reportAttributeAccessIssue]
 from torch import Tensor
 
-from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, kernel_product, local_moments
+from cagp.engine import DEFAULT_MAX_BYTES, NEGLIGIBLE, BlockWeights, kernel_product, local_moments
 from cagp.linalg import safe_cholesky
 from cagp.prior import GP
 from cagp.projection import Projection
@@ -124,22 +125,54 @@ def _rows_of(
     return shared.rows(X, rows, noise)[place]
 
 
+class Joint(NamedTuple):
+    """Mean and covariance of the function at all questions together."""
+
+    mean: Float[Tensor, " t"]
+    covariance: Float[Tensor, "t t"]
+
+
 def joint_answers(
     prior: GP,
     X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
     row_noise: Float[Tensor, " n"] | None,
     questions: Float[Tensor, "t d"],
     rows: Int[Tensor, " k"],
     shared: SharedActions | None = None,
-) -> Float[Tensor, "t t"]:
-    """The covariance of all questions given the same rows (the union of theirs). Time O((t + k)³), float64."""
+) -> Joint:
+    """The function at all questions given the same rows (the union of theirs), and the shared actions if given.
+
+    Time O((t + k)³), float64.
+    """
+    t = len(questions)
     everything = torch.cat([questions, X[rows]]).double()
     noise = prior.noise_variance(X[rows], None if row_noise is None else row_noise[rows])
     K = kernel_product(prior.kernel, everything, everything)
+    mean = prior.mean(questions).double()
+    residual = (y[rows] - prior.mean(X[rows])).double()
+    prior_variance = K.diagonal()[t:] + noise
     if shared is not None:
-        whitened = torch.cat([shared.questions(questions), shared.rows(X, rows, noise)])
+        u, v = shared.questions(questions), shared.rows(X, rows, noise)
+        whitened = torch.cat([u, v])
         K = K - whitened @ whitened.mT
-    t = len(questions)
-    C = K[t:, t:] + torch.diag(noise)
-    root = torch.linalg.solve_triangular(safe_cholesky(C, "C"), K[t:, :t], upper=False)
-    return K[:t, :t] - root.mT @ root
+        mean, residual = mean + u @ shared.targets, residual - v @ shared.targets
+    C, cross = K[t:, t:] + torch.diag(noise), K[t:, :t]
+    kept = _informative(C, prior_variance)
+    root = torch.linalg.solve_triangular(
+        safe_cholesky(C[kept][:, kept], "C"), torch.cat([cross, residual[:, None]], dim=1)[kept], upper=False
+    )
+    return Joint(mean + root[:, :t].mT @ root[:, t], K[:t, :t] - root[:, :t].mT @ root[:, :t])
+
+
+def _informative(C: Tensor, prior_variance: Tensor) -> Tensor:
+    """Rows of ``C`` without those that the others and the shared actions determine to round-off: fewer actions.
+
+    Cholesky with pivoting, on the scale of the prior variances. Time O(k³).
+    """
+    if len(C) == 0:
+        return torch.arange(0, device=C.device)
+    scale = prior_variance.detach().rsqrt()
+    scaled = (scale[:, None] * C.detach() * scale).cpu().numpy()
+    _, order, rank, _ = dpstrf(scaled, tol=NEGLIGIBLE * torch.finfo(torch.float64).eps, lower=1)
+    return torch.from_numpy(order[:rank] - 1).long().sort().values.to(C.device)

@@ -130,7 +130,11 @@ class Posterior(ABC):
         eigenvalues, vectors = torch.linalg.eigh(self._covariance_of_targets(X, None, noise, row_noise))
         root = vectors * eigenvalues.clamp_min(0).sqrt()
         white = torch.randn(num_samples, X.shape[0], dtype=torch.float64, generator=generator).to(X.device)
-        return (self.mean(X).double() + white @ root.mT).to(X)
+        return (self._joint_mean(X).double() + white @ root.mT).to(X)
+
+    def _joint_mean(self, X: Tensor) -> Tensor:
+        """The mean of joint draws; another than ``mean`` where each row alone is answered from other projections."""
+        return self.mean(X)
 
 
 class CaGPPosterior(Posterior):

@@ -11,9 +11,9 @@ from cagp.engine import native
 from cagp.engine.product import Backend, linear_parts, not_native
 from cagp.kernels import Kernel, Stationary
 
-# A row counts as left out when its variance given the rows before it is below this share of its prior variance; the
-# same constant as in src/native/local.h.
-_NEGLIGIBLE = 256
+NEGLIGIBLE = 256
+"""A row is left out when its variance given the rows before it is below this times round-off of its prior variance; the
+same constant as in src/native/local.h."""
 
 
 class LocalMoments(NamedTuple):
@@ -48,6 +48,8 @@ def local_moments(
 
     Time O(t k² (d + k)), memory O(t k) compiled, O(t k²) in torch.
     """
+    if backend not in ("auto", "native", "torch"):
+        raise ValueError(f'backend is {backend!r}, expected "auto", "native" or "torch".')
     values = [None if v is None else v.to(X) for v in (noise, residual, gram, cross)]
     parts = list(linear_parts(kernel))
     coefficient, part = parts[0]
@@ -133,11 +135,11 @@ def _arguments(kind, questions, X, neighbours, noise, residual, gram, cross, len
 def _torch_moments(kernel: Kernel, questions, X, neighbours, noise, residual, gram, cross):
     present = neighbours >= 0
     both = present[:, :, None] & present[:, None, :]
-    near = X[neighbours.clamp_min(0)]
+    near = X.detach()[neighbours.clamp_min(0)]
     K = torch.where(both, kernel(near, near), 0.0)
     c = torch.where(present, kernel(questions[:, None, :], near)[:, 0, :], 0.0)
     C = K + torch.diag_embed(torch.where(present, noise, 1.0))
-    smallest = _NEGLIGIBLE * torch.finfo(X.dtype).eps * C.detach().diagonal(dim1=-2, dim2=-1)
+    smallest = NEGLIGIBLE * torch.finfo(X.dtype).eps * C.detach().diagonal(dim1=-2, dim2=-1)
     if gram is not None:
         C = C - torch.where(both, gram, 0.0)
     if cross is not None:
