@@ -181,21 +181,20 @@ def _cholesky_without_negligible(C: Tensor, smallest: Tensor) -> tuple[Tensor, T
     kept = torch.ones_like(smallest)
     bad = (info > 0) | ~(L.diagonal(dim1=-2, dim2=-1).square() > smallest).all(-1)
     if bool(bad.any()):
-        kept[bad] = _kept_rows(C[bad], smallest[bad])
-        keep = kept[bad]
-        reduced = C[bad] * keep[:, :, None] * keep[:, None, :] + torch.diag_embed(1 - keep)
         L = L.clone()
-        L[bad] = torch.linalg.cholesky(reduced)
+        L[bad], kept[bad] = _column_by_column(C[bad], smallest[bad])
     return L, kept
 
 
-def _kept_rows(C: Tensor, smallest: Tensor) -> Tensor:
-    """Column by column, leaving out pivots that are negligible."""
+def _column_by_column(C: Tensor, smallest: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, where there are rows to leave out: those whose pivots are negligible."""
     L, kept = torch.zeros_like(C), torch.zeros_like(smallest)
     for j in range(C.shape[-1]):
         column = C[:, :, j] - (L[:, :, :j] @ L[:, j, :j, None])[:, :, 0]
         pivot = column[:, j]
         keep = pivot > smallest[:, j]
-        L[:, :, j] = torch.where(keep[:, None], column / pivot.clamp_min(smallest[:, j]).sqrt()[:, None], 0.0)
+        root = torch.where(keep, pivot, 1.0).sqrt()
+        below = torch.arange(C.shape[-1], device=C.device) >= j
+        L[:, :, j] = torch.where(keep[:, None] & below, column / root[:, None], 0.0)
         kept[:, j] = keep.to(C.dtype)
-    return kept
+    return L * kept[:, :, None] + torch.diag_embed(1 - kept), kept
