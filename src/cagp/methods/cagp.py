@@ -21,7 +21,7 @@ from cagp.projection import project
 from cagp.training import fit
 
 DEFAULT_REBLOCK_AT = (20, 50)
-GROWN_BY, GROWTH_PACE = 0.5, 0.1
+GROWN_BY, GROWTH_PACE = 0.2, 0.05
 """The last doubling of the actions comes at this share of a fit's steps at the latest, those before it so much earlier
 each."""
 REFIT_STEPS, REFIT_RATE = 10, 0.1
