@@ -104,16 +104,24 @@ def test_speed_has_a_record_for_every_backend_and_says_how_they_compare(monkeypa
     assert bench_local._ratios(compiled, {"backend": "torch", "error": "no"}) == {}
 
 
-def test_rates_are_rows_by_seconds(monkeypatch):
+def test_rates_are_rows_by_seconds_with_the_threads_of_the_backend(monkeypatch):
     small_problem(monkeypatch)
-    monkeypatch.setattr(bench_local, "_seconds", lambda *_: (0.5, 0.25))
-    record = bench_local._speed(bench_local.Backend("torch", 1), bench_local._problem(3, 5), 3, 5, 1)
+    threads, seen = torch.get_num_threads(), []
+
+    def seconds(*_):
+        seen.append(torch.get_num_threads())
+        return 0.5, 0.25
+
+    monkeypatch.setattr(bench_local, "_seconds", seconds)
+    backend = bench_local.Backend("torch", threads + 1)
+    record = bench_local._speed(backend, bench_local._problem(3, 5), 3, 5, 1)
     assert (record["predict_per_s"], record["train_per_s"]) == (30 / 0.5, 20 / 0.25)
+    assert record["threads"] == seen[0] == threads + 1
+    assert torch.get_num_threads() == threads  # for what is measured next
 
 
 def test_a_backend_that_fails_is_a_row_and_an_exit_code(monkeypatch, capsys):
     small_problem(monkeypatch)
-    threads = torch.get_num_threads()
 
     def broken(*_):
         raise RuntimeError("no such path")
@@ -121,7 +129,6 @@ def test_a_backend_that_fails_is_a_row_and_an_exit_code(monkeypatch, capsys):
     monkeypatch.setattr(bench_local, "_seconds", broken)
     assert main(["bench", "local"]) == 1
     assert "failed: RuntimeError: no such path" in capsys.readouterr().out
-    assert torch.get_num_threads() == threads
 
 
 # ---- quality ----

@@ -48,8 +48,9 @@ NUM_TRAIN = 16_384
 BATCH = 1_024
 # Rows predicted: enough for a stable rate; in torch more would only take longer.
 NUM_QUESTIONS = {"native": 16_384, "torch": 1_024}
-# Torch computes as many rows at a time as have this many kernel entries: of 64, 256 and 1,024 rows this was the fastest
-# or close to it for k = 16, 32 and 64. All 1,024 at once, k = 64 takes about twice the time, and the ratios double.
+# Torch computes as many rows at a time as have this many kernel entries. Of 64, 256 and 1,024 rows, with one thread, this
+# was the fastest for k = 16 and 32 and within a quarter of it for k = 64, where all 1,024 at once take about twice the
+# time: the ratios would double.
 TORCH_ENTRIES = 2**20
 
 
@@ -254,7 +255,7 @@ def _show_quality(records: list[dict[str, Any]], as_json: bool) -> None:
             "cover": number("coverage", 3),
             "width": number("interval_width", 4),
             "fit, s": number("fit_s", 1),
-            "predict": number("predict_s", 1),
+            "predict, s": number("predict_s", 1),
             "MB": number("peak_bytes", 0, 1e6),
         },
         as_json,
