@@ -48,9 +48,9 @@ NUM_TRAIN = 16_384
 BATCH = 1_024
 # Rows predicted: enough for a stable rate; in torch more would only take longer.
 NUM_QUESTIONS = {"native": 16_384, "torch": 1_024}
-# Torch computes as many rows at a time as have this many kernel entries. Of 64, 256 and 1,024 rows, with one thread, this
-# was the fastest for k = 16 and 32 and within a quarter of it for k = 64, where all 1,024 at once take about twice the
-# time: the ratios would double.
+# Torch computes as many rows at a time as have this many kernel entries. Of 64, 256 and 1,024 rows, with one thread,
+# this was the fastest for k = 16 and 32 and within a quarter of it for k = 64, where all 1,024 at once take about twice
+# the time: the ratios would double.
 TORCH_ENTRIES = 2**20
 
 
