@@ -445,6 +445,20 @@ def test_joint_answers_are_those_of_the_union(recipe, data):
         assert_close(alone / p.scale, posterior.variance(p.Z) / p.scale, 1e-9)
 
 
+def test_samples_are_drawn_around_the_mean_of_the_union():
+    """A row's own mean comes from fewer rows: it can be off by more than the covariance of the union says."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(40, 1, generator=g, dtype=torch.float64)
+    y = torch.sin(9 * X[:, 0])
+    new = torch.linspace(0, 1, 9, dtype=torch.float64)[:, None]
+    posterior = CaGPLocal(GP(RBF(1, 0.2), noise=GaussianNoise(1e-3))).condition(X, y, num_neighbours=1)
+    joint = posterior.joint(new)
+    error = (joint.covariance.diagonal() / 4000).sqrt()
+    draws = posterior.sample(new, 4000, generator=g)
+    assert bool(((draws.mean(0) - joint.mean).abs() < 5 * error).all())
+    assert float(((posterior.mean(new) - joint.mean).abs() / error).max()) > 20
+
+
 def test_joint_answers_that_need_too_many_rows_are_refused(monkeypatch):
     g = torch.Generator().manual_seed(0)
     X = torch.randn(50, 2, generator=g, dtype=torch.float64)

@@ -81,10 +81,9 @@ class NeighbourSearch:
             return _scan(points, self.points, k, left_out, None)
         if left_out is None:
             return self._query(points, k)
-        rows = self._query(points, min(k + 1, self.num_rows))
-        # The row itself, or, where as many duplicates came before it, the last one.
+        rows = self._query(points, k + 1)
+        # Drops the row itself, or the last one where so many duplicates came first that it is not among them.
         counts = rows != left_out[:, None]
-        counts[:, -1] &= ~counts.all(1)
         order = counts.int().argsort(dim=1, descending=True, stable=True)
         return rows.gather(1, order[:, :k])
 
