@@ -61,7 +61,7 @@ class CaGPLocal(Method):
         batch_size: rows in a step.
         seed: of the minibatches and the order.
         search: how neighbours are found, see ``NeighbourSearch``.
-        refresh_at: steps of a fit, counted from 0, before which neighbours are sought anew.
+        refresh_at: steps of a fit, counted from 0, before which neighbours are sought anew, besides the first.
         max_bytes: limit for temporaries.
     """
 
@@ -108,7 +108,7 @@ class CaGPLocal(Method):
         """Choose the rows of this step, and seek neighbours anew where that is due."""
         self._step = step
         lengthscale = lengthscale_of(self.prior.kernel)
-        if step in self.refresh_at and lengthscale is not None:
+        if step in (0, *self.refresh_at) and lengthscale is not None:
             self.search_lengthscale = lengthscale.clone()
         return None
 
@@ -143,7 +143,8 @@ class CaGPLocal(Method):
         check_data(X, y, row_noise)
         rows = self._rows(X)
         total = torch.zeros((), dtype=torch.float64, device=X.device)
-        tile = max(1, self.max_bytes // (8 * 8 * self.num_neighbours * (self.num_neighbours + 8)))
+        k, num_actions = self.num_neighbours, 0 if self.shared is None else self.shared.num_actions
+        tile = max(1, self.max_bytes // (8 * 8 * k * (k + 8 + num_actions)))
         shared = self._project(X, y, row_noise)
         for part in rows.split(tile):
             answers = local_answers(self.prior, X, y, row_noise, X[part], self._neighbours(X, part), shared)
