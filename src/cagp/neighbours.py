@@ -48,6 +48,7 @@ class NeighbourSearch:
         self.num_rows = X.shape[0]
         self.method: Method = self._chosen(X) if method == "auto" else method
         self.points = self._scaled(X)
+        self._known_order: tuple[Tensor, Tensor] | None = None
         self._prefixes: dict[int, _Prefix] = {}
         if self.method == "tree":
             self.tree = KDTree(self.points.cpu().numpy())
@@ -103,9 +104,7 @@ class NeighbourSearch:
             position: the place of every row in the order.
         """
         check_count(k, "k", 2**31, "a size that can be computed")
-        if self.method == "scan" and bool((position.diff() == 1).all()):
-            return _scan(self.points[rows], self.points, k, None, position[rows])
-        order = position.argsort()
+        order = self._order(position)
         if self.method == "scan":
             found = _scan(self.points[rows], self.points[order], k, None, position[rows])
             return torch.where(found >= 0, order[found.clamp_min(0)], -1)
@@ -132,11 +131,17 @@ class NeighbourSearch:
             out[asked] = torch.where(counts.gather(1, ranked), candidates.gather(1, ranked), -1)
         return out
 
+    def _order(self, position: Tensor) -> Tensor:
+        """The rows in their order: kept for the next call, as are the indices of its prefixes."""
+        if self._known_order is None or not torch.equal(self._known_order[0], position):
+            self._known_order = position.clone(), position.argsort()
+            self._prefixes.clear()
+        return self._known_order[1]
+
     def _prefix(self, order: Tensor, size: int) -> "_Prefix":
-        known = self._prefixes.get(size)
-        if known is None or not torch.equal(known.rows, order[:size]):
-            self._prefixes[size] = known = _Prefix(self.points, order[:size], self.method)
-        return known
+        if size not in self._prefixes:
+            self._prefixes[size] = _Prefix(self.points, order[:size], self.method)
+        return self._prefixes[size]
 
 
 class _Prefix:

@@ -100,6 +100,7 @@ class CaGPLocal(Method):
         # Neighbours are those of these lengthscales; a checkpoint holds them, so that a resumed fit finds the same.
         self.register_buffer("search_lengthscale", torch.ones(0) if lengthscale is None else lengthscale.clone())
         self._index: _Index | None = None
+        self._order: Tensor | None = None
         self._step: int | None = None
 
     # ---- training ----
@@ -176,8 +177,12 @@ class CaGPLocal(Method):
         return NeighbourSearch(X, lengthscale if len(lengthscale) else None, self.search)
 
     def _positions(self, X: Tensor) -> Tensor:
-        order = torch.randperm(X.shape[0], generator=torch.Generator().manual_seed(self.seed)).to(X.device)
-        return order.argsort()
+        """The place of every row in a random order, which depends on the seed and the number of rows alone."""
+        known = self._order
+        if known is None or len(known) != X.shape[0] or known.device != X.device:
+            generator = torch.Generator().manual_seed(self.seed)
+            self._order = known = torch.randperm(X.shape[0], generator=generator).to(X.device)
+        return known
 
     def _project(self, X: Tensor, y: Tensor, row_noise: Tensor | None) -> SharedActions | None:
         if self.shared is None:
