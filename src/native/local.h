@@ -50,6 +50,7 @@ template <class T, class Profile> class LocalPanel {
     void solve(Index first_, int count_) {
         first = first_, count = count_;
         gather();
+        load_targets();
         covariances();
         factorise();
     }
@@ -67,56 +68,64 @@ template <class T, class Profile> class LocalPanel {
         }
     }
 
-    // After solve(): gradients, given those of mean and explained.
-    void gradient(const LocalCotangents<T>& given, const LocalGradients<T>& out) {
+    // After solve().
+    void write_solutions(const LocalSolutions<T>& out) {
+        back_substitute();
+        for (Index a = 0; a < p.k; ++a) {
+            write_lanes(out.alpha, a, alpha[a]);
+            write_lanes(out.beta, a, beta[a]);
+        }
+    }
+
+    // Gradients of the questions [first, first + count), given their solutions and the gradients of the results.
+    void gradient(Index first_, int count_, const LocalSolutions<T>& solutions, const LocalCotangents<T>& given,
+                  const LocalGradients<T>& out) {
+        first = first_, count = count_;
+        gather();
         V g{}, h{};
-        for (int l = 0; l < count; ++l) {
+        for (int l = 0; l < count; ++l) {  // zero in lanes without a question
             g[l] = given.mean[first + l];
             h[l] = given.explained[first + l];
         }
-        back_substitute();
+        for (Index a = 0; a < p.k; ++a) {
+            alpha[a] = read_lanes(solutions.alpha, p.k, a);
+            beta[a] = read_lanes(solutions.beta, p.k, a);
+        }
         V scale_sum{}, alpha_sum{};
         for (Index j = 0; j < p.d; ++j) squares[j] = question[j] = V{};
         for (Index a = 0; a < p.k; ++a) {
             // Of C: -(g (alpha beta' + beta alpha') / 2 + h beta beta'); of c: g alpha + 2 h beta; of r: g beta.
-            const V of_c = g * alpha[a] + 2 * (h * beta[a]), of_noise = -beta[a] * (g * alpha[a] + h * beta[a]);
-            const V ga = g * alpha[a] + 2 * (h * beta[a]), gb = g * beta[a];
+            const V of_c = g * alpha[a] + 2 * (h * beta[a]), of_r = g * beta[a];
+            const V of_noise = -beta[a] * (g * alpha[a] + h * beta[a]);
             scale_sum += of_noise;
             write_lanes(out.noise, a, of_noise);
-            write_lanes(out.residual, a, gb);
+            write_lanes(out.residual, a, of_r);
             if (out.cross) write_lanes(out.cross, a, -of_c);
             if (out.gram) write_gram(out.gram, a, a, -of_noise);
-            for (Index b = 0; b < a; ++b) {
-                const V pair = -(ga * beta[b] + gb * alpha[b]);  // both triangles of C together
+            auto visit = [&](Index b, V r2) {
+                const V pair = -(of_c * beta[b] + of_r * alpha[b]);  // both triangles of C together
                 if (out.gram) write_gram(out.gram, a, b, pair * T(-0.5));
                 V slope_alpha{};
-                const Value<T> value = profile.value_and_slope(squared_distance(a, b), slope_alpha);
+                const Value<T> value = profile.value_and_slope(r2, slope_alpha);
                 scale_sum += pair * value.k;
                 cotangent[b] = pair * scale * value.slope;
                 if (Profile::has_alpha) alpha_sum += pair * scale * slope_alpha;
-            }
+            };
+            for_each_before(a, visit);
             V slope_alpha{};
             const Value<T> value = profile.value_and_slope(squared_norm(a), slope_alpha);
             scale_sum += of_c * value.k;
             const V of_question = of_c * scale * value.slope;
             if (Profile::has_alpha) alpha_sum += of_c * scale * slope_alpha;
-            const V* x = points + a * p.d;
-            for (Index j = 0; j < p.d; ++j) {
-                V sum = of_question * x[j] * x[j];
-                for (Index b = 0; b < a; ++b) {
-                    const V difference = x[j] - points[b * p.d + j];
-                    sum += cotangent[b] * difference * difference;
-                }
-                squares[j] += sum;
-                question[j] -= 2 * of_question * x[j];
-            }
+            distance_gradients(a, of_question);
         }
         for (Index j = 0; j < p.d; ++j) out.square[j] += sum_lanes_double<T>(squares[j]);
         *out.scale += sum_lanes_double<T>(scale_sum);
         if (Profile::has_alpha) *out.alpha += sum_lanes_double<T>(alpha_sum);
         if (out.questions)
             for (int l = 0; l < count; ++l)
-                for (Index j = 0; j < p.d; ++j) out.questions[(first + l) * p.d + j] = question[j][l] * p.inverse_lengthscale[j];
+                for (Index j = 0; j < p.d; ++j)
+                    out.questions[(first + l) * p.d + j] = question[j][l] * p.inverse_lengthscale[j];
     }
 
   private:
@@ -139,11 +148,21 @@ template <class T, class Profile> class LocalPanel {
             const T* x = p.questions + q * p.d;
             for (Index a = 0; a < p.k; ++a) {
                 const Index n = p.neighbours[q * p.k + a];
-                present[a][l] = T(n >= 0);
-                row(p.k + 1)[a][l] = n >= 0 ? p.residual[q * p.k + a] : T(0);
-                border[a][l] = n >= 0 ? p.noise[q * p.k + a] : T(1);
                 const T* z = n >= 0 ? p.X + n * p.d : x;
-                for (Index j = 0; j < p.d; ++j) points[a * p.d + j][l] = (z[j] - x[j]) * p.inverse_lengthscale[j];
+                T* lane = reinterpret_cast<T*>(points + a * p.d) + l;
+                for (Index j = 0; j < p.d; ++j) lane[j * kLanes<T>] = (z[j] - x[j]) * p.inverse_lengthscale[j];
+            }
+        }
+    }
+
+    void load_targets() {
+        for (Index a = 0; a < p.k; ++a) {
+            for (int l = 0; l < kLanes<T>; ++l) {
+                const Index e = (first + (l < count ? l : count - 1)) * p.k + a;
+                const bool there = p.neighbours[e] >= 0;
+                present[a][l] = T(there);
+                row(p.k + 1)[a][l] = there ? p.residual[e] : T(0);
+                border[a][l] = there ? p.noise[e] : T(1);
             }
         }
     }
@@ -163,63 +182,121 @@ template <class T, class Profile> class LocalPanel {
         return r2;
     }
 
-    V correction(const T* values, Index size, Index position) const {
+    // Calls visit(b, squared distance of rows a and b) for b < a, several at a time.
+    template <class Visit> void for_each_before(Index a, const Visit& visit) const {
+        Index b = 0;
+        for (; b + kSimultaneous <= a; b += kSimultaneous) {
+            V r2[kSimultaneous] = {};
+            for (Index j = 0; j < p.d; ++j) {
+                const V x = points[a * p.d + j];
+                for (int s = 0; s < kSimultaneous; ++s) {
+                    const V difference = x - points[(b + s) * p.d + j];
+                    r2[s] += difference * difference;
+                }
+            }
+            for (int s = 0; s < kSimultaneous; ++s) visit(b + s, r2[s]);
+        }
+        for (; b < a; ++b) visit(b, squared_distance(a, b));
+    }
+
+    // Adds what the cotangents of row a with the rows before it, and with the question, say of squares and question.
+    void distance_gradients(Index a, V of_question) {
+        const V* x = points + a * p.d;
+        for (Index j = 0; j < p.d; ++j) {
+            V sum[2] = {of_question * x[j] * x[j], V{}};
+            Index b = 0;
+            for (; b + 2 <= a; b += 2)
+                for (int s = 0; s < 2; ++s) {
+                    const V difference = x[j] - points[(b + s) * p.d + j];
+                    sum[s] += cotangent[b + s] * difference * difference;
+                }
+            if (b < a) {
+                const V difference = x[j] - points[b * p.d + j];
+                sum[0] += cotangent[b] * difference * difference;
+            }
+            squares[j] += sum[0] + sum[1];
+            question[j] -= 2 * of_question * x[j];
+        }
+    }
+
+    // Values of this panel's questions; zero in lanes without one.
+    V read_lanes(const T* values, Index size, Index position) const {
         V v{};
         for (int l = 0; l < count; ++l) v[l] = values[(first + l) * size + position];
         return v;
     }
 
     void covariances() {
-        V *c = row(p.k);
+        V* c = row(p.k);
         for (Index a = 0; a < p.k; ++a) {
             V* entries = row(a);
-            Index b = 0;
-            for (; b + kSimultaneous <= a; b += kSimultaneous) {
-                V r2[kSimultaneous] = {};
-                for (Index j = 0; j < p.d; ++j) {
-                    const V x = points[a * p.d + j];
-                    for (int s = 0; s < kSimultaneous; ++s) {
-                        const V difference = x - points[(b + s) * p.d + j];
-                        r2[s] += difference * difference;
-                    }
-                }
-                for (int s = 0; s < kSimultaneous; ++s)
-                    entries[b + s] = present[a] * present[b + s] * (profile.value(r2[s]) * scale);
-            }
-            for (; b < a; ++b) entries[b] = present[a] * present[b] * (profile.value(squared_distance(a, b)) * scale);
+            for_each_before(a, [&](Index b, V r2) { entries[b] = present[a] * present[b] * (profile.value(r2) * scale); });
             entries[a] = present[a] * scale + border[a];
             border[a] = entries[a];  // from here on: the prior variance, against which a pivot is measured
             c[a] = present[a] * (profile.value(squared_norm(a)) * scale);
             if (p.gram)
-                for (Index e = 0; e <= a; ++e) entries[e] -= present[a] * present[e] * correction(p.gram, p.k * p.k, a * p.k + e);
-            if (p.cross) c[a] -= present[a] * correction(p.cross, p.k, a);
+                for (Index e = 0; e <= a; ++e)
+                    entries[e] -= present[a] * present[e] * read_lanes(p.gram, p.k * p.k, a * p.k + e);
+            if (p.cross) c[a] -= present[a] * read_lanes(p.cross, p.k, a);
         }
     }
 
-    // Column by column: the entries below a pivot are dot products that do not wait for each other.
+    // Two columns at a time: the entries below their pivots are dot products that do not wait for each other.
     void factorise() {
-        for (Index j = 0; j < p.k; ++j) {
-            const V* pivot_row = row(j);
-            V pivot = pivot_row[j];
-            for (Index e = 0; e < j; ++e) pivot -= pivot_row[e] * pivot_row[e];
-            const V one = splat<T>(T(1));
-            const auto counts = pivot > border[j] * (256 * Precision<T>::epsilon);
-            inverse[j] = counts ? one / sqrt(counts ? pivot : one) : V{};
-            Index i = j + 1;
-            for (; i + kSimultaneous <= p.k + 2; i += kSimultaneous) columns<kSimultaneous>(i, j);
-            for (; i < p.k + 2; ++i) columns<1>(i, j);
+        Index j = 0;
+        for (; j + 2 <= p.k; j += 2) {
+            reduce<1, 1>(j, j);
+            pivot(j);
+            reduce<1, 1>(j + 1, j);  // the first column's entry in the second's row
+            row(j + 1)[j] *= inverse[j];
+            reduce<1, 1>(j + 1, j + 1);
+            pivot(j + 1);
+            Index i = j + 2;
+            for (; i + kSimultaneous <= p.k + 2; i += kSimultaneous) two_columns<kSimultaneous>(i, j);
+            for (; i < p.k + 2; ++i) two_columns<1>(i, j);
+        }
+        if (j < p.k) {
+            reduce<1, 1>(j, j);
+            pivot(j);
+            for (Index i = j + 1; i < p.k + 2; ++i) {
+                reduce<1, 1>(i, j);
+                row(i)[j] *= inverse[j];
+            }
         }
     }
 
-    template <int C> void columns(Index i, Index j) {
-        const V* pivot_row = row(j);
-        V sum[C];
-        for (int s = 0; s < C; ++s) sum[s] = row(i + s)[j];
-        for (Index e = 0; e < j; ++e) {
-            const V v = pivot_row[e];
-            for (int s = 0; s < C; ++s) sum[s] -= row(i + s)[e] * v;
+    void pivot(Index j) {
+        const V value = row(j)[j], one = splat<T>(T(1));
+        const auto counts = value > border[j] * (256 * Precision<T>::epsilon);
+        inverse[j] = counts ? one / sqrt(counts ? value : one) : V{};
+    }
+
+    template <int R> void two_columns(Index i, Index j) {
+        reduce<R, 2>(i, j);
+        const V between = row(j + 1)[j];
+        for (int s = 0; s < R; ++s) {
+            V* entries = row(i + s);
+            entries[j] *= inverse[j];
+            entries[j + 1] = (entries[j + 1] - entries[j] * between) * inverse[j + 1];
         }
-        for (int s = 0; s < C; ++s) row(i + s)[j] = sum[s] * inverse[j];
+    }
+
+    // Rows [i, i + R) of columns [j, j + C) less their products with the columns before j (for a single column that is
+    // the second of two: before itself).
+    template <int R, int C> void reduce(Index i, Index j) {
+        V sum[R][C];
+        for (int s = 0; s < R; ++s)
+            for (int c = 0; c < C; ++c) sum[s][c] = row(i + s)[j + c];
+        for (Index e = 0; e < j; ++e) {
+            V pivots[C];
+            for (int c = 0; c < C; ++c) pivots[c] = row(j + c)[e];
+            for (int s = 0; s < R; ++s) {
+                const V v = row(i + s)[e];
+                for (int c = 0; c < C; ++c) sum[s][c] -= v * pivots[c];
+            }
+        }
+        for (int s = 0; s < R; ++s)
+            for (int c = 0; c < C; ++c) row(i + s)[j + c] = sum[s][c];
     }
 
     // alpha = L^-T u = C^-1 r and beta = L^-T w = C^-1 c.
@@ -251,22 +328,22 @@ template <class T, class Profile> class LocalPanel {
 template <class T, class Profile> Index local_scratch(const LocalProblem<T>& p) { return LocalPanel<T, Profile>::bytes(p); }
 
 template <class T, class Profile>
-void local(const LocalProblem<T>& p, Range questions, T* mean, T* explained, void* memory) {
+void local(const LocalProblem<T>& p, Range questions, T* mean, T* explained, const LocalSolutions<T>& solutions,
+           void* memory) {
     LocalPanel<T, Profile> panel(p, memory);
     for (Index q = questions.begin; q < questions.end; q += kLanes<T>) {
         panel.solve(q, smaller(questions.end - q, kLanes<T>));
         panel.write(mean, explained);
+        if (solutions.alpha) panel.write_solutions(solutions);
     }
 }
 
 template <class T, class Profile>
-void local_gradient(const LocalProblem<T>& p, Range questions, const LocalCotangents<T>& given,
-                    const LocalGradients<T>& gradients, void* memory) {
+void local_gradient(const LocalProblem<T>& p, Range questions, const LocalSolutions<T>& solutions,
+                    const LocalCotangents<T>& given, const LocalGradients<T>& gradients, void* memory) {
     LocalPanel<T, Profile> panel(p, memory);
-    for (Index q = questions.begin; q < questions.end; q += kLanes<T>) {
-        panel.solve(q, smaller(questions.end - q, kLanes<T>));
-        panel.gradient(given, gradients);
-    }
+    for (Index q = questions.begin; q < questions.end; q += kLanes<T>)
+        panel.gradient(q, smaller(questions.end - q, kLanes<T>), solutions, given, gradients);
 }
 
 }  // namespace

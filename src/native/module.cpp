@@ -245,22 +245,29 @@ template <class T> using Cube = nb::ndarray<T, nb::ndim<3>, nb::c_contig, nb::de
 template <class T>
 LocalProblem<T> local_problem(const Matrix<const T>& questions, const Matrix<const T>& X,
                               const Array<const T>& inverse_lengthscale, const Matrix<const Index>& neighbours,
-                              const Matrix<const T>& noise, const Matrix<const T>& residual,
-                              const std::optional<Cube<const T>>& gram, const std::optional<Matrix<const T>>& cross,
                               double alpha, double outputscale) {
     const Index t = questions.shape(0), k = neighbours.shape(1), d = X.shape(1);
-    auto is = [&](const Matrix<const T>& m) { return Index(m.shape(0)) == t && Index(m.shape(1)) == k; };
     require(Index(questions.shape(1)) == d && Index(inverse_lengthscale.shape(0)) == d, "columns must agree");
     require(Index(neighbours.shape(0)) == t, "neighbours must have one row per question");
-    require(is(noise) && is(residual), "noise and residual must be (t, k)");
-    require(!cross || is(*cross), "cross must be (t, k)");
-    require(!gram || (Index(gram->shape(0)) == t && Index(gram->shape(1)) == k && Index(gram->shape(2)) == k),
-            "gram must be (t, k, k)");
     const Index *rows = neighbours.data(), n = X.shape(0);
     require(std::all_of(rows, rows + t * k, [n](Index row) { return row >= -1 && row < n; }),
             "neighbours must be rows of X, or -1");
-    return {questions.data(), X.data(), inverse_lengthscale.data(), rows, noise.data(), residual.data(),
-            gram ? gram->data() : nullptr, cross ? cross->data() : nullptr, t, k, d, alpha, outputscale};
+    return {questions.data(), X.data(), inverse_lengthscale.data(), rows, nullptr, nullptr, nullptr, nullptr, t, k, d,
+            alpha, outputscale};
+}
+
+template <class T, class M> auto* of_neighbours(const LocalProblem<T>& p, const M& values) {
+    require(Index(values.shape(0)) == p.t && Index(values.shape(1)) == p.k, "values of neighbours must be (t, k)");
+    return values.data();
+}
+template <class T, class M> auto* of_pairs(const LocalProblem<T>& p, const M& values) {
+    require(Index(values.shape(0)) == p.t && Index(values.shape(1)) == p.k && Index(values.shape(2)) == p.k,
+            "values of pairs of neighbours must be (t, k, k)");
+    return values.data();
+}
+template <class T, class M> auto* of_questions(const LocalProblem<T>& p, const M& values) {
+    require(Index(values.shape(0)) == p.t, "values of questions must be (t,)");
+    return values.data();
 }
 
 // Questions that a task answers at least, to hide handing it out.
@@ -268,41 +275,51 @@ constexpr Index kLocalQuestions = 16;
 
 template <class T>
 void local(int kind, Matrix<const T> questions, Matrix<const T> X, Array<const T> inverse_lengthscale,
-           Matrix<const Index> neighbours, Matrix<const T> noise, Matrix<const T> residual,
-           std::optional<Cube<const T>> gram, std::optional<Matrix<const T>> cross, double alpha, double outputscale,
-           Array<T> mean, Array<T> explained, int threads, const std::string& isa) {
+           Matrix<const Index> neighbours, double alpha, double outputscale, Matrix<const T> noise,
+           Matrix<const T> residual, std::optional<Cube<const T>> gram, std::optional<Matrix<const T>> cross,
+           Array<T> mean, Array<T> explained, std::optional<Matrix<T>> solution_r, std::optional<Matrix<T>> solution_c,
+           int threads, const std::string& isa) {
     const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
-    const auto p = local_problem<T>(questions, X, inverse_lengthscale, neighbours, noise, residual, gram, cross, alpha, outputscale);
-    require(Index(mean.shape(0)) == p.t && Index(explained.shape(0)) == p.t, "mean and explained must be (t,)");
+    auto p = local_problem<T>(questions, X, inverse_lengthscale, neighbours, alpha, outputscale);
+    p.noise = of_neighbours(p, noise), p.residual = of_neighbours(p, residual);
+    if (gram) p.gram = of_pairs(p, *gram);
+    if (cross) p.cross = of_neighbours(p, *cross);
+    T *m = of_questions(p, mean), *e = of_questions(p, explained);
+    require(solution_r.has_value() == solution_c.has_value(), "both solutions or none");
+    LocalSolutions<T> solutions{nullptr, nullptr};
+    if (solution_r) solutions = {of_neighbours(p, *solution_r), of_neighbours(p, *solution_c)};
     const Tasks tasks(p.t, kLocalQuestions, kForwardTasks);
     nb::gil_scoped_release release;
     run_tasks(tasks.count, threads, s.local_scratch_bytes(p),
-              [&](Index t, void* scratch) { s.local(p, tasks[t], mean.data(), explained.data(), scratch); });
+              [&](Index t, void* scratch) { s.local(p, tasks[t], m, e, solutions, scratch); });
 }
 
 template <class T>
 void local_gradient(int kind, Matrix<const T> questions, Matrix<const T> X, Array<const T> inverse_lengthscale,
-                    Matrix<const Index> neighbours, Matrix<const T> noise, Matrix<const T> residual,
-                    std::optional<Cube<const T>> gram, std::optional<Matrix<const T>> cross, double alpha,
-                    double outputscale, Array<const T> grad_mean, Array<const T> grad_explained,
+                    Matrix<const Index> neighbours, double alpha, double outputscale, Matrix<T> solution_r,
+                    Matrix<T> solution_c, Array<const T> grad_mean, Array<const T> grad_explained,
                     Array<double> grad_square, Array<double> grad_alpha, Array<double> grad_scale,
                     Matrix<T> grad_noise, Matrix<T> grad_residual, std::optional<Matrix<T>> grad_questions,
                     std::optional<Cube<T>> grad_gram, std::optional<Matrix<T>> grad_cross, int threads,
                     const std::string& isa) {
     const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
-    const auto p = local_problem<T>(questions, X, inverse_lengthscale, neighbours, noise, residual, gram, cross, alpha, outputscale);
-    require(Index(grad_mean.shape(0)) == p.t && Index(grad_explained.shape(0)) == p.t, "cotangents must be (t,)");
+    const auto p = local_problem<T>(questions, X, inverse_lengthscale, neighbours, alpha, outputscale);
+    const LocalSolutions<T> solutions{of_neighbours(p, solution_r), of_neighbours(p, solution_c)};
+    const LocalCotangents<T> given{of_questions(p, grad_mean), of_questions(p, grad_explained)};
+    LocalGradients<T> gradients{};
+    gradients.noise = of_neighbours(p, grad_noise), gradients.residual = of_neighbours(p, grad_residual);
+    if (grad_questions) gradients.questions = of_questions(p, *grad_questions);
+    if (grad_gram) gradients.gram = of_pairs(p, *grad_gram);
+    if (grad_cross) gradients.cross = of_neighbours(p, *grad_cross);
     const Tasks tasks(p.t, kLocalQuestions, kForwardTasks);
     nb::gil_scoped_release release;
     const Index width = p.d + 2;
     std::vector<double> parts(tasks.count * width);
     run_tasks(tasks.count, threads, s.local_scratch_bytes(p), [&](Index t, void* scratch) {
-        double* part = parts.data() + t * width;
-        s.local_gradient(p, tasks[t], {grad_mean.data(), grad_explained.data()},
-                         {part, part + p.d, part + p.d + 1, grad_noise.data(), grad_residual.data(),
-                          grad_questions ? grad_questions->data() : nullptr, grad_gram ? grad_gram->data() : nullptr,
-                          grad_cross ? grad_cross->data() : nullptr},
-                         scratch);
+        LocalGradients<T> mine = gradients;
+        mine.square = parts.data() + t * width;
+        mine.alpha = mine.square + p.d, mine.scale = mine.square + p.d + 1;
+        s.local_gradient(p, tasks[t], solutions, given, mine, scratch);
     });
     for (Index t = 0; t < tasks.count; ++t) {
         const double* part = parts.data() + t * width;
@@ -324,14 +341,13 @@ template <class T> void define(nb::module_& m) {
           "threads"_a, "isa"_a = "");
     m.def("nearest", &nearest<T>, "X"_a, "Z"_a, "left_out"_a.none(), "before"_a.none(), "rows"_a, "threads"_a,
           "isa"_a = "");
-    m.def("local", &local<T>, "kind"_a, "questions"_a, "X"_a, "inverse_lengthscale"_a, "neighbours"_a, "noise"_a,
-          "residual"_a, "gram"_a.none(), "cross"_a.none(), "alpha"_a, "outputscale"_a, "mean"_a, "explained"_a,
-          "threads"_a, "isa"_a = "");
+    m.def("local", &local<T>, "kind"_a, "questions"_a, "X"_a, "inverse_lengthscale"_a, "neighbours"_a, "alpha"_a,
+          "outputscale"_a, "noise"_a, "residual"_a, "gram"_a.none(), "cross"_a.none(), "mean"_a, "explained"_a,
+          "solution_r"_a.none(), "solution_c"_a.none(), "threads"_a, "isa"_a = "");
     m.def("local_gradient", &local_gradient<T>, "kind"_a, "questions"_a, "X"_a, "inverse_lengthscale"_a,
-          "neighbours"_a, "noise"_a, "residual"_a, "gram"_a.none(), "cross"_a.none(), "alpha"_a, "outputscale"_a,
-          "grad_mean"_a, "grad_explained"_a, "grad_square"_a, "grad_alpha"_a, "grad_scale"_a, "grad_noise"_a,
-          "grad_residual"_a, "grad_questions"_a.none(), "grad_gram"_a.none(), "grad_cross"_a.none(), "threads"_a,
-          "isa"_a = "");
+          "neighbours"_a, "alpha"_a, "outputscale"_a, "solution_r"_a, "solution_c"_a, "grad_mean"_a,
+          "grad_explained"_a, "grad_square"_a, "grad_alpha"_a, "grad_scale"_a, "grad_noise"_a, "grad_residual"_a,
+          "grad_questions"_a.none(), "grad_gram"_a.none(), "grad_cross"_a.none(), "threads"_a, "isa"_a = "");
 }
 
 }  // namespace

@@ -41,10 +41,14 @@ template <class T> struct LocalProblem {
     const T *questions, *X;           // (t, d), (n, d)
     const T* inverse_lengthscale;     // (d)
     const std::int64_t* neighbours;   // (t, k): rows of X, nearest first; -1 for none
-    const T *noise, *residual;        // (t, k)
+    const T *noise, *residual;        // (t, k); gradients do not need them, nor
     const T *gram, *cross;            // (t, k, k), (t, k), or null
     std::int64_t t, k, d;
     double alpha, outputscale;
+};
+// The solutions C^-1 r and C^-1 c of every question, which are all that gradients need of C.
+template <class T> struct LocalSolutions {
+    T *alpha, *beta;  // (t, k), or null
 };
 template <class T> struct LocalCotangents {
     const T *mean, *explained;  // (t)
@@ -80,9 +84,10 @@ template <class T> struct Sweeps {
     std::int64_t (*nearest_scratch_bytes)(std::int64_t d, std::int64_t k);
     void (*nearest)(const Problem<T>&, Range rows, const Nearest&, void* scratch);
     std::int64_t (*local_scratch_bytes)(const LocalProblem<T>&);
-    void (*local)(const LocalProblem<T>&, Range questions, T* mean, T* explained, void* scratch);
-    void (*local_gradient)(const LocalProblem<T>&, Range questions, const LocalCotangents<T>&,
-                           const LocalGradients<T>&, void* scratch);
+    void (*local)(const LocalProblem<T>&, Range questions, T* mean, T* explained, const LocalSolutions<T>&,
+                  void* scratch);
+    void (*local_gradient)(const LocalProblem<T>&, Range questions, const LocalSolutions<T>&,
+                           const LocalCotangents<T>&, const LocalGradients<T>&, void* scratch);
 };
 
 struct Variant {

@@ -68,34 +68,51 @@ def local_moments(
 def _native_moments(kernel: Stationary, coefficient: Tensor | None, questions, X, neighbours, *values):
     scale = torch.ones((), dtype=torch.float64) if coefficient is None else coefficient
     arguments = (questions, X.detach(), neighbours, *values, kernel.lengthscale, native.alpha_of(kernel), scale)
-    return _Native.apply(native.KINDS[type(kernel)], *arguments)
+    differentiated = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in arguments)
+    return _Native.apply(native.KINDS[type(kernel)], differentiated, *arguments)
 
 
 class _Native(torch.autograd.Function):
+    """Of all that a forward pass computes, gradients need C⁻¹r and C⁻¹c alone."""
+
     @staticmethod
     def forward(
-        ctx, kind: int, questions, X, neighbours, noise, residual, gram, cross, lengthscale, alpha, scale
+        ctx,
+        kind: int,
+        differentiated: bool,
+        questions,
+        X,
+        neighbours,
+        noise,
+        residual,
+        gram,
+        cross,
+        lengthscale,
+        alpha,
+        scale,
     ) -> tuple[Tensor, Tensor]:
-        tensors = (questions, X, neighbours, noise, residual, gram, cross, lengthscale, alpha, scale)
-        ctx.save_for_backward(*tensors)
         ctx.kind = kind
+        first = _arguments(kind, questions, X, neighbours, lengthscale, alpha, scale)
+        values = [None if v is None else v.detach().contiguous() for v in (noise, residual, gram, cross)]
         mean, explained = X.new_empty(len(questions)), X.new_empty(len(questions))
-        native.module().local(*_arguments(kind, *tensors), mean, explained, torch.get_num_threads())
+        solutions = [X.new_empty(neighbours.shape) if differentiated else None for _ in range(2)]
+        native.module().local(*first, *values, mean, explained, *solutions, torch.get_num_threads())
+        ctx.save_for_backward(questions, X, neighbours, lengthscale, alpha, scale, *solutions)
         return mean, explained
 
     @staticmethod
     def backward(ctx, *grad_outputs: Tensor):
         check_first_order()
-        questions, X, neighbours, _, _, gram, cross, lengthscale, alpha, scale = ctx.saved_tensors
+        questions, X, neighbours, lengthscale, alpha, scale, *solutions = ctx.saved_tensors
         square = torch.zeros(X.shape[1], dtype=torch.float64)
         grad_alpha, grad_scale = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-        grad_noise, grad_residual = X.new_empty(neighbours.shape), X.new_empty(neighbours.shape)
-        optional = [
-            torch.empty_like(tensor) if tensor is not None and ctx.needs_input_grad[place] else None
-            for place, tensor in ((1, questions), (6, gram), (7, cross))
-        ]
+        t, k = neighbours.shape
+        grad_noise, grad_residual = X.new_empty(t, k), X.new_empty(t, k)
+        shapes = {2: questions.shape, 7: (t, k, k), 8: (t, k)}  # of questions, gram and cross, by place
+        optional = [X.new_empty(shape) if ctx.needs_input_grad[place] else None for place, shape in shapes.items()]
         native.module().local_gradient(
-            *_arguments(ctx.kind, *ctx.saved_tensors),
+            *_arguments(ctx.kind, questions, X, neighbours, lengthscale, alpha, scale),
+            *solutions,
             *(g.contiguous() for g in grad_outputs),
             square,
             grad_alpha,
@@ -107,6 +124,7 @@ class _Native(torch.autograd.Function):
         )
         grad_questions, grad_gram, grad_cross = optional
         return (
+            None,
             None,
             grad_questions,
             None,
@@ -121,11 +139,10 @@ class _Native(torch.autograd.Function):
         )
 
 
-def _arguments(kind, questions, X, neighbours, noise, residual, gram, cross, lengthscale, alpha, scale) -> list[Any]:
+def _arguments(kind, questions, X, neighbours, lengthscale, alpha, scale) -> list[Any]:
     """What the compiled functions take first: plain, contiguous tensors and numbers."""
-    inverse = (1 / lengthscale).to(X)
-    tensors = (questions, X, inverse, neighbours, noise, residual, gram, cross)
-    plain = [None if tensor is None else tensor.detach().contiguous() for tensor in tensors]
+    tensors = (questions, X, (1 / lengthscale).to(X), neighbours)
+    plain = [tensor.detach().contiguous() for tensor in tensors]
     return [kind, *plain, native.number_of(alpha), float(scale)]
 
 
