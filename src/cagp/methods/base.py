@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from cagp.parameters import named_values
+
 
 class Method(nn.Module, ABC):
     """Parameters and an objective of the data. Data are arguments; a method holds none."""
@@ -32,8 +34,9 @@ class Method(nn.Module, ABC):
         return {"hyperparameters": [p for p in self.parameters() if p.requires_grad]}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Parameters as numbers in their own units, for the history of a fit."""
-        return {}
+        """Parameters of the ``prior``, where there is one, as numbers in their own units, for the history of a fit."""
+        prior = getattr(self, "prior", None)
+        return named_values(prior) if isinstance(prior, nn.Module) else {}
 
     def adapt(self, X: Float[Tensor, "n d"], step: int, share: float, flat: bool) -> str | None:
         """Change what is not a parameter (blocks, the rows of a minibatch) before a step of a fit.

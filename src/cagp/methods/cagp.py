@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,7 +13,6 @@ from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.methods.base import Method
 from cagp.methods.common import Loss, check_loss, lengthscale_of, loss_terms, prior_findings
-from cagp.parameters import named_values
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import project
@@ -104,10 +102,6 @@ class CaGPOpt(Method):
             "hyperparameters": [p for p in self.prior.parameters() if p.requires_grad],
             "actions": [p for p in self.actions.parameters() if p.requires_grad],
         }
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """The prior's parameters as numbers in their own units."""
-        return named_values(self.prior)
 
     def adapt(self, X: Float[Tensor, "n d"], step: int, share: float, flat: bool) -> str | None:
         """Double the actions where that is due, and cut blocks again in units of the lengthscales learned so far."""

@@ -1,7 +1,5 @@
 """CaGP-CG: hyperparameters learned with the residuals of conjugate gradients as actions."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,7 +9,6 @@ from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.iterative import Iteration, Lanczos, Stopping, iterate
 from cagp.methods.base import Method
 from cagp.methods.common import Loss, check_loss, loss_terms, prior_findings
-from cagp.parameters import named_values
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 
@@ -76,10 +73,6 @@ class CaGPCG(Method):
         """Terms per row whose sum is the loss, to be minimised over the hyperparameters."""
         actions = self.iteration(X, y, row_noise).actions
         return loss_terms(self.loss, self.prior, actions, X, y, row_noise, self.max_bytes)
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """The prior's parameters as numbers in their own units."""
-        return named_values(self.prior)
 
     @torch.no_grad()
     def condition(

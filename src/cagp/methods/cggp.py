@@ -1,7 +1,6 @@
 """CGGP: the exact model with every solve by preconditioned conjugate gradients (Gardner et al., 2018)."""
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,7 +10,6 @@ from cagp.checks import check_count, check_data
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for, kernel_product
 from cagp.methods.base import Method
 from cagp.methods.common import prior_findings
-from cagp.parameters import named_values
 from cagp.posteriors import CGPosterior
 from cagp.prior import GP
 from cagp.solver import Solver
@@ -116,10 +114,6 @@ class CGGP(Method):
         n, rank = solver.system.num_rows, solver.L.shape[1]
         signs = torch.randint(2, (n + rank, self.num_probes), generator=generator, dtype=torch.float64) * 2 - 1
         return signs.to(solver.L.device)
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """The prior's parameters as numbers in their own units."""
-        return named_values(self.prior)
 
     @torch.no_grad()
     def condition(

@@ -1,7 +1,6 @@
 """CholeskyGP: the exact Gaussian process, by a factorisation of the n x n matrix K̂. For a few thousand rows."""
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,7 +13,6 @@ from cagp.linalg import safe_cholesky
 from cagp.memory import available_memory
 from cagp.methods.base import Method
 from cagp.methods.common import prior_findings
-from cagp.parameters import named_values
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import project
@@ -45,10 +43,6 @@ class CholeskyGP(Method):
         K = kernel_product(self.prior.kernel, X, X).double()
         nll = _GaussianNLL.apply(K, self.prior.noise_variance(X, row_noise), residual)
         return {"negative_log_marginal_likelihood": nll / n}
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """The prior's parameters as numbers in their own units."""
-        return named_values(self.prior)
 
     @torch.no_grad()
     def condition(

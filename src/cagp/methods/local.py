@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +18,6 @@ from cagp.methods.base import Method
 from cagp.methods.cagp import lengthscale_of
 from cagp.neighbours import Method as SearchMethod
 from cagp.neighbours import NeighbourSearch
-from cagp.parameters import named_values
 from cagp.posteriors import Posterior
 from cagp.prior import GP
 from cagp.projection import project
@@ -194,10 +193,6 @@ class CaGPLocal(Method):
         """Parameters by the learning rate they share."""
         actions = [] if self.shared is None else [p for p in self.shared.parameters() if p.requires_grad]
         return {"local_hyperparameters": [p for p in self.prior.parameters() if p.requires_grad], "actions": actions}
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """The prior's parameters as numbers in their own units."""
-        return named_values(self.prior)
 
     # ---- answers ----
 

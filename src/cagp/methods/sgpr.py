@@ -1,7 +1,5 @@
 """SGPR: inducing points with the best Gaussian q(u) in closed form (Titsias, 2009)."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -11,7 +9,6 @@ from cagp.inducing import Choice, InducingPoints, InducingStatistics, choose_ind
 from cagp.linalg import safe_cholesky
 from cagp.methods.base import Method
 from cagp.methods.common import lengthscale_of, prior_findings
-from cagp.parameters import named_values
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
 
@@ -67,10 +64,6 @@ class SGPR(Method):
             "hyperparameters": [p for p in self.prior.parameters() if p.requires_grad],
             "inducing_points": [p for p in self.inducing_points.parameters() if p.requires_grad],
         }
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """The prior's parameters as numbers in their own units."""
-        return named_values(self.prior)
 
     @torch.no_grad()
     def condition(

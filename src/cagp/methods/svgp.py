@@ -1,6 +1,6 @@
 """SVGP: inducing points with a learned Gaussian q(u), trained on minibatches (Hensman et al., 2013)."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +19,6 @@ from cagp.inducing import (
 from cagp.linalg import safe_cholesky
 from cagp.methods.base import Method
 from cagp.methods.common import lengthscale_of, prior_findings
-from cagp.parameters import named_values
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
 
@@ -166,10 +165,6 @@ class SVGP(Method):
             "inducing_points": [p for p in self.inducing_points.parameters() if p.requires_grad],
             "variational": [p for p in (self.whitened_mean, self.whitened_root) if p.requires_grad],
         }
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """The prior's parameters as numbers in their own units."""
-        return named_values(self.prior)
 
     @torch.no_grad()
     def condition(
