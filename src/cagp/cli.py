@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how many actions does a table need?",
         description="Fit a table (.npz with X and y) with several numbers of actions and learning rates, judge each "
         "on a tenth of the rows, and recommend a number. Errors are in standard units. Calling it again goes on.",
-        epilog="example:\n  cagp search table.npz --actions 64 128 256 512 --lr 0.3 1.0 --jobs 2 --out table-search",
+        epilog="example:\n  cagp search table.npz --actions 64 128 256 512 --lr 0.03 0.1 --jobs 2 --out table-search",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("table", type=Path, help="an .npz file")
