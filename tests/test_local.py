@@ -833,3 +833,12 @@ def test_an_unknown_selection_is_refused():
     X = torch.rand(5, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with pytest.raises(ValueError, match="selection is 'best'"):
         CaGPLocal(GP(Matern32(1))).condition(X, X[:, 0], selection="best")
+
+
+def test_findings_name_inputs_that_do_not_matter():
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(60, 2, generator=g, dtype=torch.float64)
+    method = CaGPLocal(GP(Scale(Matern32(2, [0.3, 50.0]))), 8)
+    summary, *others = method.findings(X, X[:, 0])
+    assert "CaGP-Local with 8 neighbours (16 in predictions) on 60 rows" in summary
+    assert any("columns [1] hardly matter" in words for words in others)

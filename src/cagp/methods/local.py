@@ -15,7 +15,7 @@ from cagp.checks import check_count, check_data, check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.local import Joint, SharedActions, greedy_rows, joint_answers, local_answers
 from cagp.methods.base import Method
-from cagp.methods.cagp import lengthscale_of
+from cagp.methods.common import lengthscale_of, prior_findings
 from cagp.neighbours import Method as SearchMethod
 from cagp.neighbours import NeighbourSearch
 from cagp.posteriors import Posterior
@@ -231,11 +231,12 @@ class CaGPLocal(Method):
     def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
         """What a user should know of the fitted method, in words."""
         beside = "" if self.shared is None else f" beside {self.shared.num_actions:,} shared actions"
-        return [
+        summary = (
             f"CaGP-Local with {self.num_neighbours} neighbours{beside} ({self.num_neighbours_predict} in predictions) "
             f"on {X.shape[0]:,} rows, {self.objective_name} objective, minibatches of {self.batch_size:,} rows, "
             f"neighbours by {self._search(X).method}, kernels by {backend_for(self.prior.kernel, X)}, {X.dtype}."
-        ]
+        )
+        return [summary, *prior_findings(self.prior, X)]
 
 
 class LocalPosterior(Posterior):
