@@ -1055,8 +1055,8 @@ def test_lbfgs_reaches_a_lower_loss_than_adam_in_fewer_steps():
     X, y = wave(80)
     first, second = (method(X, 12, reblock_at=()) for _ in range(2))
     adam = fit(first, X, y, num_steps=100)
-    lbfgs = fit(second, X, y, optimizer="lbfgs", schedule="constant", num_steps=60)
-    assert lbfgs.best_value <= adam.best_value + 1e-4
+    lbfgs = fit(second, X, y, optimizer="lbfgs", schedule="constant", num_steps=80)
+    assert lbfgs.best_value <= adam.best_value + 1e-6
 
 
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
