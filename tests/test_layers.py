@@ -10,6 +10,7 @@ import cagp
 ORDER = [
     "checks",
     "memory",
+    "storage",
     "parameters",
     "kernels",
     "engine",
@@ -33,6 +34,9 @@ ORDER = [
     "data",
     "search",
     "plots",
+    "persistence",
+    "report",
+    "estimators",
     "demo",
     "bench",
     "cli",
