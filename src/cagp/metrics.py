@@ -2,6 +2,7 @@
 
 import math
 from statistics import NormalDist
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -46,3 +47,34 @@ def interval_width(variance: Float[Tensor, " n"], level: float = 0.95) -> float:
     The unit of the targets.
     """
     return float(2 * NormalDist().inv_cdf(0.5 + level / 2) * variance.double().sqrt().mean())
+
+
+def pit(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Probability integral transform Φ((y - μ) / σ) of each target; uniform on [0, 1] where the predictions are right.
+
+    Heaped at both ends, the error bars are too narrow; heaped in the middle, too wide; to one side, the means are off.
+    """
+    return torch.special.ndtr((y.double() - mean.double()) / variance.double().sqrt())
+
+
+class Calibration(NamedTuple):
+    """How often central intervals hold the targets, for several probabilities."""
+
+    levels: Float[Tensor, " levels"]  # what the intervals promise
+    observed: Float[Tensor, " levels"]  # the share of targets inside
+    error: float  # mean |observed - promised|; lower is better, zero is perfect
+
+
+def calibration(
+    y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"], num_levels: int = 19
+) -> Calibration:
+    """Coverage of central intervals of ``num_levels`` probabilities, evenly spaced between 0 and 1.
+
+    An interval of probability p holds y where |2 PIT - 1| ≤ p. Time O(n log n), whatever the number of levels.
+    """
+    if num_levels < 1:
+        raise ValueError(f"num_levels is {num_levels}, expected at least 1.")
+    levels = torch.arange(1, num_levels + 1, dtype=torch.float64, device=y.device) / (num_levels + 1)
+    needed = (2 * pit(y, mean, variance) - 1).abs().sort().values  # the smallest interval that holds each target
+    observed = torch.searchsorted(needed, levels, right=True).double() / len(needed)
+    return Calibration(levels, observed, float((observed - levels).abs().mean()))
