@@ -25,9 +25,9 @@ from cagp.methods import CaGPOpt
 from cagp.prior import GP
 from cagp.search.result import Trial
 from cagp.starting import start_from_data
+from cagp.storage import write_atomically
 from cagp.training import fit
 from cagp.training.checkpoints import load_checkpoint
-from cagp.training.history import write_atomically
 from cagp.training.settings import ADAM_RATES
 
 TASK = "search.safetensors"

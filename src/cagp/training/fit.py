@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from cagp.linalg import NotPositiveDefiniteError
-from cagp.training.checkpoints import fingerprint, load_checkpoint, save_checkpoint
+from cagp.storage import fingerprint
+from cagp.training.checkpoints import load_checkpoint, save_checkpoint
 from cagp.training.history import History, Step
 from cagp.training.optimizers import Optimizer
 from cagp.training.progress import Progress

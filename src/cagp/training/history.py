@@ -1,10 +1,11 @@
 """What happened at each step, in memory and as lines of JSON on disk."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from cagp.storage import write_atomically
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,3 @@ class History:
         """Start a new file."""
         if self.path is not None:
             write_atomically(self.path, b"")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that at any moment it is either the old one or the new one, whole."""
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
