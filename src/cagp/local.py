@@ -40,36 +40,66 @@ class SharedActions:
     def __init__(
         self, prior: GP, projection: Projection, support: Int[Tensor, " m"], max_bytes: int = DEFAULT_MAX_BYTES
     ):
-        self.prior, self.projection, self.support, self.max_bytes = prior, projection, support, max_bytes
-        self.targets = torch.linalg.solve_triangular(projection.chol, projection.targets[:, None], upper=False)[
-            :, 0
-        ]  # a
+        targets = torch.linalg.solve_triangular(projection.chol, projection.targets[:, None], upper=False)[:, 0]
+        self._hold(prior, projection.X, projection.W, projection.chol, targets, support, max_bytes)
+
+    @classmethod
+    def from_parts(
+        cls,
+        prior: GP,
+        X: Float[Tensor, "m d"],
+        W: Float[Tensor, "m i"] | BlockWeights,
+        chol: Float[Tensor, "i i"],
+        targets: Float[Tensor, " i"],
+        support: Int[Tensor, " m"],
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> "SharedActions":
+        """Shared actions of a projection of which nothing else is known, as of a saved one; ``targets`` is a."""
+        shared = cls.__new__(cls)
+        shared._hold(prior, X, W, chol, targets, support, max_bytes)
+        return shared
+
+    def _hold(
+        self,
+        prior: GP,
+        X: Tensor,
+        W: Tensor | BlockWeights,
+        chol: Tensor,
+        targets: Tensor,
+        support: Tensor,
+        max_bytes: int,
+    ) -> None:
+        self.prior, self.support, self.max_bytes = prior, support, max_bytes
+        self.X, self.W, self.chol, self.targets = X, W, chol, targets
+
+    @property
+    def num_actions(self) -> int:
+        """i."""
+        return self.chol.shape[0]
 
     def questions(self, X: Float[Tensor, "t d"]) -> Float[Tensor, "t i"]:
         """u(x) of each question, float64. Time O(t m d + t i²)."""
-        p = self.projection
-        KS = kernel_product(self.prior.kernel, X, p.X, p.W, max_bytes=self.max_bytes)
+        KS = kernel_product(self.prior.kernel, X, self.X, self.W, max_bytes=self.max_bytes)
         return self._whitened(KS.double())
 
     def rows(
         self, X: Float[Tensor, "n d"], rows: Int[Tensor, " u"], noise: Float[Tensor, " u"]
     ) -> Float[Tensor, "u i"]:
         """v_r of these training rows, whose noise variances are ``noise``, float64. Time O(u m d + u i²)."""
-        p = self.projection
-        KS = kernel_product(self.prior.kernel, X[rows], p.X, p.W, max_bytes=self.max_bytes).double()
+        KS = kernel_product(self.prior.kernel, X[rows], self.X, self.W, max_bytes=self.max_bytes).double()
         slot = torch.full((X.shape[0],), -1, device=rows.device)
         slot[self.support] = torch.arange(len(self.support), device=rows.device)
         inside = (slot[rows] >= 0).nonzero()[:, 0]
         slots = slot[rows[inside]]
-        if isinstance(p.W, BlockWeights):
-            weights = p.W.values.double()[slots] * noise[inside]
-            KS = KS.index_put((inside, p.W.columns()[slots]), weights, accumulate=True)
+        if isinstance(self.W, BlockWeights):
+            weights = self.W.values.double()[slots] * noise[inside]
+            KS = KS.index_put((inside, self.W.columns()[slots]), weights, accumulate=True)
         else:
-            KS = KS.index_add(0, inside, p.W.double()[slots] * noise[inside, None])
+            KS = KS.index_add(0, inside, self.W.double()[slots] * noise[inside, None])
         return self._whitened(KS)
 
     def _whitened(self, KS: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(self.projection.chol, KS.mT, upper=False).mT
+        return torch.linalg.solve_triangular(self.chol, KS.mT, upper=False).mT
 
 
 def local_answers(

@@ -31,17 +31,23 @@ class NeighbourSearch:
         lengthscale: the unit of each column; None for the units of ``X``.
         method: "scan" (exact: compare with every row, compiled), "tree" (exact: a k-d tree, for few columns),
             "approximate" (inverted lists of faiss, for many rows in many columns) or "auto".
+        origin: the point that rows are measured from, which matters to round-off alone; None for their mean.
     """
 
     def __init__(
-        self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None = None, method: Method = "auto"
+        self,
+        X: Float[Tensor, "n d"],
+        lengthscale: Float[Tensor, " d"] | None = None,
+        method: Method = "auto",
+        origin: Float[Tensor, " d"] | None = None,
     ):
         check_matrix(X, "X")
         if method not in ("auto", "tree", "scan", "approximate"):
             raise ValueError(f'method is {method!r}, expected "auto", "tree", "scan" or "approximate".')
         if lengthscale is not None and lengthscale.shape != X.shape[1:]:
             raise ValueError(f"lengthscale has shape {tuple(lengthscale.shape)}, expected ({X.shape[1]},).")
-        self.origin = X.detach().double().mean(0)
+        self.lengthscale = None if lengthscale is None else lengthscale.detach().clone()
+        self.origin = X.detach().double().mean(0) if origin is None else origin
         self.inverse_scale = (
             torch.ones_like(self.origin) if lengthscale is None else 1 / lengthscale.detach().to(self.origin)
         )

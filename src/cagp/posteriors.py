@@ -145,17 +145,36 @@ class CaGPPosterior(Posterior):
     """
 
     def __init__(self, prior: GP, projection: Projection, max_bytes: int = DEFAULT_MAX_BYTES):
-        W = projection.W
+        self._hold(prior, projection.X, projection.W, projection.chol, projection.weights, max_bytes)
+
+    @classmethod
+    def from_parts(
+        cls,
+        prior: GP,
+        X: Float[Tensor, "m d"],
+        W: Float[Tensor, "m i"] | BlockWeights,
+        chol: Float[Tensor, "i i"],
+        weights: Float[Tensor, " i"],
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> "CaGPPosterior":
+        """The posterior of a projection of which nothing else is known, as of a saved one."""
+        posterior = cls.__new__(cls)
+        posterior._hold(prior, X, W, chol, weights, max_bytes)
+        return posterior
+
+    def _hold(
+        self, prior: GP, X: Tensor, W: Tensor | BlockWeights, chol: Tensor, weights: Tensor, max_bytes: int
+    ) -> None:
         self.W = W._replace(values=W.values.detach()) if isinstance(W, BlockWeights) else W.detach()
-        self.chol = projection.chol.detach()
-        self.weights = projection.weights.detach()
+        self.chol = chol.detach()
+        self.weights = weights.detach()
         # Sṽ on the support: a mean costs one kernel product with a vector.
         representer = (
             self.W._replace(values=self.W.values.double()).expand(self.weights)
             if isinstance(self.W, BlockWeights)
             else self.W.double() @ self.weights
         )
-        super().__init__(prior, projection.X, representer, max_bytes)
+        super().__init__(prior, X, representer, max_bytes)
 
     @property
     def num_actions(self) -> int:

@@ -24,7 +24,7 @@ class Solver:
 
     @torch.no_grad()
     def __init__(self, system: System, rank: int):
-        self.system = system
+        self.system, self.rank = system, rank
         kernel, X = system.prior.kernel, system.X
 
         def column(row: int) -> Tensor:

@@ -32,7 +32,8 @@ class System:
         self.prior = copy.deepcopy(prior).requires_grad_(False)
         self.X = X.detach()
         self.max_bytes = max_bytes
-        self.noise: Float[Tensor, " n"] = self.prior.noise_variance(self.X, row_noise).detach()
+        self.row_noise = None if row_noise is None else row_noise.detach().clone()
+        self.noise: Float[Tensor, " n"] = self.prior.noise_variance(self.X, self.row_noise).detach()
         n = X.shape[0]
         fits = n * n * X.element_size() <= max_bytes
         self._K = kernel_product(self.prior.kernel, self.X, self.X) if fits else None

@@ -267,14 +267,14 @@ class LocalPosterior(Posterior):
         self.num_neighbours = num_neighbours
         self.search, self.shared, self.selection = search, shared, selection
         self._kept = None
-        if shared is not None and num_neighbours and 8 * X.shape[0] * shared.projection.chol.shape[0] <= KEPT_BYTES:
+        if shared is not None and num_neighbours and 8 * X.shape[0] * shared.num_actions <= KEPT_BYTES:
             every = torch.arange(X.shape[0], device=X.device)
             self._kept = shared.rows(self.X, every, self.prior.noise_variance(self.X, self.row_noise))
 
     @property
     def _width(self) -> int:
         k = max(1, self.num_neighbours) * (CANDIDATES if self.selection == "greedy" else 1)
-        return k * (k + 8) + (0 if self.shared is None else k * self.shared.projection.chol.shape[0])
+        return k * (k + 8) + (0 if self.shared is None else k * self.shared.num_actions)
 
     def _neighbours(self, X: Tensor) -> Tensor:
         if self.num_neighbours == 0:
