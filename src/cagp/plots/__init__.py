@@ -1,0 +1,88 @@
+"""Figures: Axes in, Axes out.
+
+Arrays are numpy's. Nothing here touches matplotlib's global state.
+"""
+
+from cagp.plots import lines
+from cagp.plots.effects import (
+    VALUE_COLORS,
+    Part,
+    category_effect,
+    effect,
+    fit_in_one_input,
+    percent,
+    relevance,
+    surface,
+    variance_by_certainty,
+    variance_parts,
+    variance_shares,
+)
+from cagp.plots.lines import Curve, curves, quality_against_time
+from cagp.plots.maps import ELEVATION_COLORS, STD_COLORS, Forecast, Map, poster, relief, scale_bar, spread, summit
+from cagp.plots.quality import (
+    Z95,
+    calibration_curve,
+    learning_curve,
+    pit_histogram,
+    predicted_against_actual,
+)
+from cagp.plots.style import (
+    AMBER,
+    BLUE,
+    GREEN,
+    INK,
+    LINE_COLORS,
+    MUTED,
+    PURPLE,
+    RED,
+    SMALL,
+    Vector,
+    save,
+    shortened,
+    styled,
+)
+
+__all__ = [
+    "AMBER",
+    "BLUE",
+    "ELEVATION_COLORS",
+    "GREEN",
+    "INK",
+    "LINE_COLORS",
+    "MUTED",
+    "PURPLE",
+    "RED",
+    "SMALL",
+    "STD_COLORS",
+    "VALUE_COLORS",
+    "Z95",
+    "Curve",
+    "Forecast",
+    "Map",
+    "Part",
+    "Vector",
+    "calibration_curve",
+    "category_effect",
+    "curves",
+    "effect",
+    "fit_in_one_input",
+    "learning_curve",
+    "lines",
+    "percent",
+    "pit_histogram",
+    "poster",
+    "predicted_against_actual",
+    "quality_against_time",
+    "relevance",
+    "relief",
+    "save",
+    "scale_bar",
+    "shortened",
+    "spread",
+    "styled",
+    "summit",
+    "surface",
+    "variance_by_certainty",
+    "variance_parts",
+    "variance_shares",
+]

@@ -1,0 +1,124 @@
+"""How good predictions and their error bars are, on rows that were not trained on."""
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgb
+from scipy.stats import binom, norm
+
+from cagp import metrics
+from cagp.plots.style import AMBER, BLUE, INK, MUTED, RED, SMALL, Vector, legend, styled
+
+Z95 = float(norm.ppf(0.975))
+DENSITY_COLORS = LinearSegmentedColormap.from_list("density", [(*to_rgb(BLUE), 0.12), (*to_rgb(BLUE), 1.0)])
+"""From nearly transparent to blue, so that it reads on any background."""
+
+
+def learning_curve(ax: Axes, seconds: Vector, losses: Vector, ylabel: str = "loss") -> Axes:
+    """The loss after each step against the seconds of training.
+
+    The axis holds all but the first twentieth of the steps, which are often far off. Where the loss goes up and down
+    (minibatches), its running median is drawn over it.
+    """
+    seconds, losses = np.asarray(seconds, float), np.asarray(losses, float)
+    usable = np.isfinite(losses)
+    seconds, losses = seconds[usable], losses[usable]
+    if len(losses) == 0:
+        raise ValueError("no step has a finite loss: there is nothing to draw.")
+    noisy = len(losses) >= 40 and float(np.mean(np.diff(losses) > 0)) > 0.2
+    ax.plot(
+        seconds, losses, color=BLUE, linewidth=0.8 if noisy else 1.8, alpha=0.35 if noisy else 1.0, label="each step"
+    )
+    if noisy:
+        width = max(5, len(losses) // 20) | 1
+        medians = np.median(np.lib.stride_tricks.sliding_window_view(losses, width), axis=1)
+        ax.plot(
+            seconds[width // 2 : -(width // 2)], medians, color=BLUE, linewidth=1.8, label=f"median of {width} steps"
+        )
+        legend(ax)
+    if len(losses) == 1:
+        ax.plot(seconds, losses, color=BLUE, marker="o", markersize=5)
+    later = losses[len(losses) // 20 :]
+    height = float(np.ptp(later)) or 1.0
+    ax.set_ylim(later.min() - 0.06 * height, later.max() + 0.06 * height)
+    return styled(ax, "training time (s)", ylabel)
+
+
+def predicted_against_actual(ax: Axes, y: Vector, mean: Vector, std: Vector, name: str = "") -> Axes:
+    """Actual values over predicted ones; right predictions lie on the diagonal, 95 % of rows inside the intervals.
+
+    Up to 300 rows are points on their own 95 % intervals. More rows are a density, and the intervals a band: twice
+    1.96 times the root mean square of the standard deviations of rows with similar predictions.
+    """
+    y, mean, std = (np.asarray(values, float) for values in (y, mean, std))
+    low, high = min(y.min(), mean.min()), max(y.max(), mean.max())
+    margin = 0.04 * (high - low) or 0.5
+    limits = (low - margin, high + margin)
+    ax.plot(limits, limits, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    if len(y) <= 300:
+        ax.vlines(mean, mean - Z95 * std, mean + Z95 * std, color=BLUE, alpha=0.3, linewidth=1, label="95 % interval")
+        inside = np.abs(y - mean) <= Z95 * std
+        ax.plot(mean[inside], y[inside], "o", color=BLUE, markersize=2.8, markeredgewidth=0, label="inside")
+        ax.plot(mean[~inside], y[~inside], "o", color=RED, markersize=3.4, markeredgewidth=0, label="outside")
+    else:
+        shades = LogNorm(1, 10)
+        cells = ax.hexbin(mean, y, gridsize=36, extent=(*limits, *limits), mincnt=1, cmap=DENSITY_COLORS, norm=shades)
+        cells.set(linewidth=0, edgecolor="none")
+        shades.vmax = max(float(np.asarray(cells.get_array()).max()), 2.0)
+        order = np.array_split(np.argsort(mean, kind="stable"), 20)
+        centre = np.array([mean[rows].mean() for rows in order])
+        half = Z95 * np.array([np.sqrt(np.square(std[rows]).mean()) for rows in order])
+        for sign, label in ((1, "95 % intervals"), (-1, None)):
+            ax.plot(centre, centre + sign * half, color=AMBER, linewidth=1.2, label=label)
+    ax.set(xlim=limits, ylim=limits)
+    legend(ax, "upper left")
+    of = f" {name}" if name else ""
+    return styled(ax, f"predicted{of}", f"actual{of}")
+
+
+def calibration_curve(ax: Axes, y: Vector, mean: Vector, std: Vector) -> Axes:
+    """Share of rows inside central intervals over the share promised; on the diagonal, the error bars are right.
+
+    The grey band holds the observed share with probability 95 % at each level, were the predictions right and the
+    rows independent.
+    """
+    found = metrics.calibration(*_tensors(y, mean, std), num_levels=39)
+    levels, observed, num_rows = found.levels.numpy(), found.observed.numpy(), len(y)
+    fine = np.linspace(0, 1, 101)
+    lower, upper = (binom.ppf(share, num_rows, fine) / num_rows for share in (0.025, 0.975))
+    ax.fill_between(fine, lower, upper, color=MUTED, alpha=0.25, linewidth=0, label="expected by chance")
+    ax.plot([0, 1], [0, 1], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    ax.plot([0, *levels, 1], [0, *observed, 1], color=BLUE, linewidth=2, label="observed")
+    note = f"mean coverage error {100 * found.error:.1f} %\ncloser to 0 is better"
+    ax.text(0.97, 0.05, note, transform=ax.transAxes, ha="right", va="bottom", fontsize=SMALL - 1, color=INK)
+    ax.set(xlim=(0, 1), ylim=(0, 1))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    legend(ax, "upper left")
+    return styled(ax, "promised coverage", "observed coverage")
+
+
+def pit_histogram(ax: Axes, y: Vector, mean: Vector, std: Vector, num_bins: int | None = None) -> Axes:
+    """Histogram of Φ((y - μ) / σ), as a multiple of what a uniform distribution has; flat, the predictions are right.
+
+    Each bar is inside the grey band with probability 95 %, were the predictions right and the rows independent. A U
+    shape says that the error bars are too narrow, a hill too wide, a slope that the means are off.
+
+    Args:
+        num_bins: a tenth of the number of rows unless given, and from 5 to 20.
+    """
+    num_rows = len(y)
+    bins = int(np.clip(num_rows // 10, 5, 20)) if num_bins is None else num_bins
+    counts, edges = np.histogram(metrics.pit(*_tensors(y, mean, std)).numpy(), bins=bins, range=(0, 1))
+    lower, upper = binom.ppf([0.025, 0.975], num_rows, 1 / bins) * bins / num_rows
+    ax.bar(edges[:-1], counts * bins / num_rows, 1 / bins, align="edge", color=BLUE, alpha=0.75, linewidth=0)
+    ax.axhspan(lower, upper, color=MUTED, alpha=0.35, linewidth=0, label="expected by chance")
+    ax.axhline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    ax.set(xlim=(0, 1), ylim=(0, 1.3 * max(counts.max() * bins / num_rows, upper)))
+    legend(ax, "upper center")
+    return styled(ax, "probability the model gave to a lower value", "rows, relative to uniform")
+
+
+def _tensors(y: Vector, mean: Vector, std: Vector) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    y, mean, variance = np.asarray(y, float), np.asarray(mean, float), np.square(np.asarray(std, float))
+    return torch.from_numpy(y), torch.from_numpy(mean), torch.from_numpy(variance)

@@ -1,0 +1,63 @@
+"""The look that all figures share: colours, axes, labels that may come from users, and PNG files."""
+
+import unicodedata
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator
+from numpy.typing import NDArray
+from PIL import Image
+
+Vector = NDArray[np.float64]
+
+LINE_COLORS = ("#1f6feb", "#d1495b", "#2f8f5b", "#8a5fbf", "#b7791f", "#3a3f44")
+BLUE, RED, GREEN, PURPLE, AMBER = LINE_COLORS[:5]
+INK = "#22272b"
+MUTED = "#8b949e"
+SMALL = 9
+"""The font size, in points, of figures about 320 points wide."""
+
+
+def styled(ax: Axes, xlabel: str = "", ylabel: str = "", grid: bool = True) -> Axes:
+    """The axes with the house's fonts, colours, few ticks and a faint grid; labels are taken as they are, ``$`` too."""
+    ax.set_xlabel(xlabel, fontsize=SMALL, color=INK, parse_math=False)
+    ax.set_ylabel(ylabel, fontsize=SMALL, color=INK, parse_math=False)
+    ax.tick_params(labelsize=SMALL - 0.5, colors=INK, length=3)
+    for axis in (ax.xaxis, ax.yaxis):
+        if axis.get_scale() == "linear" and not isinstance(axis.get_major_locator(), MaxNLocator | FixedLocator):
+            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axis.get_offset_text().set(fontsize=SMALL - 1, color=INK)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(INK)
+    ax.set_axisbelow(True)
+    if grid:
+        ax.grid(color=MUTED, alpha=0.25, linewidth=0.6)
+    return ax
+
+
+def legend(ax: Axes, loc: Any = "best", **options: Any) -> None:
+    """The legend of the axes, without a frame."""
+    ax.legend(loc=loc, fontsize=SMALL - 1, frameon=False, labelcolor=INK, handlelength=1.5, **options)
+
+
+def shortened(name: str, length: int = 28) -> str:
+    """A name on one line, without control characters, its middle left out where it is longer than ``length``."""
+    printable = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cs") else c for c in name)
+    if len(printable) <= length:
+        return printable
+    head = (length - 1) * 2 // 3
+    return f"{printable[:head]}…{printable[head + 1 - length :]}"
+
+
+def save(figure: Figure, path: Path, dpi: float = 150) -> None:
+    """Write the figure as a PNG of 256 colours, dithered: half the size of true colours and hard to tell from them."""
+    buffer = BytesIO()
+    figure.savefig(buffer, dpi=dpi, bbox_inches="tight", pad_inches=0.3)
+    image = Image.open(buffer).convert("RGB")
+    thumbnail = image.resize((image.width // 3, image.height // 3), Image.Resampling.NEAREST)
+    palette = thumbnail.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=4)
+    image.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG).save(path, optimize=True)
