@@ -1,19 +1,25 @@
-"""Data: the embedded sample, seeded splits, and scaling by the training rows."""
+"""Data: tables in files, their columns as numbers, the embedded sample, seeded splits, scaling by the training rows."""
 
 from cagp.data.encoding import MAX_LEVELS, Encoder, Target, encode_target
 from cagp.data.sample import Dataset, terrain
 from cagp.data.scaling import Standardizer, standardized
 from cagp.data.splits import Split, split
+from cagp.data.tables import Chunk, TableWriter, read_table, stream_table, table_size
 
 __all__ = [
     "MAX_LEVELS",
+    "Chunk",
     "Dataset",
     "Encoder",
     "Split",
     "Standardizer",
+    "TableWriter",
     "Target",
     "encode_target",
+    "read_table",
     "split",
     "standardized",
+    "stream_table",
+    "table_size",
     "terrain",
 ]
