@@ -288,7 +288,7 @@ def _fit_column(values: pd.Series, name: str) -> Column:
         _check_text(values, name, levels)
     if len(levels) > MAX_LEVELS:
         raise ValueError(
-            f"column {name!r} has {len(levels)} levels of text, at most {MAX_LEVELS} are encoded{_odd_number(values)}. "
+            f"column {name!r} has {len(levels)} levels, at most {MAX_LEVELS} are encoded{_odd_number(values)}. "
             "Drop the column, or encode it yourself: group rare levels, or use sklearn.preprocessing.TargetEncoder."
         )
     if len(set(levels)) < len(levels):
@@ -298,7 +298,8 @@ def _fit_column(values: pd.Series, name: str) -> Column:
 
 
 def _kind(values: pd.Series, name: str) -> str:
-    what = pd.api.types.infer_dtype(values, skipna=True)
+    # In a column of objects pandas takes NaT for a date, so that it is left out first.
+    what = pd.api.types.infer_dtype(values.dropna() if values.dtype == object else values, skipna=True)
     if what in KINDS:
         return KINDS[what]
     if what == "complex":
@@ -403,9 +404,9 @@ def _check_text(values: pd.Series, name: str, levels: list[str]) -> None:
 
 def _odd_number(values: pd.Series) -> str:
     """A hint for a column that is text because of a few cells that are no numbers."""
-    cells = [str(value) for value in values]
-    odd = [row for row, cell in enumerate(cells) if not _is_number(cell)]
-    if 2 * len(odd) > len(cells):
+    cells = {row: str(value) for row, value in enumerate(values) if not pd.isna(value)}
+    odd = [row for row, cell in cells.items() if not _is_number(cell)]
+    if not odd or 2 * len(odd) > len(cells):
         return ""
     return f" (most look like numbers; {_short(cells[odd[0]])} at row {odd[0]} does not)"
 
