@@ -244,12 +244,13 @@ def posterior_state(posterior: Posterior, dtype: torch.dtype | None = None) -> S
 
 def posterior_from_state(state: State, kernel: Kernel | None = None) -> Posterior:
     """The posterior of a state; ``kernel`` as in ``prior_from_state``."""
-    name = _entry(state, "class", str)
-    if name not in READERS or state.get("dtype") not in DTYPES:
+    name, dtype = _entry(state, "class", str), _entry(state, "dtype", str)
+    if name not in READERS or dtype not in DTYPES:
         raise _strange("a known class of posteriors")
     with torch.no_grad():
         prior = prior_from_state(_entry(state, "prior", dict), kernel)
-        return READERS[name](state, prior, DTYPES[state["dtype"]], _count(state, "max_bytes"))
+        X = _inputs(state, DTYPES[dtype], prior)
+        return READERS[name](state, prior, X, _count(state, "max_bytes"))
 
 
 def rows_stored(posterior: Posterior) -> int:
@@ -269,9 +270,8 @@ def _cagp_state(posterior: CaGPPosterior, rows: Rows) -> State:
     }
 
 
-def _cagp_from_state(state: State, prior: GP, dtype: torch.dtype, max_bytes: int) -> CaGPPosterior:
-    X = _inputs(state, dtype)
-    W, num_actions = _weights(state, len(X), dtype)
+def _cagp_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> CaGPPosterior:
+    W, num_actions = _weights(state, len(X), X.dtype)
     chol, weights = _float64(state, "chol", (num_actions, num_actions)), _float64(state, "weights", (num_actions,))
     return CaGPPosterior.from_parts(prior, X, W, chol, weights, max_bytes)
 
@@ -285,8 +285,7 @@ def _inducing_state(posterior: InducingPosterior, rows: Rows) -> State:
     }
 
 
-def _inducing_from_state(state: State, prior: GP, dtype: torch.dtype, max_bytes: int) -> InducingPosterior:
-    Z = _inputs(state, dtype)
+def _inducing_from_state(state: State, prior: GP, Z: Tensor, max_bytes: int) -> InducingPosterior:
     m = len(Z)
     chol, mean = _float64(state, "chol", (m, m)), _float64(state, "whitened_mean", (m,))
     return InducingPosterior(prior, Z, chol, mean, _float64(state, "whitened_root", (m, m)), max_bytes)
@@ -305,10 +304,9 @@ def _cg_state(posterior: CGPosterior, rows: Rows) -> State:
     }
 
 
-def _cg_from_state(state: State, prior: GP, dtype: torch.dtype, max_bytes: int) -> CGPosterior:
-    X = _inputs(state, dtype)
+def _cg_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> CGPosterior:
     n = len(X)
-    row_noise = None if state.get("row_noise") is None else _vector(state, "row_noise", n, torch.float64)
+    row_noise = _vector(state, "row_noise", n, torch.float64) if _has(state, "row_noise") else None
     system = System(prior, X.double(), row_noise, _count(state, "system_max_bytes"))
     stored = _entry(state, "representer", dict)
     _float64(stored, "solution", (n, 1))
@@ -346,20 +344,19 @@ def _local_state(posterior: LocalPosterior, rows: Rows) -> State:
     }
 
 
-def _local_from_state(state: State, prior: GP, dtype: torch.dtype, max_bytes: int) -> LocalPosterior:
-    X = _inputs(state, dtype)
+def _local_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> LocalPosterior:
     n, d = X.shape
-    y = _vector(state, "y", n, dtype)
-    row_noise = None if state.get("row_noise") is None else _vector(state, "row_noise", n, dtype)
+    y = _vector(state, "y", n, X.dtype)
+    row_noise = _vector(state, "row_noise", n, X.dtype) if _has(state, "row_noise") else None
     check_data(X, y, row_noise)
     stored = _entry(state, "search", dict)
-    lengthscale = None if stored.get("lengthscale") is None else _shaped(stored, "lengthscale", (d,))
+    lengthscale = _shaped(stored, "lengthscale", (d,)) if _has(stored, "lengthscale") else None
     method, selection = _entry(stored, "method", str), _entry(state, "selection", str)
     search = NeighbourSearch(X, lengthscale, method, _float64(stored, "origin", (d,)))  # pyright: ignore[reportArgumentType]
     k = _count(state, "num_neighbours")
     if k > n or selection not in ("nearest", "greedy"):
         raise _strange("'num_neighbours' or 'selection'")
-    shared = None if state.get("shared") is None else _shared(_entry(state, "shared", dict), prior, X)
+    shared = _shared(_entry(state, "shared", dict), prior, X) if _has(state, "shared") else None
     return LocalPosterior(prior, X, y, row_noise, k, search, shared, selection, max_bytes)  # pyright: ignore[reportArgumentType]
 
 
@@ -400,7 +397,7 @@ WRITERS: dict[type[Posterior], Callable[[Any, Rows], State]] = {
     CGPosterior: _cg_state,
     LocalPosterior: _local_state,
 }
-READERS: dict[str, Callable[[State, GP, torch.dtype, int], Posterior]] = {
+READERS: dict[str, Callable[[State, GP, Tensor, int], Posterior]] = {
     "CaGPPosterior": _cagp_from_state,
     "InducingPosterior": _inducing_from_state,
     "CGPosterior": _cg_from_state,
@@ -420,6 +417,13 @@ def _entry(state: State, name: str, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise _strange(repr(name))
     return value
+
+
+def _has(state: State, name: str) -> bool:
+    """Whether an entry that may be None is something."""
+    if name not in state:
+        raise _strange(repr(name))
+    return state[name] is not None
 
 
 def _count(state: State, name: str) -> int:
@@ -447,7 +451,12 @@ def _vector(state: State, name: str, num_rows: int, dtype: torch.dtype) -> Tenso
     return _shaped(state, name, (num_rows,)).to(dtype)
 
 
-def _inputs(state: State, dtype: torch.dtype) -> Tensor:
+def _inputs(state: State, dtype: torch.dtype, prior: GP) -> Tensor:
     X = _entry(state, "X", Tensor)
     check_matrix(X, "X")
-    return X.to(dtype)
+    X = X.to(dtype)
+    try:
+        prior.mean(X[:1]), prior.kernel(X[:1], X[:1])
+    except (RuntimeError, ValueError) as error:
+        raise _strange(f"a kernel and a mean for {X.shape[1]} columns") from error
+    return X

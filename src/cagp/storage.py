@@ -267,7 +267,9 @@ def _read(file: BinaryIO, kind: str, version: int) -> State:
         tensors[number] = _tensor(file, specs[number])
     try:
         state = _unflatten(json.loads(metadata["state"], parse_constant=_no_constant), tensors, set(), 0)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except _UnreadableError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise _damaged("its tree is not JSON, or nested too deep") from error
     if not isinstance(state, dict):
         raise _damaged("its tree is not a dict")
