@@ -456,7 +456,8 @@ def _inputs(state: State, dtype: torch.dtype, prior: GP) -> Tensor:
     check_matrix(X, "X")
     X = X.to(dtype)
     try:
-        prior.mean(X[:1]), prior.kernel(X[:1], X[:1])
+        prior.mean(X[:1])
+        prior.kernel(X[:1], X[:1])
     except (RuntimeError, ValueError) as error:
         raise _strange(f"a kernel and a mean for {X.shape[1]} columns") from error
     return X
