@@ -346,7 +346,7 @@ def _csv_errors(path: PathLike, lines_before: int) -> Iterator[None]:
     except pd.errors.ParserWarning as error:
         raise ValueError(
             f"{path} is not a well-formed CSV file: from line {lines_before + 1} on, rows have more fields than the "
-            "first line has names. Add the names, or remove the fields (a separator at the end of a line makes one)."
+            "first line has names. Add the names, or remove the fields."
         ) from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is not a whole gzip file: {error}") from error
