@@ -82,7 +82,7 @@ def calibration_curve(ax: Axes, y: Vector, mean: Vector, std: Vector) -> Axes:
     The grey band holds the observed share with probability 95 % at each level, were the predictions right and the
     rows independent.
     """
-    found = metrics.calibration(*_tensors(y, mean, std), num_levels=39)
+    found = metrics.calibration(*_tensors(y, mean, std))
     levels, observed, num_rows = found.levels.numpy(), found.observed.numpy(), len(y)
     fine = np.linspace(0, 1, 101)
     lower, upper = (binom.ppf(share, num_rows, fine) / num_rows for share in (0.025, 0.975))

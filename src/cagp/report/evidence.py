@@ -125,6 +125,16 @@ def chance(level: float, num_rows: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def coverage_error(y: Vector, mean: Vector, std: Vector) -> tuple[float, float]:
+    """The mean absolute difference of observed and promised coverage, and what is expected of right predictions.
+
+    An observed share is nearly normal about p with variance p (1 - p) / n, whence E|share - p| ≈ √(2p (1 - p) / πn).
+    """
+    found = metrics.calibration(torch.from_numpy(y), torch.from_numpy(mean), torch.from_numpy(std**2))
+    expected = (2 * found.levels * (1 - found.levels) / (np.pi * len(y))).sqrt().mean()
+    return found.error, float(expected)
+
+
 # ---- where the uncertainty comes from ----
 
 

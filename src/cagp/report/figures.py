@@ -24,7 +24,7 @@ PALETTE = {
 }
 """The colours that the page defines, as CSS variables of these names."""
 
-WIDTH, HEIGHT = 4.5, 3.2  # inches, for a card of about 330 CSS pixels: legible on a phone without zooming
+WIDTH, HEIGHT = 4.0, 2.9  # inches; 288 points fill a phone of 360 CSS pixels, legible without zooming
 
 
 class Drawing:
@@ -61,7 +61,7 @@ def _svg(figure: Figure, prefix: str, alt: str) -> str:
         markup = markup.replace(color, f"var(--{name})")
     box = re.search(r"viewBox=\"[^\"]*\"", markup)
     assert box is not None
-    opening = f'<svg role="img" aria-label="{escape(alt)}" {box[0]} xmlns:xlink="http://www.w3.org/1999/xlink">'
+    opening = f'<svg role="img" aria-label="{escape(shortened(alt, 300))}" {box[0]} xmlns:xlink="http://www.w3.org/1999/xlink">'
     return re.sub(r"<svg[^>]*>", lambda _: opening, markup, count=1).replace("\n", "")
 
 

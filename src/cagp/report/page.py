@@ -1,5 +1,6 @@
 """The frame around the sections: escaping, tables, the style sheet."""
 
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -15,6 +16,7 @@ def page(title: str, header: str, links: Sequence[tuple[str, str]], main: str, f
 
     Its policy forbids scripts and anything from elsewhere, so that a name could not bring them in even unescaped.
     """
+    main, header = (re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", part) for part in (main, header))
     items = "".join(f'<li><a href="#{escape(target)}">{text(name)}</a></li>' for target, name in links)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -46,12 +48,16 @@ def figures(*items: str) -> str:
     return f'<div class="figures">{"".join(items)}</div>' if any(items) else ""
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str, kind: str = "") -> str:
-    """A table of HTML cells; the first cell of each row is its header."""
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], caption: str, notes: Sequence[str] = (), kind: str = ""
+) -> str:
+    """A table of HTML cells; the first cell of each row is its header, and a note may stand below each row."""
     columns = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>' for row in rows
-    )
+    body = ""
+    for number, row in enumerate(rows):
+        cells = "".join(f"<td>{cell}</td>" for cell in row[1:])
+        body += f'<tr{" class=noted" if notes else ""}><th scope="row">{row[0]}</th>{cells}</tr>'
+        body += f'<tr class="note"><td colspan="{len(head)}">{notes[number]}</td></tr>' if notes else ""
     attributes = f' class="{kind}"' if kind else ""
     return (
         f'<div class="scroll"><table{attributes}><caption>{caption}</caption><thead><tr>{columns}</tr></thead>'

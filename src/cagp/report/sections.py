@@ -35,8 +35,8 @@ METHODS = {
     "cggp": "an exact Gaussian process with solves by conjugate gradients",
 }
 KINDS = {
-    "exact": "It is exact: computed from all training rows.",
-    "estimate": "It is an estimate from below: what conditioning on many more of the nearest rows would remove.",
+    "exact": "The computational part is exact: it was computed with all training rows.",
+    "estimate": "The computational part is an estimate from below: what many more of the nearest rows would remove.",
 }
 
 
@@ -188,15 +188,16 @@ def _verdict(target: Target) -> str:
 def _data(model: Any, rows: Rows, targets: Sequence[Target]) -> list[str]:
     columns = evidence.column_names(rows.X)
     encoded = len(model.feature_names_out_)
-    coded = "" if encoded == len(columns) else f", encoded as {encoded} numbers"
+    coded = "" if encoded == len(columns) else f" (encoded as {encoded} numbers)"
+    unit = ", in its own unit" if len(targets) == 1 else ", each in its own unit"
     ranges = "; ".join(
-        f"{text(t.name, 60)} from {number(float(t.y.min()))} to {number(float(t.y.max()))}"
+        f"{text(t.name, 60)} goes from {number(float(t.y.min()))} to {number(float(t.y.max()))}"
         for t in targets[:MAX_TARGETS]
     )
     sentences = [
         f"The model was trained on {count(model.n_rows_, 'row')} and is tested on {count(len(rows.y), 'other row')}. "
-        f"It predicts {count(len(targets), 'target')} from {count(len(columns), 'input')} "
-        f"({text(listed(columns), 320)}{coded}). In the test rows, {ranges}, each in its own unit."
+        f"It predicts {count(len(targets), 'target')} from {count(len(columns), 'input')}{coded}: "
+        f"{text(listed(columns), 320)}. Among the test rows, {ranges}{unit}."
     ]
     if rows.num_missing:
         verb = "was" if rows.num_missing == 1 else "were"
@@ -263,20 +264,21 @@ def _metrics(target: Target) -> list[str]:
             (number(found.width), number(base.width)),
         ),
     }
-    cells = [[f"{name}<small>{words}</small>", *values] for name, (words, values) in words.items()]
+    cells = [[name, *values] for name, (_, values) in words.items()]
+    notes = [note for note, _ in words.values()]
     caption = (
         f"On {count(len(target.y), 'test row')}. The baseline predicts the mean of the training targets for every row, "
         "with their standard deviation."
     )
-    return [table(["Metric", "Model", "Baseline"], cells, caption)]
+    return [table(["Metric", "Model", "Baseline"], cells, caption, notes)]
 
 
 def _errors(draw: Drawing, target: Target) -> list[str]:
     y, mean, std = target.y, target.mean, target.std
     many = len(y) > 300
     caption = (
-        "Darker cells hold more rows (logarithmic). The lines are 95 % intervals, averaged over rows with similar "
-        "predictions: about one row in 20 belongs outside."
+        "The stronger the colour, the more rows (logarithmic). The lines are 95 % intervals, averaged over rows with "
+        "similar predictions: about one row in 20 belongs outside."
         if many
         else "Each row on its own 95 % interval; about one in 20 belongs outside."
     )
@@ -284,15 +286,15 @@ def _errors(draw: Drawing, target: Target) -> list[str]:
     error = y - mean
     worst = int(np.abs(error).argmax())
     quantiles = np.quantile(np.abs(error), [0.5, 0.9])
-    cells = [
-        ["Median absolute error<small>half of the rows are closer</small>", number(float(quantiles[0]))],
-        ["90 % quantile<small>one row in ten is further off</small>", number(float(quantiles[1]))],
-        [
-            f"Largest error<small>predicted {number(float(mean[worst]))}, actual {number(float(y[worst]))}</small>",
-            number(float(np.abs(error[worst]))),
-        ],
-        ["Mean error<small>actual minus predicted; 0 is unbiased</small>", number(float(error.mean()))],
-    ]
+    cells = {
+        "Median absolute error": (float(quantiles[0]), "half of the rows are closer"),
+        "90 % quantile of absolute errors": (float(quantiles[1]), "one row in ten is further off"),
+        "Largest absolute error": (
+            float(np.abs(error[worst])),
+            f"predicted {number(float(mean[worst]))}, actual {number(float(y[worst]))}",
+        ),
+        "Mean error": (float(error.mean()), "actual minus predicted; near 0 is unbiased"),
+    }
     return [
         "<p>Right predictions lie on the dashed diagonal.</p>",
         figures(
@@ -300,15 +302,21 @@ def _errors(draw: Drawing, target: Target) -> list[str]:
                 lambda ax: plots.predicted_against_actual(ax, y, mean, std, shortened(target.name, 22)),
                 alt,
                 caption,
-                3.6,
+                3.2,
             ),
-            table(["Error", "Value"], cells, "In the unit of the target."),
+            table(
+                ["Error", "Value"],
+                [[name, number(value)] for name, (value, _) in cells.items()],
+                "In the unit of the target.",
+                [note for _, note in cells.values()],
+            ),
         ),
     ]
 
 
 def _calibration(draw: Drawing, target: Target) -> list[str]:
     data = (target.y, target.mean, target.std)
+    error, by_chance = evidence.coverage_error(*data)
     pictures = figures(
         draw(
             lambda ax: plots.calibration_curve(ax, *data),
@@ -323,7 +331,9 @@ def _calibration(draw: Drawing, target: Target) -> list[str]:
     )
     return [
         "<p>A 95 % interval should hold 95 % of the actual values, a 50 % interval half of them. The grey bands are "
-        "where chance alone would leave each point or bar 19 times in 20, were the rows independent.</p>",
+        "where chance alone would leave each point or bar 19 times in 20, were the rows independent. Over 19 levels, "
+        f"promised and observed coverage differ by {share(error)} on average; chance alone would leave about "
+        f"{share(by_chance)}.</p>",
         pictures,
     ]
 
@@ -341,15 +351,13 @@ def _uncertainty(draw: Drawing, target: Target, parts: Components) -> list[str]:
     }
     cells = [
         [
-            f"{part.name.capitalize()}<small>{remedies[part.name]}</small>",
+            part.name.capitalize(),
             number(float(np.sqrt(mean))),
             plots.percent(float(mean / means.sum())),
         ]
         for part, mean in zip(stacked, means, strict=True)
     ]
     kind = KINDS.get(parts.kind, "This method does not say how much of its uncertainty is due to its approximation.")
-    if computational is not None:
-        kind = f"The computational part: {kind[0].lower()}{kind[1:]}"
     words = ", ".join(
         f"{part.name} {plots.percent(float(m / means.sum()))}" for part, m in zip(stacked, means, strict=True)
     )
@@ -360,16 +368,21 @@ def _uncertainty(draw: Drawing, target: Target, parts: Components) -> list[str]:
             draw(
                 lambda ax: plots.variance_shares(ax, stacked),
                 f"Shares of the predictive variance: {words}.",
-                height=2.3,
+                height=2.4,
             ),
             draw(
                 lambda ax: plots.variance_by_certainty(ax, stacked),
                 "Shares of the predictive variance, from the most certain to the least certain rows.",
                 "Rows from the most to the least certain, in groups of equal size.",
-                2.7,
+                2.4,
             ),
         ),
-        table(["Part", "Standard deviation", "Share of variance"], cells, caption),
+        table(
+            ["Part", "Standard deviation", "Share of variance"],
+            cells,
+            caption,
+            [remedies[part.name] for part in stacked],
+        ),
     ]
 
 
@@ -380,12 +393,15 @@ def _effects(draw: Drawing, target: Target, learned: list[Effect] | Surface) -> 
     if not learned:
         return ["<p>No input varies among the test rows, or can be drawn.</p>"]
     if learned[0].num_background == 0:
+        picture = draw(
+            partial(_only, target=target, effect=learned[0]), f"{name} over {learned[0].axis.name}.", "", 3.2
+        )
         return [
-            "<p>The prediction over the only input, inside the range of the test rows. The shaded band holds the "
-            "function with probability 95 %, the dashed lines a new observation.</p>",
             figures(
-                draw(partial(_only, target=target, effect=learned[0]), f"{name} over {learned[0].axis.name}.", "", 3.6)
-            ),
+                picture,
+                "<p>The prediction over the only input, inside the range of the test rows. The shaded band holds the "
+                "function with probability 95 %, the dashed lines a new observation.</p>",
+            )
         ]
     limits = common_limits(
         [float((e.mean - Z95 * e.std)[:, j].min()) for e in learned],
@@ -398,7 +414,7 @@ def _effects(draw: Drawing, target: Target, learned: list[Effect] | Surface) -> 
         ax.set_ylabel(shortened(target.name, 26), parse_math=False)
 
     drawn = [
-        draw(partial(one, effect=e), f"Partial effect of {e.axis.name} on {name}, with a 95 % band.", "", 2.7)
+        draw(partial(one, effect=e), f"Partial effect of {e.axis.name} on {name}, with a 95 % band.", "", 2.4)
         for e in learned
     ]
     which = "The input" if len(learned) == 1 else f"The {len(learned)} most relevant inputs"
@@ -466,7 +482,7 @@ def _maps(draw: Drawing, target: Target, learned: Surface) -> list[str]:
                     partial(one, values=values[:, :, j], label=label, colors=colors),
                     f"Map of the {what} of {target.name} over {first.name} and {second.name}.",
                     what.capitalize(),
-                    3.5,
+                    3.1,
                 )
                 for what, values, label, colors in drawings
             )
@@ -503,10 +519,14 @@ def _learning(model: Any, draw: Drawing) -> list[str]:
                     f"{text(name)} on the rows it was evaluated on.",
                 )
             )
-    words = (
-        f"{count(len(steps), 'step')} in {number(float(result.seconds))} s; the best was step {result.best_step:,}. "
-    )
-    return [f"<p>{words}{text(result.reason, 400)}</p>", figures(*drawn)]
+    cells = [
+        ["Steps", f"{len(steps):,}"],
+        ["Seconds", number(float(result.seconds))],
+        ["Loss at the start", number(float(losses[0]))],
+        ["Lowest loss", number(float(losses.min()))],
+        ["Parameters kept", f"of step {result.best_step:,}" if result.best_step <= len(steps) else "of the end"],
+    ]
+    return [f"<p>{text(result.reason, 400)}</p>", figures(*drawn, table(["Training", "Value"], cells, "In numbers."))]
 
 
 def _relevance(model: Any, draw: Drawing) -> list[str]:
@@ -519,9 +539,7 @@ def _relevance(model: Any, draw: Drawing) -> list[str]:
     height = max(1.6, 0.75 + 0.2 * number_shown)
     shown = f"The {number_shown} most relevant of {len(names)} inputs." if number_shown < len(names) else ""
     order = np.argsort(lengthscales, kind="stable")[:number_shown]
-    cells = [
-        [text(names[k], 80), number(float(lengthscales[k])), number(float(1 / lengthscales[k]))] for k in order[:8]
-    ]
+    cells = [[text(names[k], 80), number(float(lengthscales[k]))] for k in order[:10]]
     return [
         "<p>The lengthscale of an input is how far one has to move along it, in its standard deviations, for the "
         "function to change much. Relevance is the inverse: the longer the bar, the faster the function varies along "
@@ -534,7 +552,7 @@ def _relevance(model: Any, draw: Drawing) -> list[str]:
                 shown,
                 min(height, 4.9) if number_shown > 3 else HEIGHT * 0.6,
             ),
-            table(["Input", "Lengthscale", "Relevance"], cells, "In standard deviations of each input."),
+            table(["Input", "Lengthscale"], cells, "In standard deviations of each input."),
         ),
     ]
 
@@ -548,5 +566,5 @@ def _fit(model: Any) -> list[str]:
     facts = [["Regressor", text(type(model).__name__)], ["Library", f"cagp {version('cagp')}"]]
     return [
         f'<ul class="plain">{items}</ul>',
-        table(["Setting", "Value"], [*facts, *settings], "Settings of the regressor", "words"),
+        table(["Setting", "Value"], [*facts, *settings], "Settings of the regressor", kind="words"),
     ]
