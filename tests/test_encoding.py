@@ -400,6 +400,12 @@ def test_arrays_that_cannot_be_encoded(X, kind, said):
         Encoder.fit(X)
 
 
+def test_masked_values_are_missing():
+    with pytest.raises(ValueError, match=r"missing values \(NaN\): column 'x1' has 1"):
+        Encoder.fit(np.ma.array([[1, 2]], mask=[[False, True]]))
+    np.testing.assert_array_equal(encode_target(np.ma.array([1, 2], mask=[False, True])).missing, [False, True])
+
+
 # ---- targets ----
 
 

@@ -228,6 +228,8 @@ def _array(values: Any, name: str) -> np.ndarray:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         return (values.double() if values.dtype == torch.bfloat16 else values).resolve_conj().numpy()
+    if isinstance(values, np.ma.MaskedArray):  # what is masked is missing
+        return values.astype(np.float64).filled(np.nan)
     try:
         return np.asarray(values)
     except ValueError as error:
