@@ -229,7 +229,7 @@ def _array(values: Any, name: str) -> np.ndarray:
         values = values.detach().cpu()
         return (values.double() if values.dtype == torch.bfloat16 else values).resolve_conj().numpy()
     if isinstance(values, np.ma.MaskedArray):  # what is masked is missing
-        return values.astype(np.float64).filled(np.nan)
+        return np.ma.filled(values.astype(np.float64), np.nan)
     try:
         return np.asarray(values)
     except ValueError as error:
