@@ -5,6 +5,14 @@ from importlib.metadata import version
 from cagp import kernels, metrics
 from cagp.actions import BlockActions, DenseActions
 from cagp.engine import BlockWeights, backend_for, kernel_product
+from cagp.estimators import (
+    CaGPRegressor,
+    CGGPRegressor,
+    ExactGPRegressor,
+    SGPRRegressor,
+    SVGPRegressor,
+    load,
+)
 from cagp.iterative import Iteration, Stopping, iterate
 from cagp.linalg import JitterWarning, NotPositiveDefiniteError
 from cagp.losses import elbo, projected_nll
@@ -40,15 +48,18 @@ __all__ = [
     "SVGP",
     "BlockActions",
     "BlockWeights",
+    "CGGPRegressor",
     "CGPosterior",
     "CGWarning",
     "CaGPCG",
     "CaGPLocal",
     "CaGPOpt",
     "CaGPPosterior",
+    "CaGPRegressor",
     "CholeskyGP",
     "ConstantMean",
     "DenseActions",
+    "ExactGPRegressor",
     "FitResult",
     "GaussianNoise",
     "InducingPosterior",
@@ -64,6 +75,8 @@ __all__ = [
     "Posterior",
     "Prediction",
     "Projection",
+    "SGPRRegressor",
+    "SVGPRegressor",
     "SearchResult",
     "Settings",
     "Stopping",
@@ -74,6 +87,7 @@ __all__ = [
     "iterate",
     "kernel_product",
     "kernels",
+    "load",
     "metrics",
     "project",
     "projected_nll",

@@ -1,5 +1,6 @@
 """How much memory this process holds, and how much more it may have."""
 
+import re
 import resource
 import sys
 from pathlib import Path
@@ -35,3 +36,18 @@ def available_memory() -> int | None:
     if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdigit():
         found.append(int(most) - int(used.read_text()))
     return min(found) if found else None
+
+
+def bytes_of(size: int | float | str) -> int:
+    """A size in bytes, from a number or text like "500MB", "4GB", "1.5 GiB"."""
+    if not isinstance(size, str):
+        number = float(size)
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", size, re.IGNORECASE)
+        if match is None:
+            raise ValueError(f'the size is {size!r}, expected bytes, or text like "500MB", "4GB".')
+        base = 1024 if match[3] else 1000
+        number = float(match[1]) * base ** ("", "K", "M", "G", "T").index(match[2].upper())
+    if not 1 <= number < 2**63:
+        raise ValueError(f"the size is {size!r}, expected at least one byte, and a number that can be.")
+    return int(number)

@@ -6,24 +6,32 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cagp.checks import check_data
+from cagp.checks import check_matrix, check_vector
+
+CONSTANT = 32
+"""Values that differ by no more than this many roundings of their size count as constant."""
 
 
 class Standardizer(NamedTuple):
-    """Maps inputs and targets to mean 0 and standard deviation 1, and predictions back; made by ``fit``."""
+    """Maps inputs and targets to mean 0 and standard deviation 1, and predictions back; made by ``fit``.
+
+    Targets are a vector, or a matrix with a column for each of several.
+    """
 
     input_mean: Float[Tensor, " d"]
     input_std: Float[Tensor, " d"]
-    target_mean: Float[Tensor, ""]
-    target_std: Float[Tensor, ""]
+    target_mean: Float[Tensor, "*q"]
+    target_std: Float[Tensor, "*q"]
 
     @classmethod
-    def fit(cls, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> "Standardizer":
+    def fit(cls, X: Float[Tensor, "n d"], y: Float[Tensor, "n *q"]) -> "Standardizer":
         """Statistics of the rows given: pass training rows only. What is constant is centred and not scaled."""
-        check_data(X, y)
+        check_matrix(X, "X")
+        for column in y.unbind(1) if y.ndim == 2 else [y]:
+            check_vector(column, "y", X)
         if X.shape[0] < 2:
             raise ValueError("X has 1 row, expected at least 2: one row has no standard deviation.")
-        return cls(X.mean(0), _nonzero(X.std(0)), y.mean(), _nonzero(y.std()))
+        return cls(X.mean(0), _std(X), y.mean(0), _std(y))
 
     def inputs(self, X: Float[Tensor, "t d"]) -> Float[Tensor, "t d"]:
         """Inputs in standard units."""
@@ -31,15 +39,15 @@ class Standardizer(NamedTuple):
             raise ValueError(f"X has {X.shape[-1]} columns, the standardizer was fitted to {len(self.input_mean)}.")
         return (X - self.input_mean.to(X)) / self.input_std.to(X)
 
-    def targets(self, y: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
+    def targets(self, y: Float[Tensor, "t *q"]) -> Float[Tensor, "t *q"]:
         """Targets in standard units."""
         return (y - self.target_mean.to(y)) / self.target_std.to(y)
 
-    def restore_mean(self, mean: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
+    def restore_mean(self, mean: Float[Tensor, "t *q"]) -> Float[Tensor, "t *q"]:
         """Means (or targets) in standard units, back in the unit of the targets."""
         return mean * self.target_std.to(mean) + self.target_mean.to(mean)
 
-    def restore_variance(self, variance: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
+    def restore_variance(self, variance: Float[Tensor, "t *q"]) -> Float[Tensor, "t *q"]:
         """Variances in standard units, back in the squared unit of the targets."""
         return variance * self.target_std.to(variance).square()
 
@@ -52,5 +60,10 @@ def standardized(
     return [(scaler.inputs(X[rows]).to(dtype=dtype), scaler.targets(y[rows]).to(dtype=dtype)) for rows in parts]
 
 
-def _nonzero(std: Tensor) -> Tensor:
-    return torch.where(std > 0, std, torch.ones_like(std))
+def _std(values: Tensor) -> Tensor:
+    """The standard deviation of each column, 1 where it is constant; squares of huge or tiny values do no harm."""
+    centred = values - values.mean(0)
+    largest = centred.abs().amax(0)
+    constant = largest <= CONSTANT * torch.finfo(values.dtype).eps * values.abs().amax(0)
+    scale = torch.where(constant, torch.ones_like(largest), largest)
+    return torch.where(constant, torch.ones_like(largest), scale * (centred / scale).std(0))

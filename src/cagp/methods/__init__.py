@@ -7,6 +7,7 @@ from cagp.methods.cggp import CGGP
 from cagp.methods.cholesky import CholeskyGP
 from cagp.methods.hyperpriors import MAP, LogNormal
 from cagp.methods.local import CaGPLocal, LocalPosterior
+from cagp.methods.several import Several
 from cagp.methods.sgpr import SGPR
 from cagp.methods.svgp import SVGP
 
@@ -22,4 +23,5 @@ __all__ = [
     "LocalPosterior",
     "LogNormal",
     "Method",
+    "Several",
 ]

@@ -1,0 +1,516 @@
+"""What the scikit-learn regressors share: users' tables in, answers in users' units out."""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from cagp import kernels, metrics
+from cagp.data.encoding import Encoder, encode_target
+from cagp.data.scaling import Standardizer
+from cagp.engine import DEFAULT_MAX_BYTES
+from cagp.estimators.components import Components, variance_components
+from cagp.estimators.saved import save_model
+from cagp.kernels import Kernel, Scale
+from cagp.memory import available_memory, bytes_of
+from cagp.methods import Method, Several
+from cagp.methods.common import lengthscale_of
+from cagp.posteriors import Posterior
+from cagp.prior import GP, GaussianNoise
+from cagp.report import write_report
+from cagp.starting import start_from_data
+from cagp.training import FitResult, fit
+from cagp.training.progress import RowProgress
+
+KERNELS: dict[str, type[kernels.Stationary]] = {
+    "matern12": kernels.Matern12,
+    "matern32": kernels.Matern32,
+    "matern52": kernels.Matern52,
+    "rbf": kernels.RBF,
+    "rational_quadratic": kernels.RationalQuadratic,
+}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+PREDICT_ROWS = 16_384
+"""Rows that are answered at a time: what is held of them does not grow with the table."""
+
+COVARIANCE_ROWS = 20_000
+
+
+@dataclass(frozen=True)
+class Task:
+    """The rows to learn from, in standard units, and how far to go."""
+
+    X: Tensor  # (n, p)
+    y: Tensor  # (n, q)
+    row_noise: Tensor | None  # (n, q)
+    kernel: Kernel  # where hyperparameters start, shared by all targets
+    noise: list[float] | None  # of each target, where it starts; None for what the data suggest
+    from_data: bool  # whether hyperparameters are to be read off the data first
+    seed: int
+    max_bytes: int  # for temporaries
+    memory: int  # bytes that the fit may take in all
+    folder: Path | None  # for checkpoints
+    verbose: bool
+
+    def priors(self, noise_floor: float = 1e-6) -> list[GP]:
+        """A prior for each target: the same kernel object, a noise of its own."""
+        kernel, num_targets = self.kernel, self.y.shape[1]
+        starts = [0.1] * num_targets if self.noise is None else self.noise
+        priors = [GP(kernel, noise=GaussianNoise(max(start, 2 * noise_floor), noise_floor)) for start in starts]
+        if self.from_data:
+            for j, prior in enumerate(priors):
+                start_from_data(prior, self.X, self.y[:, j].contiguous())
+        return priors
+
+    def rows(self, rows: Tensor) -> "Task":
+        """The same task with some of its rows."""
+        row_noise = None if self.row_noise is None else self.row_noise[rows]
+        return replace(self, X=self.X[rows], y=self.y[rows], row_noise=row_noise)
+
+    def column(self, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets and known noise of one target."""
+        return self.X, self.y[:, j].contiguous(), None if self.row_noise is None else self.row_noise[:, j].contiguous()
+
+
+class Fitted(NamedTuple):
+    """What training leaves behind."""
+
+    method: str
+    posteriors: list[Posterior]
+    result: FitResult
+    notes: list[str]  # how the method was chosen, in words
+    held: Tensor | None  # the rows of the task that each posterior holds, in its order; None for inducing points
+
+
+class Calibration(NamedTuple):
+    """Whether intervals hold what they promise; one entry for each nominal level."""
+
+    levels: np.ndarray
+    coverage: np.ndarray  # the share of targets inside the central interval of that probability
+    error: float  # the mean absolute difference of the two
+
+
+class GPRegressor(RegressorMixin, BaseEstimator, ABC):
+    """The contract; a regressor of its own says how it trains (``_train``)."""
+
+    def __init__(
+        self,
+        kernel: str | Kernel = "matern32",
+        max_epochs: int | None = None,
+        max_time: float | str | None = None,
+        max_memory: int | str | None = None,
+        device: str | torch.device = "cpu",
+        dtype: str = "auto",
+        random_state: Any = 0,
+        verbose: bool = False,
+        warm_start: bool = False,
+        checkpoint_dir: str | Path | None = None,
+    ):
+        self.kernel = kernel
+        self.max_epochs = max_epochs
+        self.max_time = max_time
+        self.max_memory = max_memory
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.checkpoint_dir = checkpoint_dir
+
+    @abstractmethod
+    def _train(self, task: Task) -> Fitted:
+        """Hyperparameters learned and posteriors conditioned on the rows of the task."""
+
+    @abstractmethod
+    def _default_dtype(self, num_rows: int) -> torch.dtype:
+        """What ``dtype="auto"`` means."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    # ---- fit ----
+
+    def fit(self, X: Any, y: Any, sample_noise: Any = None) -> "GPRegressor":
+        """Learn from a table.
+
+        Args:
+            X: rows and columns: an array, a tensor, or a frame, whose text and categories are encoded (see
+                ``cagp.data.Encoder``). Missing values are an error that names the columns.
+            y: one target for each row, or several columns of them. Rows with a missing target are left out, and the
+                fit report says how many.
+            sample_noise: known noise variance of each row (in squared units of y), on top of the one learned.
+        """
+        self._check_parameters()
+        if y is None:
+            raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
+        validate_data(self, X, skip_check_array=True)
+        encoder = Encoder.fit(X)
+        inputs = encoder.transform(X)
+        target = encode_target(y)
+        values = target.values[:, None] if target.values.ndim == 1 else target.values
+        if len(values) != len(inputs):
+            raise ValueError(
+                "Found input variables with inconsistent numbers of samples: "
+                f"X has {len(inputs):,} rows, y has {len(values):,}."
+            )
+        noise = _sample_noise(sample_noise, values.shape)
+        notes = []
+        if target.missing.any():
+            kept = ~target.missing
+            inputs, values, noise = inputs[kept], values[kept], None if noise is None else noise[kept]
+            notes.append(f"Left out {int(target.missing.sum()):,} of {len(kept):,} rows, whose target is missing.")
+        if len(inputs) < 2:
+            raise ValueError(f"Found n_samples={len(inputs)} with a target, while a minimum of 2 is required to learn.")
+        scaler = Standardizer.fit(torch.from_numpy(inputs), torch.from_numpy(values))
+        task = self._task(inputs, values, noise, scaler)
+        fitted = self._train(task)
+
+        self.encoder_, self.scaler_ = encoder, scaler
+        self.feature_names_out_ = np.asarray(encoder.names_out, dtype=object)
+        self.target_names_, self.n_outputs_, self._target_is_matrix = target.names, values.shape[1], np.ndim(y) == 2
+        self._target_dtype = np.dtype(np.float32 if _dtype_name(y) == "float32" else np.float64)
+        self.n_rows_ = len(inputs)
+        self.method_, self.posteriors_, self.fit_result_ = fitted.method, fitted.posteriors, fitted.result
+        known = None if task.row_noise is None or fitted.held is None else task.row_noise[fitted.held]
+        self._row_noise = [None if known is None else known[:, j].contiguous() for j in range(values.shape[1])]
+        self.fit_report_ = "\n".join([*notes, *fitted.notes, str(fitted.result)])
+        if self.verbose:
+            print(self.fit_report_)
+        return self
+
+    def _check_parameters(self) -> None:
+        if isinstance(self.kernel, str):
+            if self.kernel not in KERNELS:
+                raise ValueError(f"kernel is {self.kernel!r}, expected one of {', '.join(KERNELS)}, or a cagp kernel.")
+        elif not isinstance(self.kernel, Kernel):
+            raise ValueError(f"kernel is a {type(self.kernel).__name__}, expected a name or a kernel of cagp.kernels.")
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise ValueError(f'dtype is {self.dtype!r}, expected "auto", "float32" or "float64".')
+        if self.max_epochs is not None and not self.max_epochs >= 1:
+            raise ValueError(f"max_epochs is {self.max_epochs!r}, expected at least 1, or None.")
+
+    def _task(self, inputs: np.ndarray, values: np.ndarray, noise: np.ndarray | None, scaler: Standardizer) -> Task:
+        device = torch.device(self.device)
+        num_rows, num_columns = inputs.shape
+        dtype = self._default_dtype(num_rows) if self.dtype == "auto" else DTYPES[self.dtype]
+        memory = (available_memory() or 2**32) // 2 if self.max_memory is None else bytes_of(self.max_memory)
+
+        def tensor(values: Tensor) -> Tensor:
+            return values.to(dtype=dtype, device=device)
+
+        row_noise = None if noise is None else torch.from_numpy(noise) / scaler.target_std.square()
+        kernel, from_data = self._starting_kernel(num_columns)
+        starts = None
+        if self._continues(num_columns, values.shape[1]):
+            kernel, from_data = copy.deepcopy(self.posteriors_[0].prior.kernel).requires_grad_(True), False
+            starts = [float(p.prior.noise.noise) for p in self.posteriors_ if isinstance(p.prior.noise, GaussianNoise)]
+        return Task(
+            tensor(scaler.inputs(torch.from_numpy(inputs))),
+            tensor(scaler.targets(torch.from_numpy(values))),
+            None if row_noise is None else tensor(row_noise),
+            kernel.to(device),
+            starts,
+            from_data,
+            _seed(self.random_state),
+            min(DEFAULT_MAX_BYTES, max(memory // 8, 2**20)),
+            memory,
+            None if self.checkpoint_dir is None else Path(self.checkpoint_dir),
+            bool(self.verbose),
+        )
+
+    def _starting_kernel(self, num_columns: int) -> tuple[Kernel, bool]:
+        """A named kernel starts where the data suggest; a kernel object starts where its owner put it."""
+        if isinstance(self.kernel, str):
+            return Scale(KERNELS[self.kernel](num_columns)), True
+        return copy.deepcopy(self.kernel), False
+
+    def _continues(self, num_columns: int, num_targets: int) -> bool:
+        """Whether this fit starts at the hyperparameters of the last one."""
+        return (
+            bool(self.warm_start)
+            and hasattr(self, "posteriors_")
+            and len(self.feature_names_out_) == num_columns
+            and self.n_outputs_ == num_targets
+        )
+
+    def _run(self, task: Task, method: Method, name: str, **changes: Any) -> FitResult:
+        """Train with the user's limits; ``name`` is the subfolder of checkpoints."""
+        steps = self._num_steps(task, method)
+        if steps is not None:
+            changes["num_steps"] = steps
+        changes.setdefault("max_time", self.max_time)
+        folder = None if task.folder is None else task.folder / name
+        data = (task.X, task.y, task.row_noise)
+        return fit(method, *data, progress=task.verbose, checkpoint_dir=folder, **changes)
+
+    def _num_steps(self, task: Task, method: Method) -> int | None:
+        """An epoch is one pass over the rows: one step, or as many as minibatches it takes."""
+        if self.max_epochs is None:
+            return None
+        parts = method.parts if isinstance(method, Several) else [method]
+        batch = getattr(parts[0], "batch_size", len(task.X))
+        return math.ceil(self.max_epochs * max(1.0, len(task.X) / batch))
+
+    # ---- answers ----
+
+    def predict(
+        self,
+        X: Any,
+        return_std: bool = False,
+        return_cov: bool = False,
+        return_components: bool = False,
+        sample_noise: Any = None,
+    ) -> Any:
+        """The mean at each row; with more asked for, a tuple that begins with it.
+
+        Args:
+            return_std: also the standard deviation of a new observation: noise, what more data would tell, and what
+                more computation would tell.
+            return_cov: also the joint covariance of new observations at all rows (not for many rows).
+            return_components: also a dict of the variance of each row, taken apart: "noise"; "latent", which more data
+                would lower; "computational", which more computation would lower, and "computational_kind": "exact",
+                "estimate" (from below) or "unknown".
+            sample_noise: known noise variance of the rows asked for.
+        """
+        if sum((return_std, return_cov, return_components)) > 1:
+            raise ValueError("At most one of return_std, return_cov and return_components can be requested.")
+        inputs, back = self._inputs(X)
+        noise = _sample_noise(sample_noise, (len(inputs), self.n_outputs_))
+        if return_cov:
+            return back(self._answers(inputs)[0]), back(self._covariance(inputs, noise))
+        if return_components:
+            parts = self._components(inputs, noise)
+            arrays = {name: back(values) for name, values in zip(Components._fields, parts[:3], strict=False)}
+            return back(self._answers(inputs)[0]), {**arrays, "computational_kind": parts.kind}
+        if return_std:
+            mean, variance = self._answers(inputs, variance=True, sample_noise=noise)
+            return back(mean), back(np.sqrt(variance))
+        return back(self._answers(inputs)[0])
+
+    def predict_interval(self, X: Any, level: float = 0.95, sample_noise: Any = None) -> tuple[Any, Any]:
+        """Lower and upper end of the central interval that a new observation is in with probability ``level``."""
+        if not 0 < level < 1:
+            raise ValueError(f"level is {level}, expected a probability between 0 and 1, e.g. 0.95.")
+        quantiles = self.predict_quantiles(X, [0.5 - level / 2, 0.5 + level / 2], sample_noise)
+        return quantiles[..., 0], quantiles[..., 1]
+
+    def predict_quantiles(
+        self, X: Any, quantiles: Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95), sample_noise: Any = None
+    ) -> Any:
+        """Quantiles of a new observation at each row, in the last axis."""
+        if not all(0 < q < 1 for q in quantiles):
+            raise ValueError(f"quantiles are {list(quantiles)}, expected probabilities between 0 and 1.")
+        inputs, back = self._inputs(X)
+        noise = _sample_noise(sample_noise, (len(inputs), self.n_outputs_))
+        mean, variance = self._answers(inputs, variance=True, sample_noise=noise)
+        z = np.array([NormalDist().inv_cdf(q) for q in quantiles])
+        return back(mean[..., None] + np.sqrt(variance)[..., None] * z)
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Any:
+        """Joint draws of new observations, in the last axis."""
+        inputs, back = self._inputs(X)
+        self._check_joint(len(inputs))
+        generator = torch.Generator().manual_seed(_seed(random_state))
+        draws = []
+        for j, posterior in enumerate(self.posteriors_):
+            sample = posterior.sample(self._standard(inputs, posterior), n_samples, noise=True, generator=generator)
+            draws.append(sample.mT.double().cpu().numpy() * _number(self.scaler_.target_std, j))
+        return back(np.stack(draws, 1) + self.scaler_.target_mean.numpy()[:, None])
+
+    def log_predictive_density(self, X: Any, y: Any, sample_noise: Any = None) -> Any:
+        """log p(y | X) of each row, in nats; higher is better. With several targets, a column for each."""
+        inputs, back = self._inputs(X)
+        values = self._observed(inputs, y)
+        noise = _sample_noise(sample_noise, values.shape)
+        moments = self._answers(inputs, variance=True, sample_noise=noise)
+        nll = metrics.row_nll(*(torch.from_numpy(part).reshape(-1) for part in (values, *moments)))
+        return back(-nll.numpy().reshape(values.shape))
+
+    def calibration(self, X: Any, y: Any, levels: Sequence[float] | None = None) -> Calibration:
+        """Nominal against observed coverage of central intervals, over all rows and targets."""
+        inputs, _ = self._inputs(X)
+        values = self._observed(inputs, y)
+        mean, variance = self._answers(inputs, variance=True)
+        chosen = np.linspace(0.05, 0.95, 19) if levels is None else np.asarray(levels, dtype=float)
+        parts = [torch.from_numpy(part).reshape(-1) for part in (values, mean, variance)]
+        coverage = np.array([metrics.coverage(*parts, level=float(level)) for level in chosen])
+        return Calibration(chosen, coverage, float(np.abs(coverage - chosen).mean()))
+
+    @property
+    def lengthscales_(self) -> np.ndarray:
+        """The lengthscale of each encoded input, in its standard deviations; NaN where the kernel has none."""
+        check_is_fitted(self, "posteriors_")
+        found = lengthscale_of(self.posteriors_[0].prior.kernel)
+        return np.full(len(self.feature_names_out_), np.nan) if found is None else found.cpu().numpy()
+
+    @property
+    def noise_std_(self) -> np.ndarray:
+        """The learned standard deviation of the noise of each target, in its unit."""
+        check_is_fitted(self, "posteriors_")
+        variances = [
+            float(p.prior.noise.noise.detach()) if isinstance(p.prior.noise, GaussianNoise) else 0.0
+            for p in self.posteriors_
+        ]
+        return np.sqrt(variances) * self.scaler_.target_std.numpy()
+
+    # ---- files ----
+
+    def save(self, path: str | Path, dtype: str | None = None) -> Path:
+        """Write the fitted model to one file, whole or not at all; ``cagp.load`` reads it back.
+
+        It holds the rows it needs to predict: all training rows for "local", "hybrid" and "exact", those that carry
+        weight for "opt" and "cg", inducing points for SGPR and SVGP. Share it as you would share these rows.
+
+        Args:
+            dtype: "float32" stores rows and targets rounded: about half the size, and answers that differ in their
+                last digits. None: answers after loading are the same to the last bit.
+        """
+        check_is_fitted(self, "posteriors_")
+        return save_model(self, path, dtype, version("cagp"))
+
+    def report(self, X: Any, y: Any, path: str | Path = "report.html", title: str | None = None) -> Path:
+        """Write one HTML page on how well the model predicts these test rows, and why; see docs/report.md."""
+        check_is_fitted(self, "posteriors_")
+        return write_report(self, X, y, path, title=title)
+
+    # ---- inside ----
+
+    def _inputs(self, X: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
+        """The rows asked for as numbers, and what gives answers the shape and type a user expects."""
+        check_is_fitted(self, "posteriors_")
+        validate_data(self, X, skip_check_array=True, reset=False)
+        inputs = self.encoder_.transform(X)
+
+        def back(values: np.ndarray) -> Any:
+            if not self._target_is_matrix:  # the axis of targets is the second, that of a covariance the last
+                axis = 2 if values.ndim == 3 and values.shape[:2] == (len(inputs),) * 2 and values.shape[2] == 1 else 1
+                values = np.squeeze(values, axis)
+            values = values.astype(self._target_dtype, copy=False)
+            if isinstance(X, Tensor):
+                return torch.from_numpy(np.ascontiguousarray(values)).to(X.device)
+            return values
+
+        return inputs, back
+
+    def _standard(self, inputs: np.ndarray, posterior: Posterior) -> Tensor:
+        """Rows in standard units, in the dtype and on the device of the posterior."""
+        return self.scaler_.inputs(torch.from_numpy(inputs)).to(posterior.X)
+
+    @torch.no_grad()
+    def _answers(
+        self, inputs: np.ndarray, variance: bool = False, sample_noise: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of new observations, (n, q) each; the variance is empty unless asked for."""
+        shape = (len(inputs), self.n_outputs_)
+        mean, spread = np.empty(shape), np.empty(shape if variance else 0)
+        for start, tile in self._tiles(inputs):
+            rows = slice(start, start + len(tile))
+            for j, posterior in enumerate(self.posteriors_):
+                X = self._standard(tile, posterior)
+                center, scale = _number(self.scaler_.target_mean, j), _number(self.scaler_.target_std, j)
+                if variance:
+                    known = None if sample_noise is None else X.new_tensor(sample_noise[rows, j] / scale**2)
+                    answer, var = posterior.predict(X, noise=True, row_noise=known)
+                    spread[rows, j] = var.double().cpu().numpy() * scale**2
+                else:
+                    answer = posterior.mean(X)
+                mean[rows, j] = answer.double().cpu().numpy() * scale + center
+        return mean, spread
+
+    def _tiles(self, inputs: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
+        with RowProgress(len(inputs), enabled=bool(self.verbose) and len(inputs) > PREDICT_ROWS) as progress:
+            for start in range(0, len(inputs), PREDICT_ROWS):
+                yield start, inputs[start : start + PREDICT_ROWS]
+                progress.advance(min(PREDICT_ROWS, len(inputs) - start))
+
+    @torch.no_grad()
+    def _covariance(self, inputs: np.ndarray, sample_noise: np.ndarray | None) -> np.ndarray:
+        self._check_joint(len(inputs))
+        parts = []
+        for j, posterior in enumerate(self.posteriors_):
+            X, scale = self._standard(inputs, posterior), _number(self.scaler_.target_std, j)
+            known = None if sample_noise is None else X.new_tensor(sample_noise[:, j] / scale**2)
+            parts.append(posterior.covariance(X, noise=True, row_noise=known).double().cpu().numpy() * scale**2)
+        return np.stack(parts, -1)
+
+    def _check_joint(self, num_rows: int) -> None:
+        if num_rows > COVARIANCE_ROWS:
+            raise ValueError(
+                f"joint answers at {num_rows:,} rows would take {8 * num_rows**2 / 1e9:.0f} GB and more; the limit is "
+                f"{COVARIANCE_ROWS:,} rows. Ask for return_std, which is for each row alone, or for fewer rows."
+            )
+
+    @torch.no_grad()
+    def _components(self, inputs: np.ndarray, sample_noise: np.ndarray | None) -> Components:
+        parts: list[list[Components]] = [[] for _ in self.posteriors_]
+        for start, tile in self._tiles(inputs):
+            for j, posterior in enumerate(self.posteriors_):
+                X, scale = self._standard(tile, posterior), _number(self.scaler_.target_std, j)
+                found = variance_components(posterior, X, self._row_noise[j], self.n_rows_)
+                known = 0.0 if sample_noise is None else sample_noise[start : start + len(tile), j]
+                scaled = [values * scale**2 for values in found[:3]]
+                parts[j].append(Components(scaled[0] + known, scaled[1], scaled[2], found.kind))
+        noise, latent, computational = (
+            np.stack([np.concatenate([part[k] for part in column]) for column in parts], 1) for k in range(3)
+        )
+        return Components(noise, latent, computational, parts[0][0].kind)
+
+    def _observed(self, inputs: np.ndarray, y: Any) -> np.ndarray:
+        """Targets to compare with, (n, q), none missing."""
+        target = encode_target(y)
+        values = target.values[:, None] if target.values.ndim == 1 else target.values
+        if values.shape != (len(inputs), self.n_outputs_):
+            raise ValueError(f"y has shape {np.shape(y)}, expected {len(inputs)} rows and {self.n_outputs_} target(s).")
+        if target.missing.any():
+            raise ValueError(f"y has {int(target.missing.sum())} missing values; leave these rows out of X and y.")
+        return values
+
+
+def _number(values: Tensor, j: int) -> float:
+    return float(values[j])
+
+
+def _seed(random_state: Any) -> int:
+    """A seed from what scikit-learn calls a random state."""
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _dtype_name(y: Any) -> str:
+    dtype = getattr(y, "dtype", None)
+    return "" if dtype is None else str(dtype).removeprefix("torch.").lower()
+
+
+def _sample_noise(sample_noise: Any, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Known variances as (n, q); one column serves all targets."""
+    if sample_noise is None:
+        return None
+    values = np.asarray(sample_noise.cpu() if isinstance(sample_noise, Tensor) else sample_noise, dtype=np.float64)
+    values = values[:, None] if values.ndim == 1 else values
+    if values.ndim != 2 or values.shape[0] != shape[0] or values.shape[1] not in (1, shape[1]):
+        raise ValueError(
+            f"sample_noise has shape {np.shape(sample_noise)}, expected one variance for each of the {shape[0]} rows"
+            + (f", or {shape[1]} columns of them." if shape[1] > 1 else ".")
+        )
+    bad = ~np.isfinite(values) | (values < 0)
+    if bad.any():
+        raise ValueError(
+            f"sample_noise has {int(bad.sum())} values that are negative, NaN or infinite (first in row "
+            f"{int(np.argwhere(bad)[0, 0])}); expected variances: square standard deviations first."
+        )
+    return np.broadcast_to(values, shape).copy()

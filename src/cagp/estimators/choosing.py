@@ -1,0 +1,98 @@
+"""Which method suits a table, and how many actions: rules, with the reason in words."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cagp import metrics
+from cagp.actions import BlockActions
+from cagp.methods import CaGPLocal
+from cagp.methods.common import lengthscale_of
+from cagp.posteriors import Posterior
+from cagp.prior import GP
+
+EXACT_ROWS = 2000
+"""Up to so many rows exact inference takes seconds, and nothing is better."""
+
+MOST_ACTIONS, ROWS_PER_ACTION = 512, 8
+SUPPORT_ROWS, SUPPORT_SIZE = 50_000, 32
+"""With more rows than this, shared actions weigh at most so many rows of each block: their cost is linear in n then."""
+
+VALIDATION_SHARE, VALIDATION_ROWS = 0.1, 2000
+MARGIN = 0.01
+"""Nats per row that a more costly method must gain on the validation rows to be chosen."""
+
+
+def number_of_actions(num_rows: int, memory: int) -> int:
+    """One action for eight rows, at most 512, and no more than ``memory`` bytes allow at 64 bytes for row and action.
+
+    That is what a training step of CaGP-Opt holds at its peak, and eight times what the hybrid keeps.
+    """
+    num_actions = max(1, min(MOST_ACTIONS, num_rows // ROWS_PER_ACTION))
+    while num_actions > 1 and 64 * num_rows * num_actions > memory:
+        num_actions //= 2
+    return num_actions
+
+
+def constant_actions(kernel, X: Tensor, num_actions: int, seed: int) -> BlockActions:
+    """Equal weights on blocks of nearby rows, for all questions to share."""
+    return BlockActions.from_data(
+        X,
+        num_actions,
+        lengthscale=lengthscale_of(kernel),
+        support_size=SUPPORT_SIZE if len(X) > SUPPORT_ROWS else None,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+class Choice(NamedTuple):
+    """A method and the reason for it."""
+
+    method: str
+    reason: str
+
+
+class Candidates(NamedTuple):
+    """Negative log density of each validation row, given the other rows, at the same hyperparameters."""
+
+    local: Tensor
+    opt: Tensor  # shared actions alone
+    hybrid: Tensor
+
+    def choose(self) -> Choice:
+        """The simplest method that is within ``MARGIN`` of the best: local, then shared actions alone, then both."""
+        means = {name: float(values.mean()) for name, values in self._asdict().items()}
+        best = min(means.values())
+        method = next(name for name, value in means.items() if value <= best + MARGIN)
+        listed = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
+        reason = {
+            "local": "nearest rows alone do as well as anything here",
+            "opt": "actions that all questions share do as well without any neighbours",
+            "hybrid": "nearest rows and shared actions together are better than either",
+        }[method]
+        return Choice(method, f"{reason} (negative log density of {len(self.local):,} held-out rows: {listed})")
+
+
+@torch.no_grad()
+def compare(
+    prior: GP,
+    shared: BlockActions,
+    num_neighbours: int,
+    train: tuple[Tensor, Tensor, Tensor | None],
+    held_out: tuple[Tensor, Tensor, Tensor | None],
+    max_bytes: int,
+) -> Candidates:
+    """How well the three ways predict held-out rows at the hyperparameters of ``prior``."""
+    X, y, row_noise = held_out
+
+    def nll(posterior: Posterior) -> Tensor:
+        return metrics.row_nll(y, *posterior.predict(X, noise=True, row_noise=row_noise))
+
+    local = CaGPLocal(prior, num_neighbours, max_bytes=max_bytes)
+    hybrid = CaGPLocal(prior, num_neighbours, shared=shared, max_bytes=max_bytes)
+    return Candidates(
+        nll(local.condition(*train)),
+        nll(hybrid.condition(*train, num_neighbours=0)),
+        nll(hybrid.condition(*train)),
+    )

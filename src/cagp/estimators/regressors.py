@@ -1,0 +1,311 @@
+"""The regressors: each says how it trains; everything else is in ``base``."""
+
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cagp.data.splits import split
+from cagp.estimators import choosing
+from cagp.estimators.base import Fitted, GPRegressor, Task
+from cagp.estimators.saved import load_model
+from cagp.kernels import Kernel
+from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Method, Several
+from cagp.prior import GP
+from cagp.training import FitResult, seconds_of
+
+CaGPMethod = Literal["auto", "exact", "opt", "cg", "local", "hybrid"]
+METHODS = ("auto", "exact", "opt", "cg", "local", "hybrid")
+
+NOISE_FLOOR, LOW_NOISE_FLOOR = 1e-6, 1e-9
+"""In units of the targets' variance; the lower one where float64 data and exact or local answers can resolve it."""
+
+REFINING_STEPS = 50
+"""Steps of CaGP-Opt after "auto" has found the hyperparameters and chosen it."""
+
+SMALL = 10_000
+"""Up to so many rows, methods that would use float32 for speed use float64."""
+
+
+class CaGPRegressor(GPRegressor):
+    """Gaussian process regression whose error bars include what was not computed.
+
+    Inputs and targets are standardised with the training rows; answers are in the units of the targets.
+
+    Args:
+        method: "local" answers every question from its nearest rows, "hybrid" from these and from actions that all
+            questions share, "opt" (CaGP-Opt) from learned actions alone, "cg" (CaGP-CG) from those of conjugate
+            gradients, "exact" from all rows. "auto" chooses and says why in ``fit_report_``: exact up to 2,000 rows;
+            beyond, what predicts held-out training rows best.
+        n_actions: of "opt", "cg" and "hybrid"; "auto" is one for eight rows, at most 512, fewer where ``max_memory``
+            does not allow them.
+        n_neighbors: rows that a question is answered from in training; predictions use twice as many.
+        kernel: "matern12", "matern32", "matern52", "rbf", "rational_quadratic", or a kernel of ``cagp.kernels`` for
+            standardised inputs, which then starts at its own hyperparameters.
+        max_epochs: passes over the rows at most; None for 300 steps, be they of all rows or of minibatches.
+        max_time: limit for training, in seconds or as text ("10min").
+        max_memory: what fitting may take, in bytes or as text ("4GB"); None for half of what is free.
+        device: where it is computed, as torch names it.
+        dtype: "float32", "float64", or "auto": float64, but float32 for "opt" and "cg" beyond 10,000 rows.
+        random_state: of minibatches and splits; the same gives the same result.
+        verbose: show progress and the fit report.
+        warm_start: start a further fit at the hyperparameters of the last one.
+        checkpoint_dir: folder for checkpoints; the same call with the same data goes on after a crash.
+    """
+
+    def __init__(
+        self,
+        method: CaGPMethod = "auto",
+        n_actions: int | Literal["auto"] = "auto",
+        n_neighbors: int = 32,
+        kernel: str | Kernel = "matern32",
+        max_epochs: int | None = None,
+        max_time: float | str | None = None,
+        max_memory: int | str | None = None,
+        device: str | torch.device = "cpu",
+        dtype: str = "auto",
+        random_state: Any = 0,
+        verbose: bool = False,
+        warm_start: bool = False,
+        checkpoint_dir: str | Path | None = None,
+    ):
+        self.method = method
+        self.n_actions = n_actions
+        self.n_neighbors = n_neighbors
+        super().__init__(
+            kernel, max_epochs, max_time, max_memory, device, dtype, random_state, verbose, warm_start, checkpoint_dir
+        )
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if self.method not in METHODS:
+            raise ValueError(f"method is {self.method!r}, expected one of {', '.join(METHODS)}.")
+        if self.n_actions != "auto" and not (isinstance(self.n_actions, int) and self.n_actions >= 1):
+            raise ValueError(f'n_actions is {self.n_actions!r}, expected "auto" or a whole number, 1 or more.')
+        if not (isinstance(self.n_neighbors, int) and self.n_neighbors >= 1):
+            raise ValueError(f"n_neighbors is {self.n_neighbors!r}, expected a whole number, 1 or more.")
+
+    def _default_dtype(self, num_rows: int) -> torch.dtype:
+        return torch.float32 if self.method in ("opt", "cg") and num_rows > SMALL else torch.float64
+
+    def _train(self, task: Task) -> Fitted:
+        if self.method == "auto":
+            return self._train_auto(task)
+        if self.method == "exact":
+            return _exact(self, task)
+        if self.method == "opt":
+            return self._train_opt(task, _priors(task))
+        if self.method == "cg":
+            return self._train_cg(task)
+        return self._train_local(task, self.method == "hybrid")
+
+    def _num_actions(self, task: Task) -> int:
+        if isinstance(self.n_actions, str):
+            return choosing.number_of_actions(len(task.X), task.memory)
+        return min(self.n_actions, len(task.X))
+
+    def _local(self, task: Task, priors: list[GP], shared=None) -> Several:
+        return Several(
+            [
+                CaGPLocal(prior, self.n_neighbors, shared=shared, seed=task.seed, max_bytes=task.max_bytes)
+                for prior in priors
+            ]
+        )
+
+    def _train_local(self, task: Task, hybrid: bool) -> Fitted:
+        priors = _priors(task, _low_floor(task))
+        method = self._local(task, priors)
+        result = self._run(task, method, "local")
+        return self._conditioned(task, priors, hybrid, result, [])
+
+    def _conditioned(self, task: Task, priors: list[GP], hybrid: bool, result: FitResult, notes: list[str]) -> Fitted:
+        """CaGP-Local at these hyperparameters, with or without shared actions."""
+        shared = None
+        if hybrid:
+            shared = choosing.constant_actions(priors[0].kernel, task.X, self._num_actions(task), task.seed)
+            notes = [*notes, f"All questions share {shared.num_actions:,} actions of equal weights on nearby rows."]
+        posteriors = self._local(task, priors, shared).condition(task.X, task.y, task.row_noise)
+        return Fitted("hybrid" if hybrid else "local", posteriors, result, notes, _every(task))
+
+    def _train_opt(self, task: Task, priors: list[GP], **changes: Any) -> Fitted:
+        num_actions, n = self._num_actions(task), len(task.X)
+        first = CaGPOpt.from_data(
+            priors[0],
+            task.X,
+            num_actions,
+            max_bytes=task.max_bytes,
+            support_size=choosing.SUPPORT_SIZE if n > choosing.SUPPORT_ROWS else None,
+            generator=torch.Generator().manual_seed(task.seed),
+        )
+        others = [CaGPOpt(p, first.actions, first.loss, first.max_bytes, first.reblock_at) for p in priors[1:]]
+        method = Several([first, *others])
+        result = self._run(task, method, "opt", **changes)
+        return Fitted(
+            "opt", method.condition(task.X, task.y, task.row_noise), result, [], first.actions.support.detach().clone()
+        )
+
+    def _train_cg(self, task: Task) -> Fitted:
+        num_actions = self._num_actions(task)
+        method = Several([CaGPCG(p, num_actions, max_bytes=task.max_bytes) for p in _priors(task)])
+        result = self._run(task, method, "cg")
+        return Fitted("cg", method.condition(task.X, task.y, task.row_noise), result, [], _every(task))
+
+    def _train_auto(self, task: Task) -> Fitted:
+        """Exact for few rows; else local, judged on held-out rows against what shared actions would add."""
+        start, n = time.perf_counter(), len(task.X)
+        if n <= choosing.EXACT_ROWS:
+            fitted = _exact(self, task)
+            reason = f"Chose exact inference: {n:,} rows are few enough (at most {choosing.EXACT_ROWS:,})."
+            return fitted._replace(notes=[reason])
+        rows = split(n, min(choosing.VALIDATION_SHARE, choosing.VALIDATION_ROWS / n), task.seed)
+        train, held_out = task.rows(rows.train.to(task.X.device)), task.rows(rows.test.to(task.X.device))
+        priors = _priors(train, _low_floor(task))
+        result = self._run(train, self._local(train, priors), "local")
+        num_actions = self._num_actions(task)
+        if 64 * n * num_actions > task.memory or 8 * n * num_actions > 2**30:
+            reason = f"Chose local: {n:,} rows are too many for actions that all questions share."
+            return self._conditioned(task, priors, False, result, [reason])
+        shared = choosing.constant_actions(priors[0].kernel, train.X, self._num_actions(train), task.seed)
+        found = [
+            choosing.compare(p, shared, self.n_neighbors, train.column(j), held_out.column(j), task.max_bytes)
+            for j, p in enumerate(priors)
+        ]
+        choice = choosing.Candidates(*(torch.stack(part).mean(0) for part in zip(*found, strict=True))).choose()
+        notes = [
+            f"Chose {choice.method}: {choice.reason}.",
+            f"Hyperparameters were learned without the held-out rows; predictions use all {n:,} rows.",
+        ]
+        if choice.method != "opt":
+            return self._conditioned(task, priors, choice.method == "hybrid", result, notes)
+        left = max(seconds_of(self.max_time) - (time.perf_counter() - start), 1.0)
+        fitted = self._train_opt(task, priors, num_steps=REFINING_STEPS, max_time=left)
+        return fitted._replace(notes=notes)
+
+
+def _priors(task: Task, noise_floor: float = NOISE_FLOOR) -> list[GP]:
+    return [prior.to(task.X.device) for prior in task.priors(noise_floor)]
+
+
+def _low_floor(task: Task) -> float:
+    return LOW_NOISE_FLOOR if task.X.dtype == torch.float64 else NOISE_FLOOR
+
+
+def _every(task: Task) -> Tensor:
+    return torch.arange(len(task.X), device=task.X.device)
+
+
+def _exact(regressor: GPRegressor, task: Task) -> Fitted:
+    method = Several([CholeskyGP(p, task.max_bytes) for p in _priors(task, _low_floor(task))])
+    # A smooth loss of few parameters, every evaluation dear: what L-BFGS is for.
+    result = regressor._run(task, method, "exact", optimizer="lbfgs", num_steps=100, min_improvement=1e-4, window=5)
+    return Fitted("exact", method.condition(task.X, task.y, task.row_noise), result, [], _every(task))
+
+
+class ExactGPRegressor(GPRegressor):
+    """The exact Gaussian process, by Cholesky factorisation: for a few thousand rows. Time O(n³), memory O(n²).
+
+    The parameters are those of ``CaGPRegressor``.
+    """
+
+    def _default_dtype(self, num_rows: int) -> torch.dtype:
+        return torch.float64
+
+    def _train(self, task: Task) -> Fitted:
+        return _exact(self, task)
+
+
+class CGGPRegressor(ExactGPRegressor):
+    """The exact model with every solve by conjugate gradients (CGGP): O(n²) an iteration, in float64.
+
+    The parameters are those of ``CaGPRegressor``.
+    """
+
+    def _train(self, task: Task) -> Fitted:
+        method = Several([CGGP(p, seed=task.seed, max_bytes=task.max_bytes) for p in _priors(task)])
+        result = self._run(task, method, "cggp")
+        return Fitted("cggp", method.condition(task.X, task.y, task.row_noise), result, [], _every(task))
+
+
+class SGPRRegressor(GPRegressor):
+    """Inducing points with the best Gaussian in closed form (SGPR). Time O(n m²). Its variance can be too small.
+
+    Args:
+        n_inducing: m; fewer where there are fewer rows. The other parameters are those of ``CaGPRegressor``.
+    """
+
+    def __init__(
+        self,
+        n_inducing: int = 512,
+        kernel: str | Kernel = "matern32",
+        max_epochs: int | None = None,
+        max_time: float | str | None = None,
+        max_memory: int | str | None = None,
+        device: str | torch.device = "cpu",
+        dtype: str = "auto",
+        random_state: Any = 0,
+        verbose: bool = False,
+        warm_start: bool = False,
+        checkpoint_dir: str | Path | None = None,
+    ):
+        self.n_inducing = n_inducing
+        super().__init__(
+            kernel, max_epochs, max_time, max_memory, device, dtype, random_state, verbose, warm_start, checkpoint_dir
+        )
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if not (isinstance(self.n_inducing, int) and self.n_inducing >= 1):
+            raise ValueError(f"n_inducing is {self.n_inducing!r}, expected a whole number, 1 or more.")
+
+    def _default_dtype(self, num_rows: int) -> torch.dtype:
+        return torch.float32 if num_rows > SMALL else torch.float64
+
+    def _train(self, task: Task) -> Fitted:
+        method = Several(self._methods(task, _priors(task), min(self.n_inducing, len(task.X))))
+        result = self._run(task, method, "inducing")
+        name = type(method.parts[0]).__name__.lower()
+        return Fitted(name, method.condition(task.X, task.y, task.row_noise), result, [], None)
+
+    def _methods(self, task: Task, priors: list[GP], num_inducing: int) -> list[Method]:
+        """One for each target, with the same inducing points."""
+        first = SGPR.from_data(priors[0], task.X, num_inducing, seed=task.seed, max_bytes=task.max_bytes)
+        return [first, *(_sharing(SGPR(p, first.inducing_points(), task.max_bytes), first) for p in priors[1:])]
+
+
+class SVGPRegressor(SGPRRegressor):
+    """Inducing points with a learned Gaussian, trained on minibatches (SVGP). Its variance can be too small.
+
+    Args:
+        n_inducing: m; fewer where there are fewer rows. The other parameters are those of ``CaGPRegressor``.
+    """
+
+    def _methods(self, task: Task, priors: list[GP], num_inducing: int) -> list[Method]:
+        choices: dict[str, Any] = {"seed": task.seed, "max_bytes": task.max_bytes}
+        first = SVGP.from_data(priors[0], task.X, num_inducing, **choices)
+        return [first, *(_sharing(SVGP(p, first.inducing_points(), **choices), first) for p in priors[1:])]
+
+
+def _sharing(method: SGPR | SVGP, first: SGPR | SVGP) -> SGPR | SVGP:
+    """The method with the inducing points of the first."""
+    method.inducing_points = first.inducing_points
+    return method
+
+
+REGRESSORS: dict[str, type[GPRegressor]] = {
+    regressor.__name__: regressor
+    for regressor in (CaGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor, CGGPRegressor)
+}
+
+
+def load(path: str | Path, kernel: Kernel | None = None) -> GPRegressor:
+    """The fitted regressor in a file that ``save`` wrote; nothing in the file is executed.
+
+    Args:
+        kernel: where the model has a kernel of a class of your own: an object of that class and structure, whose
+            parameters are then those of the file.
+
+    Raises ValueError where the file is damaged, incomplete, or something else.
+    """
+    return load_model(path, REGRESSORS, kernel)

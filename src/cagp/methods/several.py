@@ -1,0 +1,85 @@
+"""Several targets of the same rows: one kernel and one set of actions for all, a noise for each."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cagp.methods.base import Method
+from cagp.parameters import named_values
+from cagp.posteriors import Posterior
+
+
+class Several(Method):
+    """A method for each column of targets; what the methods share (kernel, actions, inducing points) is one object.
+
+    The loss is the mean of theirs. A step costs as much as one of each.
+
+    Args:
+        methods: one for each column, of the same kind.
+    """
+
+    def __init__(self, methods: Sequence[Method]):
+        super().__init__()
+        if not methods:
+            raise ValueError("methods is empty, expected one method for each column of targets.")
+        self.methods = nn.ModuleList(methods)
+        self.stochastic = methods[0].stochastic
+
+    @property
+    def parts(self) -> list[Method]:
+        """The methods, one for each column."""
+        return list(self.methods)  # pyright: ignore[reportReturnType]
+
+    def objective_terms(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, "n q"], row_noise: Float[Tensor, "n q"] | None = None
+    ) -> dict[str, Float[Tensor, ""]]:
+        """Each term of the methods, as its mean over the columns."""
+        columns = [part.objective_terms(X, *self.column(j, y, row_noise)) for j, part in enumerate(self.parts)]
+        return {name: torch.stack([terms[name] for terms in columns]).mean() for name in columns[0]}
+
+    def column(self, j: int, y: Tensor, row_noise: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The targets and the known noise of the j-th method."""
+        if y.ndim != 2 or y.shape[1] != len(self.methods):
+            raise ValueError(
+                f"y has shape {tuple(y.shape)}, expected {len(self.methods)} columns, one for each method."
+            )
+        return y[:, j].contiguous(), None if row_noise is None else row_noise[:, j].contiguous()
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by the learning rate they share; each once."""
+        groups: dict[str, dict[int, nn.Parameter]] = {}
+        for part in self.parts:
+            for name, parameters in part.parameter_groups().items():
+                groups.setdefault(name, {}).update({id(p): p for p in parameters})
+        return {name: list(parameters.values()) for name, parameters in groups.items()}
+
+    def hyperparameters(self) -> dict[str, object]:
+        """The parameters of the first method's prior, and of the other priors what is their own."""
+        values, seen = dict(self.parts[0].hyperparameters()), set(map(id, self.parts[0].parameters()))
+        for j, part in enumerate(self.parts[1:], start=1):
+            prior = getattr(part, "prior", None)
+            if isinstance(prior, nn.Module):
+                own = {name for name, p in prior.named_parameters() if id(p) not in seen}
+                own = {name.replace("raw_", "") for name in own}
+                values |= {f"{name} of target {j}": v for name, v in named_values(prior).items() if name in own}
+        return values
+
+    def adapt(self, X: Float[Tensor, "n d"], step: int, share: float, flat: bool) -> str | None:
+        """What every method does; what is shared changes to the same thing each time."""
+        changes = [part.adapt(X, step, share, flat) for part in self.parts]
+        return changes[0]
+
+    def condition(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, "n q"], row_noise: Float[Tensor, "n q"] | None = None
+    ) -> list[Posterior]:
+        """The posterior of each column."""
+        return [part.condition(X, *self.column(j, y, row_noise)) for j, part in enumerate(self.parts)]  # pyright: ignore[reportCallIssue]
+
+    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, "n q"]) -> list[str]:
+        """What a user should know of the fitted methods, in words."""
+        found = [part.findings(X, y[:, j].contiguous()) for j, part in enumerate(self.parts)]
+        seen = dict.fromkeys(line for lines in found for line in lines)
+        several = [f"{len(self.parts)} targets share kernel and actions; each has a noise of its own."]
+        return [*(several if len(self.parts) > 1 else []), *seen]
