@@ -24,14 +24,13 @@ import torch
 from torch import Tensor
 
 from cagp import metrics
-from cagp.actions import BlockActions
 from cagp.bench.generalization import load_table, new_method
 from cagp.bench.records import best_of, machine, show
 from cagp.data import split, standardized
 from cagp.engine import local_moments, native
+from cagp.estimators.choosing import constant_actions
 from cagp.kernels import Matern32, Scale
 from cagp.memory import current_memory, peak_memory
-from cagp.methods.cagp import lengthscale_of
 from cagp.methods.local import CaGPLocal
 from cagp.neighbours import NeighbourSearch
 from cagp.posteriors import Prediction
@@ -344,7 +343,7 @@ def _ours(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
         method = CaGPLocal(prior, run.num_neighbours, seed=run.seed)
         result = fit(method, X, y)
         if run.method == "hybrid":
-            shared = BlockActions.from_data(X, run.num_actions, lengthscale=lengthscale_of(prior.kernel))
+            shared = constant_actions(prior.kernel, X, run.num_actions, run.seed)
             method = CaGPLocal(prior, run.num_neighbours, shared=shared, seed=run.seed)
         details |= {"k": run.num_neighbours, "k_predict": method.num_neighbours_predict, "noise_floor": NOISE_FLOOR}
     posterior = method.condition(X, y)
