@@ -104,6 +104,11 @@ def test_a_state_comes_back_to_the_bit(tmp_path_factory, value):
     assert bits(back) == bits({"value": value})
 
 
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_tensor_comes_back_to_the_bit(name, tmp_path):
+    assert bits(through_a_file({"a": TENSORS[name]}, tmp_path)) == bits({"a": TENSORS[name]})
+
+
 def test_tensors_keep_their_order_in_memory_and_share_none(tmp_path):
     base = torch.arange(12.0).view(3, 4)
     back = through_a_file({"all": [base, base.mT, base[1], base, base.view(4, 3)]}, tmp_path)["all"]
