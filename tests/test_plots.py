@@ -148,7 +148,7 @@ def test_an_effect_has_its_band(ax):
     for k in range(5):
         ends = corners[np.isclose(corners[:, 0], x[k]), 1]
         assert [ends.min(), ends.max()] == pytest.approx([mean[k] - 1.959964 * std[k], mean[k] + 1.959964 * std[k]])
-    np.testing.assert_array_equal(ax.lines[1].get_xdata(), [0.2, 0.7])
+    np.testing.assert_array_equal(ax.lines[1].get_xdata()[::3], [0.2, 0.7])
 
 
 def test_an_effect_of_categories_has_an_interval_for_each(ax):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import RectBivariateSpline
 
 from cagp.plots.quality import Z95
-from cagp.plots.style import AMBER, BLUE, INK, MUTED, RED, SMALL, Vector, legend, shortened, styled
+from cagp.plots.style import AMBER, BLUE, INK, MUTED, RED, SMALL, Vector, legend, segments, shortened, styled
 
 VALUE_COLORS = LinearSegmentedColormap.from_list("value", matplotlib.colormaps["viridis"](np.linspace(0.05, 1, 256)))
 
@@ -85,8 +85,9 @@ def effect(ax: Axes, x: Vector, mean: Vector, std: Vector, rows: Vector | None =
     ax.plot(x, mean, color=BLUE, linewidth=2)
     ax.set_xlim(x.min(), x.max())
     if rows is not None:
-        marks = {"color": INK, "alpha": 0.45, "markersize": 5, "markeredgewidth": 0.6, "linestyle": "none"}
-        ax.plot(rows, np.full(len(rows), 0.02), "|", transform=ax.get_xaxis_transform(), **marks)
+        bottom = np.zeros(len(rows))
+        marks = segments(np.asarray(rows, float), bottom, bottom + 0.035)
+        ax.plot(*marks, color=INK, alpha=0.45, linewidth=0.6, transform=ax.get_xaxis_transform())
     return styled(ax, shortened(xlabel, 36))
 
 

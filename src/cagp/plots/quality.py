@@ -7,7 +7,7 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgb
 from scipy.stats import binom, norm
 
 from cagp import metrics
-from cagp.plots.style import AMBER, BLUE, INK, MUTED, RED, SMALL, Vector, legend, styled
+from cagp.plots.style import AMBER, BLUE, INK, MUTED, RED, SMALL, Vector, legend, segments, styled
 
 Z95 = float(norm.ppf(0.975))
 DENSITY_COLORS = LinearSegmentedColormap.from_list("density", [(*to_rgb(BLUE), 0.12), (*to_rgb(BLUE), 1.0)])
@@ -56,7 +56,8 @@ def predicted_against_actual(ax: Axes, y: Vector, mean: Vector, std: Vector, nam
     limits = (low - margin, high + margin)
     ax.plot(limits, limits, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     if len(y) <= 300:
-        ax.vlines(mean, mean - Z95 * std, mean + Z95 * std, color=BLUE, alpha=0.3, linewidth=1, label="95 % interval")
+        bars = segments(mean, mean - Z95 * std, mean + Z95 * std)
+        ax.plot(*bars, color=BLUE, alpha=0.3, linewidth=1, label="95 % interval")
         inside = np.abs(y - mean) <= Z95 * std
         ax.plot(mean[inside], y[inside], "o", color=BLUE, markersize=2.8, markeredgewidth=0, label="inside")
         ax.plot(mean[~inside], y[~inside], "o", color=RED, markersize=3.4, markeredgewidth=0, label="outside")

@@ -24,6 +24,17 @@ PALETTE = {
 }
 """The colours that the page defines, as CSS variables of these names."""
 
+COMPACT = (
+    (r"<metadata>.*?</metadata>|<!--.*?-->", ""),
+    (r"<defs>\s*<style.*?</style>\s*</defs>", ""),  # for all of the page; style.css has it
+    (r"<g id=\"[^\"]*\"", "<g"),  # names of parts, the same in every figure
+    (r"font-family: [^;\"]*;? ?", ""),  # the page's font
+    (r" transform=\"rotate\(-?0 [^\"]*\"", ""),
+    (r"xlink:href", "href"),
+    (r">\s+<", "><"),
+)
+"""What is left out of matplotlib's SVG, half of its size, as pattern and replacement."""
+
 WIDTH, HEIGHT = 4.0, 2.9  # inches; 288 points fill a phone of 360 CSS pixels, legible without zooming
 
 
@@ -51,18 +62,24 @@ def _svg(figure: Figure, prefix: str, alt: str) -> str:
         figure.savefig(stream, format="svg", dpi=200, transparent=True, metadata={"Date": None, "Creator": None})
     markup = stream.getvalue()
     markup = markup[markup.index("<svg") :]
-    markup = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", markup, flags=re.DOTALL)
-    markup = re.sub(
-        r"<g id=\"[^\"]*\"", "<g", markup
-    )  # names of parts, the same in every figure; nothing refers to them
+    for pattern, replacement in COMPACT:
+        markup = re.sub(pattern, replacement, markup, flags=re.DOTALL)
+    markup = re.sub(r" (x|y|d|transform)=\"[^\"]*\"", _rounded, markup)
     markup = re.sub(r"\bid=\"", f'id="{prefix}', markup)
     markup = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", markup)
     for color, name in PALETTE.items():
         markup = markup.replace(color, f"var(--{name})")
     box = re.search(r"viewBox=\"[^\"]*\"", markup)
     assert box is not None
-    opening = f'<svg role="img" aria-label="{escape(shortened(alt, 300))}" {box[0]} xmlns:xlink="http://www.w3.org/1999/xlink">'
-    return re.sub(r"<svg[^>]*>", lambda _: opening, markup, count=1).replace("\n", "")
+    opening = f'<svg role="img" aria-label="{escape(shortened(alt, 300))}" {box[0]}>'
+    return re.sub(r"<svg[^>]*>", lambda _: opening, markup, count=1)
+
+
+def _rounded(attribute: re.Match[str]) -> str:
+    """Coordinates to a hundredth of a point; matrices, which scale images, as they are."""
+    if "matrix" in attribute[0] or "scale" in attribute[0]:
+        return attribute[0]
+    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
 
 
 def common_limits(lowest: Sequence[float], highest: Sequence[float]) -> tuple[float, float]:

@@ -225,7 +225,7 @@ def _overview(targets: Sequence[Target]) -> str:
     caption = "RMSE in the unit of each target, NLL in nats per row: lower is better. R²: higher is better."
     if len(targets) > MAX_TARGETS:
         caption += f" The first {MAX_TARGETS} targets have sections of their own."
-    return table(["Target", "RMSE", "R²", "NLL", "95 % coverage"], cells, caption)
+    return table(["Target", "RMSE", "R²", "NLL", "95 % coverage"], cells, caption, kind="dense")
 
 
 # ---- one target ----

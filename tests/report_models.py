@@ -1,0 +1,82 @@
+"""A model with the interface of the regressors whose answers are known in closed form, for tests of the report."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import torch
+
+
+class KnownModel:
+    """Predicts ``function`` of the inputs with the standard deviation of ``latent``, plus noise.
+
+    Args:
+        function: of a table, an array (rows, targets).
+        latent: of a table, the standard deviation of the function at each row.
+    """
+
+    def __init__(self, function, names_in, names_out, targets, latent=lambda X: np.full(len(X), 0.3), noise=0.4):
+        self.function, self.latent, self.noise = function, latent, noise
+        self.feature_names_out_ = np.array(names_out, dtype=object)
+        if names_in is not None:
+            self.feature_names_in_ = np.array(names_in, dtype=object)
+        self.target_names_, self.n_outputs_, self.n_rows_ = tuple(targets), len(targets), 1234
+        self.lengthscales_ = np.arange(1.0, len(names_out) + 1)
+        self.noise_std_ = np.full(len(targets), noise)
+        mean, std = torch.arange(len(targets)).double(), torch.full((len(targets),), 2.0).double()
+        self.scaler_ = SimpleNamespace(target_mean=mean, target_std=std)
+        self.method_, self.fit_report_ = "local", "Chose local: it was asked for.\nTook all 30 steps."
+        self.kind = "estimate"
+        steps = [
+            SimpleNamespace(loss=3.0 / k, seconds=0.1 * k, evaluation={"nll": 1.0 / k} if k % 10 == 0 else None)
+            for k in range(1, 31)
+        ]
+        self.fit_result_ = SimpleNamespace(steps=steps, reason="Took all 30 steps.", seconds=3.0, best_step=31)
+        self.num_asked = 0
+
+    def get_params(self):
+        return {"method": "auto", "kernel": "<b>matern32</b>"}
+
+    def predict(self, X, return_std=False, return_components=False):
+        self.num_asked += len(X)
+        mean = np.asarray(self.function(X), float)
+        mean = mean[:, 0] if self.n_outputs_ == 1 else mean
+        latent = np.asarray(self.latent(X), float) ** 2
+        latent = latent if mean.ndim == 1 else np.repeat(latent[:, None], self.n_outputs_, 1)
+        if return_components:
+            noise, lost = np.full_like(latent, self.noise**2), 0.25 * latent
+            lost = np.full_like(latent, np.nan) if self.kind == "unknown" else lost
+            return mean, {"noise": noise, "latent": latent, "computational": lost, "computational_kind": self.kind}
+        return (mean, np.sqrt(latent + self.noise**2)) if return_std else mean
+
+
+STRANGE_NAMES = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "price ($) per $",
+    "温度 °C",
+    "عمود",
+    "never-ending " * 40,
+    "x" * 300,
+    "nul\0 bell\a\nline",
+)
+
+
+def strange(num_rows: int = 120, num_targets: int = 1):
+    """A model, inputs and targets whose names try to break the page; with categories and dates."""
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(rng.normal(size=(num_rows, len(STRANGE_NAMES))), columns=list(STRANGE_NAMES))
+    X["colour"] = rng.choice(["red", "</td><b>green", "blue & co"], num_rows)
+    X["day"] = pd.Timestamp("2024-01-01", tz="UTC") + pd.to_timedelta(rng.uniform(0, 700, num_rows), unit="D")
+    names_out = [*STRANGE_NAMES, "colour=</td><b>green", "colour=blue & co", "colour=red", "day"]
+    targets = [f"<em>target {k}</em> {STRANGE_NAMES[k % 4]}" for k in range(num_targets)]
+
+    def function(table):
+        first, days = table.iloc[:, 0].to_numpy(), (table["day"] - X["day"].min()) / pd.Timedelta(days=365)
+        value = np.sin(first) + (table["colour"] == "red") + days.to_numpy()
+        return np.stack([value + k for k in range(num_targets)], 1)
+
+    model = KnownModel(function, list(X.columns), names_out, targets)
+    model.lengthscales_ = np.array([1.0, *range(5, 12), 20.0, 21.0, 2.0, 3.0])
+    y = function(X) + 0.5 * rng.normal(size=(num_rows, num_targets))
+    return model, X, pd.DataFrame(y, columns=targets)

@@ -1,0 +1,358 @@
+"""The report says what brute force finds, is well-formed and self-contained, and cannot be broken by names."""
+
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from report_models import STRANGE_NAMES, KnownModel, strange
+from scipy.stats import norm
+
+from cagp.report import evidence, write_report
+from cagp.report.figures import PALETTE, Drawing
+from cagp.report.page import number
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Elements and text of a page; raises where elements are not closed in their order."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.words, self._open = "", []
+        self.feed(html)
+        self.close()
+        assert not self._open, self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag, tag
+
+    def handle_data(self, data):
+        if "style" not in self._open[-1:]:
+            self.words += data
+        if {"td", "th"} & set(self._open):
+            self.rows[-1][-1] += data
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def row(self, header):
+        return next(row for row in self.rows if row and row[0] == header)
+
+
+def read(path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def plain(num_rows=500, num_inputs=3, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (num_rows, num_inputs))
+
+    def function(X):
+        return (np.sin(X[:, 0]) + np.square(X[:, 1:]).sum(1))[:, None]
+
+    model = KnownModel(function, None, [f"x{j}" for j in range(num_inputs)], ["y"], **options)
+    return model, X, function(X)[:, 0] + 0.5 * rng.normal(size=num_rows)
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Reports without their figures, which take most of the time."""
+    monkeypatch.setattr(Drawing, "__call__", lambda *_, **__: "")
+
+
+# ---- numbers ----
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_the_metrics_are_those_of_brute_force(tmp_path):
+    model, X, y = plain()
+    page = read(write_report(model, X, y, tmp_path / "r.html"))
+    mean, std = model.predict(X, return_std=True)
+    z = (y - mean) / std
+    table = {
+        "NLL": -norm.logpdf(y, mean, std).mean(),
+        "RMSE": np.sqrt(np.mean((y - mean) ** 2)),
+        "CRPS": np.mean(std * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - 1 / np.sqrt(np.pi))),
+        "95\xa0% width": np.mean(2 * norm.ppf(0.975) * std),
+        "Median absolute error": np.median(np.abs(y - mean)),
+        "Mean error": np.mean(y - mean),
+    }
+    for name, value in table.items():
+        assert page.row(name)[1] == number(value), name
+    assert page.row("R²")[1] == f"{1 - np.mean((y - mean) ** 2) / np.var(y):.4f}"
+    assert page.row("95\xa0% coverage")[1] == f"{100 * np.mean(np.abs(z) <= norm.ppf(0.975)):.1f}\xa0%"
+    assert page.row("RMSE")[2] == number(np.sqrt(np.mean(y**2)))  # the training mean is 0
+    assert page.row("NLL")[2] == number(-norm.logpdf(y, 0, 2).mean())
+    share = [0.16, 0.09, 0.0225]
+    for name, part in zip(("Noise", "Data", "Computation"), share, strict=True):
+        assert page.row(name)[1:] == [number(np.sqrt(part)), f"{100 * part / sum(share):.1f}\xa0%"]
+    for words in ("1,234 rows", "500 other rows", "CaGP-Local", "Chose local: it was asked for.", "from below"):
+        assert words in page.words
+
+
+def test_verdicts_on_coverage_allow_for_chance():
+    assert evidence.chance(0.95, 2000) == (0.94, 0.9595)
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=4000)
+    error, by_chance = evidence.coverage_error(y, np.zeros(4000), np.ones(4000))
+    assert by_chance == pytest.approx(0.005, abs=0.0005)
+    few = np.zeros(100), np.ones(100)
+    repeated = [evidence.coverage_error(rng.normal(size=100), *few)[0] for _ in range(400)]
+    assert np.mean(repeated) == pytest.approx(evidence.coverage_error(y[:100], *few)[1], rel=0.05)
+    assert error < 3 * by_chance
+    assert evidence.coverage_error(y, np.zeros(4000), np.full(4000, 0.3))[0] > 0.2
+
+
+def test_a_partial_effect_is_the_mean_over_rows_that_keep_their_other_inputs():
+    model, X, y = plain(latent=lambda X: 0.1 + 0.05 * np.abs(X[:, 1]))
+    rows = evidence.test_rows(model, X, y, None)
+    effects = evidence.learned(model, rows)
+    assert [effect.axis.name for effect in effects] == ["x0", "x1", "x2"]  # shortest lengthscale first
+    background = X[evidence.sample(len(X), 24)]
+    for effect in effects:
+        for k in (0, 7, 30):
+            changed = background.copy()
+            changed[:, effect.axis.place] = effect.axis.values[k]
+            assert effect.mean[k, 0] == pytest.approx(model.function(changed).mean())
+            assert effect.std[k, 0] == pytest.approx(model.latent(changed).mean())
+        ends = np.quantile(X[:, effect.axis.place], [0.01, 0.99])
+        np.testing.assert_allclose(effect.axis.values[[0, -1]], ends)
+    assert model.num_asked <= 6 * 31 * 24
+
+
+def test_effects_of_categories_and_dates():
+    model, X, y = strange()
+    rows = evidence.test_rows(model, X, y, None)
+    effects = {effect.axis.name: effect for effect in evidence.learned(model, rows)}
+    assert list(effects)[:3] == [STRANGE_NAMES[0], "colour", "day"]
+    levels = dict(zip(effects["colour"].axis.nodes, effects["colour"].mean[:, 0], strict=True))
+    assert levels["red"] - levels["blue & co"] == pytest.approx(1)
+    days = effects["day"]
+    assert days.axis.kind == "date"
+    slope = np.diff(days.mean[:, 0]) / np.diff(days.axis.values)
+    np.testing.assert_allclose(slope, 1 / 365, rtol=1e-6)
+
+
+def test_columns_own_their_levels():
+    model, X, _ = strange()
+    relevance = evidence.relevance_of_columns(model, evidence.column_names(X))
+    assert relevance[list(X.columns).index("colour")] == 1 / 2  # that of red, its most relevant level
+    model.feature_names_out_, model.lengthscales_ = np.array(["a=b", "a=c", "a=b=d"]), np.array([1.0, 2.0, 4.0])
+    assert list(evidence.relevance_of_columns(model, ["a", "a=b"])) == [0.5, 1.0]
+
+
+def test_two_inputs_are_a_map():
+    model, X, y = plain(num_inputs=2)
+    found = evidence.learned(model, evidence.test_rows(model, X, y, None))
+    east, north = found.axes[0].values, found.axes[1].values
+    assert (east[0], north[-1]) == (X[:, 0].min(), X[:, 1].max())
+    assert found.mean[10, 30, 0] == pytest.approx(np.sin(east[30]) + north[10] ** 2)
+    np.testing.assert_allclose(found.std, 0.3)
+
+
+def test_one_input_is_the_fit_itself():
+    model, X, y = plain(num_inputs=1)
+    (effect,) = evidence.learned(model, evidence.test_rows(model, X, y, None))
+    assert effect.num_background == 0
+    np.testing.assert_allclose(effect.mean[:, 0], np.sin(effect.axis.values))
+    np.testing.assert_allclose(effect.observation_std, 0.5)
+
+
+# ---- the page ----
+
+
+def check(page: Page, html: str) -> None:
+    """What holds of every report."""
+    assert not {"script", "iframe", "object", "link", "img", "em", "b"} & {tag for tag, _ in page.elements}
+    for _, attributes in page.elements:
+        assert not any(name.startswith("on") for name in attributes)
+        for name in ("src", "href", "xlink:href"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("#", "data:image/png;base64,")), value
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    referred = re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", html)
+    assert {first or second for first, second in referred} <= set(ids)
+    pictures = page.all("svg")
+    assert pictures
+    assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
+    assert page.all("html")[0]["lang"] == "en"
+    assert len(page.all("h1")) == 1
+    assert len(page.all("table")) == len(page.all("caption")) == len(page.all("thead"))
+    assert all("scope" in cell for cell in page.all("th"))
+    body = html[html.index("</style>") :]
+    # But for raster images, every colour is the page's, which has a dark one.
+    assert not re.findall(r"#[0-9a-fA-F]{6}\b", re.sub(r"base64,[^\"]*", "", body))
+    assert not [c for c in html if ord(c) < 32 and c != "\n"]
+    assert len(html.encode()) < 3e6
+
+
+@pytest.mark.parametrize(("num_inputs", "num_rows"), [(1, 40), (2, 700), (30, 40)])
+def test_a_report_is_well_formed_and_self_contained(tmp_path, num_inputs, num_rows):
+    path = write_report(*plain(num_rows, num_inputs), tmp_path / "new" / "r.html", title="A & B \ud800")
+    check(read(path), path.read_text(encoding="utf-8"))
+    assert [p.name for p in path.parent.iterdir()] == ["r.html"]
+    assert "A & B" in read(path).words
+
+
+def test_strange_names_are_shown_and_do_nothing(tmp_path):
+    model, X, y = strange()
+    path = write_report(model, X, y, tmp_path / "r.html")
+    page = read(path)
+    check(page, path.read_text(encoding="utf-8"))
+    for name in ("<script>alert(1)</script>", "price ($) per $", "温度 °C", "عمود", "</td><b>green", "<b>matern32</b>"):
+        assert name in page.words, name
+
+
+def test_several_targets_have_a_section_each_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("cagp.report.sections.MAX_TARGETS", 2)
+    model, X, y = strange(num_targets=3)
+    path = write_report(model, X, y, tmp_path / "r.html")
+    page, html = read(path), path.read_text(encoding="utf-8")
+    check(page, html)
+    sections = [section["id"] for section in page.all("section") if re.fullmatch(r"target-\d+", section["id"])]
+    assert sections == ["target-1", "target-2"]
+    assert {"#target-1", "#target-2"} <= {link["href"] for link in page.all("a")}
+    assert len(html) * 6 < 3e6  # twelve sections are the most there are
+    mean, _ = model.predict(X, return_std=True)
+    last = next(row for row in page.rows if row[0].startswith("<em>target 2"))
+    assert last[1] == number(np.sqrt(np.mean((y.to_numpy()[:, 2] - mean[:, 2]) ** 2)))
+
+
+def test_the_page_follows_the_reader_and_names_every_colour():
+    style = files("cagp.report").joinpath("style.css").read_text(encoding="utf-8")
+    light, dark = style.split("prefers-color-scheme:dark", 1)
+    for color, name in PALETTE.items():
+        assert f"--{name}: {color};" in light
+        assert re.search(rf"--{name}: #[0-9a-f]{{6}};", dark)
+    assert "@media print" in style
+
+
+@pytest.mark.parametrize("kind", ["exact", "estimate", "unknown"])
+@pytest.mark.usefixtures("no_figures")
+def test_the_report_says_what_the_computational_part_is(tmp_path, kind):
+    model, X, y = plain(60)
+    model.kind = kind
+    page = read(write_report(model, X, y, tmp_path / "r.html"))
+    words = {"exact": "part is exact", "estimate": "part is an estimate", "unknown": "does not say how much"}
+    assert [kind for kind, text in words.items() if text in page.words] == [kind]
+    assert any(row[0] == "Computation" for row in page.rows) == (kind != "unknown")
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_kernels_without_lengthscales_and_fits_without_steps(tmp_path):
+    model, X, y = plain(60)
+    model.lengthscales_, model.fit_result_ = np.full(3, np.nan), None
+    page = read(write_report(model, X, y, tmp_path / "r.html"))
+    assert "has no lengthscale for each input" in page.words
+    assert "Nothing was recorded of the training" in page.words
+
+
+def test_one_row_and_constant_targets(tmp_path):
+    model, X, y = plain(1)
+    page = read(write_report(model, X, y, tmp_path / "r.html"))
+    assert page.row("R²")[1] == "–"
+    assert "No input varies" in page.words
+    model, X, y = plain(50)
+    assert read(write_report(model, X, np.ones(50), tmp_path / "r.html")).row("R²")[1] == "–"
+
+
+# ---- rows ----
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_tables_of_all_kinds_are_the_same_rows(tmp_path):
+    model, X, y = plain(50)
+    pages = [
+        read(write_report(model, X_, y_, tmp_path / "r.html"))
+        for X_, y_ in [(X, y), (torch.from_numpy(X), torch.from_numpy(y)), (X.tolist(), list(y)), (X, y[:, None])]
+    ]
+    assert len({tuple(page.row("NLL")) for page in pages}) == 1
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_rows_without_a_target_are_left_out_and_counted(tmp_path):
+    model, X, y = plain(50)
+    y[[3, 7]] = np.nan
+    page = read(write_report(model, X, y, tmp_path / "r.html"))
+    assert "48 other rows" in page.words
+    assert "2 rows without a target were left out" in page.words
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_of_many_rows_some_are_drawn(tmp_path):
+    model, X, y = plain(90)
+    page = read(write_report(model, X, y, tmp_path / "r.html", max_rows=30))
+    assert "drawn at random from 90" in page.words
+    rows = evidence.test_rows(model, X, y, 30)
+    assert len(rows.y) == 30
+    assert all(any(np.array_equal(row, other) for other in X) for row in rows.X)
+    assert len(evidence.test_rows(model, X, y, None).y) == 90
+
+
+def test_columns_that_the_model_does_not_know_are_not_shown():
+    model, X, y = strange()
+    rows = evidence.test_rows(model, X.assign(other=1.0)[["other", *X.columns[::-1]]], y, None)
+    assert list(rows.X.columns) == list(X.columns)
+
+
+# ---- errors ----
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_errors_say_what_to_do_and_leave_an_old_report_alone(tmp_path):
+    model, X, y = plain(20)
+    path = write_report(model, X, y, tmp_path / "r.html")
+    old = path.read_bytes()
+    with pytest.raises(ValueError, match=r"path is the folder .* expected a file"):
+        write_report(model, X, y, tmp_path)
+    with pytest.raises(ValueError, match=r"y_test has 19 rows and 1 column\(s\), expected 20 rows"):
+        write_report(model, X, y[:19], path)
+    with pytest.raises(ValueError, match="max_rows is 0, expected at least 1"):
+        write_report(model, X, y, path, max_rows=0)
+    with pytest.raises(ValueError, match=r"X_test has shape \(20,\), expected a table"):
+        write_report(model, X[:, 0], y, path)
+    model.function = lambda X: np.full((len(X), 1), np.nan)
+    with pytest.raises(ValueError, match="predictions of 20 of 20 rows are not finite"):
+        write_report(model, X, y, path)
+    assert path.read_bytes() == old
+
+
+# ---- the real thing ----
+
+
+@pytest.mark.usefixtures("annotations_off")
+def test_a_regressor_reports_on_a_frame(tmp_path):
+    from cagp.estimators import CaGPRegressor
+
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"a": rng.uniform(-2, 2, 160), "kind": rng.choice(["u", "v", "w"], 160)})
+    y = pd.DataFrame({"first": np.sin(2 * X["a"]) + (X["kind"] == "u"), "second": X["a"]})
+    y += 0.1 * rng.normal(size=y.shape)
+    model = CaGPRegressor(max_epochs=15).fit(X[:120], y[:120])
+    path = model.report(X[120:], y[120:], tmp_path / "r.html")
+    page = read(path)
+    check(page, path.read_text(encoding="utf-8"))
+    error = y[120:].to_numpy() - model.predict(X[120:])
+    assert page.row("first")[1] == number(np.sqrt(np.mean(error[:, 0] ** 2)))
+    assert page.row("second")[1] == number(np.sqrt(np.mean(error[:, 1] ** 2)))
+    assert "exact Gaussian process" in page.words
