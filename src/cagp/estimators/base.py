@@ -3,9 +3,10 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from numbers import Integral
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from cagp import kernels, metrics
 from cagp.data.encoding import Encoder, encode_target
 from cagp.data.scaling import Standardizer
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.estimators.components import Components, variance_components
+from cagp.estimators.components import Components, reference_for, variance_components
 from cagp.estimators.saved import save_model
 from cagp.kernels import Kernel, Scale
 from cagp.memory import available_memory, bytes_of
@@ -157,7 +158,6 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         self._check_parameters()
         if y is None:
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
-        validate_data(self, X, skip_check_array=True)
         encoder = Encoder.fit(X)
         inputs = encoder.transform(X)
         target = encode_target(y)
@@ -179,10 +179,11 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         task = self._task(inputs, values, noise, scaler)
         fitted = self._train(task)
 
+        validate_data(self, X, skip_check_array=True)
         self.encoder_, self.scaler_ = encoder, scaler
         self.feature_names_out_ = np.asarray(encoder.names_out, dtype=object)
-        self.target_names_, self.n_outputs_, self._target_is_matrix = target.names, values.shape[1], np.ndim(y) == 2
-        self._target_dtype = np.dtype(np.float32 if _dtype_name(y) == "float32" else np.float64)
+        self.target_names_, self.n_outputs_, self._target_is_matrix = target.names, values.shape[1], _is_matrix(y)
+        self._target_dtype = np.dtype(np.float32 if _is_float32(y) else np.float64)
         self.n_rows_ = len(inputs)
         self.method_, self.posteriors_, self.fit_result_ = fitted.method, fitted.posteriors, fitted.result
         known = None if task.row_noise is None or fitted.held is None else task.row_noise[fitted.held]
@@ -200,8 +201,12 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             raise ValueError(f"kernel is a {type(self.kernel).__name__}, expected a name or a kernel of cagp.kernels.")
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ValueError(f'dtype is {self.dtype!r}, expected "auto", "float32" or "float64".')
-        if self.max_epochs is not None and not self.max_epochs >= 1:
-            raise ValueError(f"max_epochs is {self.max_epochs!r}, expected at least 1, or None.")
+        if self.max_epochs is not None:
+            check_whole_number(self.max_epochs, "max_epochs", " (or None)")
+        try:
+            torch.device(self.device)
+        except RuntimeError as error:
+            raise ValueError(f'device is {self.device!r}, expected one of torch, e.g. "cpu" or "cuda".') from error
 
     def _task(self, inputs: np.ndarray, values: np.ndarray, noise: np.ndarray | None, scaler: Standardizer) -> Task:
         device = torch.device(self.device)
@@ -212,18 +217,19 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         def tensor(values: Tensor) -> Tensor:
             return values.to(dtype=dtype, device=device)
 
-        row_noise = None if noise is None else torch.from_numpy(noise) / scaler.target_std.square()
+        # Divided twice: the square of a tiny unit would be zero.
+        row_noise = None if noise is None else torch.from_numpy(noise) / scaler.target_std / scaler.target_std
         kernel, from_data = self._starting_kernel(num_columns)
         starts = None
-        if self._continues(num_columns, values.shape[1]):
-            kernel, from_data = copy.deepcopy(self.posteriors_[0].prior.kernel).requires_grad_(True), False
-            starts = [float(p.prior.noise.noise) for p in self.posteriors_ if isinstance(p.prior.noise, GaussianNoise)]
+        if self._continues(kernel, values.shape[1]):
+            kernel.load_state_dict(self.posteriors_[0].prior.kernel.state_dict())
+            from_data, starts = False, (self.noise_std_ / self.scaler_.target_std.numpy()) ** 2
         return Task(
             tensor(scaler.inputs(torch.from_numpy(inputs))),
             tensor(scaler.targets(torch.from_numpy(values))),
             None if row_noise is None else tensor(row_noise),
             kernel.to(device),
-            starts,
+            None if starts is None else starts.tolist(),
             from_data,
             _seed(self.random_state),
             min(DEFAULT_MAX_BYTES, max(memory // 8, 2**20)),
@@ -238,20 +244,17 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             return Scale(KERNELS[self.kernel](num_columns)), True
         return copy.deepcopy(self.kernel), False
 
-    def _continues(self, num_columns: int, num_targets: int) -> bool:
-        """Whether this fit starts at the hyperparameters of the last one."""
-        return (
-            bool(self.warm_start)
-            and hasattr(self, "posteriors_")
-            and len(self.feature_names_out_) == num_columns
-            and self.n_outputs_ == num_targets
-        )
+    def _continues(self, kernel: Kernel, num_targets: int) -> bool:
+        """Whether this fit starts at the hyperparameters of the last one: those of the same kernel and targets."""
+        if not self.warm_start or not hasattr(self, "posteriors_") or self.n_outputs_ != num_targets:
+            return False
+        return _structure(kernel) == _structure(self.posteriors_[0].prior.kernel)
 
-    def _run(self, task: Task, method: Method, name: str, **changes: Any) -> FitResult:
+    def _run(self, task: Task, method: Method, name: str, most_steps: int | None = None, **changes: Any) -> FitResult:
         """Train with the user's limits; ``name`` is the subfolder of checkpoints."""
-        steps = self._num_steps(task, method)
-        if steps is not None:
-            changes["num_steps"] = steps
+        limits = [limit for limit in (self._num_steps(task, method), most_steps) if limit is not None]
+        if limits:
+            changes["num_steps"] = min(limits)
         changes.setdefault("max_time", self.max_time)
         folder = None if task.folder is None else task.folder / name
         data = (task.X, task.y, task.row_noise)
@@ -290,16 +293,19 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             raise ValueError("At most one of return_std, return_cov and return_components can be requested.")
         inputs, back = self._inputs(X)
         noise = _sample_noise(sample_noise, (len(inputs), self.n_outputs_))
-        if return_cov:
-            return back(self._answers(inputs)[0]), back(self._covariance(inputs, noise))
-        if return_components:
-            parts = self._components(inputs, noise)
-            arrays = {name: back(values) for name, values in zip(Components._fields, parts[:3], strict=False)}
-            return back(self._answers(inputs)[0]), {**arrays, "computational_kind": parts.kind}
         if return_std:
-            mean, variance = self._answers(inputs, variance=True, sample_noise=noise)
-            return back(mean), back(np.sqrt(variance))
-        return back(self._answers(inputs)[0])
+            mean, std = self._answers(inputs, noise)
+            return back(mean), back(std)
+        mean = back(self._mean(inputs))
+        if return_cov:
+            return mean, back(self._covariance(inputs, noise), targets_axis=2, squared=True)
+        if return_components:
+            parts, kind = self._components(inputs, noise)
+            return mean, {
+                **{name: back(part, squared=True) for name, part in parts.items()},
+                "computational_kind": kind,
+            }
+        return mean
 
     def predict_interval(self, X: Any, level: float = 0.95, sample_noise: Any = None) -> tuple[Any, Any]:
         """Lower and upper end of the central interval that a new observation is in with probability ``level``."""
@@ -316,9 +322,9 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             raise ValueError(f"quantiles are {list(quantiles)}, expected probabilities between 0 and 1.")
         inputs, back = self._inputs(X)
         noise = _sample_noise(sample_noise, (len(inputs), self.n_outputs_))
-        mean, variance = self._answers(inputs, variance=True, sample_noise=noise)
+        mean, std = self._answers(inputs, noise)
         z = np.array([NormalDist().inv_cdf(q) for q in quantiles])
-        return back(mean[..., None] + np.sqrt(variance)[..., None] * z)
+        return back(mean[..., None] + std[..., None] * z)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Any:
         """Joint draws of new observations, in the last axis."""
@@ -336,18 +342,20 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         inputs, back = self._inputs(X)
         values = self._observed(inputs, y)
         noise = _sample_noise(sample_noise, values.shape)
-        moments = self._answers(inputs, variance=True, sample_noise=noise)
-        nll = metrics.row_nll(*(torch.from_numpy(part).reshape(-1) for part in (values, *moments)))
-        return back(-nll.numpy().reshape(values.shape))
+        mean, std = self._answers(inputs, noise)
+        return back(-0.5 * ((values - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi))
 
-    def calibration(self, X: Any, y: Any, levels: Sequence[float] | None = None) -> Calibration:
+    def calibration(
+        self, X: Any, y: Any, levels: Sequence[float] | None = None, sample_noise: Any = None
+    ) -> Calibration:
         """Nominal against observed coverage of central intervals, over all rows and targets."""
         inputs, _ = self._inputs(X)
         values = self._observed(inputs, y)
-        mean, variance = self._answers(inputs, variance=True)
+        mean, std = self._answers(inputs, _sample_noise(sample_noise, values.shape))
         chosen = np.linspace(0.05, 0.95, 19) if levels is None else np.asarray(levels, dtype=float)
-        parts = [torch.from_numpy(part).reshape(-1) for part in (values, mean, variance)]
-        coverage = np.array([metrics.coverage(*parts, level=float(level)) for level in chosen])
+        error = torch.from_numpy((values - mean) / std).reshape(-1)
+        zero, one = torch.zeros_like(error), torch.ones_like(error)
+        coverage = np.array([metrics.coverage(error, zero, one, level=float(level)) for level in chosen])
         return Calibration(chosen, coverage, float(np.abs(coverage - chosen).mean()))
 
     @property
@@ -389,17 +397,18 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # ---- inside ----
 
-    def _inputs(self, X: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
+    def _inputs(self, X: Any) -> tuple[np.ndarray, Callable[..., Any]]:
         """The rows asked for as numbers, and what gives answers the shape and type a user expects."""
         check_is_fitted(self, "posteriors_")
-        validate_data(self, X, skip_check_array=True, reset=False)
+        if getattr(X, "ndim", 2) == 2:  # the encoder has better words for what is no table
+            validate_data(self, X, skip_check_array=True, reset=False)
         inputs = self.encoder_.transform(X)
 
-        def back(values: np.ndarray) -> Any:
-            if not self._target_is_matrix:  # the axis of targets is the second, that of a covariance the last
-                axis = 2 if values.ndim == 3 and values.shape[:2] == (len(inputs),) * 2 and values.shape[2] == 1 else 1
-                values = np.squeeze(values, axis)
-            values = values.astype(self._target_dtype, copy=False)
+        def back(values: np.ndarray, targets_axis: int = 1, squared: bool = False) -> Any:
+            """Without the axis of targets where there was none; squares leave the range of float32 too easily."""
+            if not self._target_is_matrix:
+                values = np.squeeze(values, targets_axis)
+            values = values if squared else values.astype(self._target_dtype, copy=False)
             if isinstance(X, Tensor):
                 return torch.from_numpy(np.ascontiguousarray(values)).to(X.device)
             return values
@@ -408,43 +417,54 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     def _standard(self, inputs: np.ndarray, posterior: Posterior) -> Tensor:
         """Rows in standard units, in the dtype and on the device of the posterior."""
-        return self.scaler_.inputs(torch.from_numpy(inputs)).to(posterior.X)
+        like = posterior.X
+        # Squares must stay finite; so far from all rows, no kernel tells places apart.
+        farthest = torch.finfo(like.dtype).max ** 0.4
+        return self.scaler_.inputs(torch.from_numpy(inputs)).clamp(-farthest, farthest).to(like)
 
-    @torch.no_grad()
-    def _answers(
-        self, inputs: np.ndarray, variance: bool = False, sample_noise: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of new observations, (n, q) each; the variance is empty unless asked for."""
-        shape = (len(inputs), self.n_outputs_)
-        mean, spread = np.empty(shape), np.empty(shape if variance else 0)
-        for start, tile in self._tiles(inputs):
-            rows = slice(start, start + len(tile))
+    def _mean(self, inputs: np.ndarray) -> np.ndarray:
+        """The mean at each row, (n, q)."""
+        mean = np.empty((len(inputs), self.n_outputs_))
+        for rows, tile in self._tiles(inputs):
+            for j, posterior in enumerate(self.posteriors_):
+                mean[rows, j] = _array(posterior.mean(self._standard(tile, posterior)))
+        return self._in_units(mean)
+
+    def _answers(self, inputs: np.ndarray, sample_noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of new observations, (n, q) each."""
+        mean, variance = np.empty((2, len(inputs), self.n_outputs_))
+        for rows, tile in self._tiles(inputs):
             for j, posterior in enumerate(self.posteriors_):
                 X = self._standard(tile, posterior)
-                center, scale = _number(self.scaler_.target_mean, j), _number(self.scaler_.target_std, j)
-                if variance:
-                    known = None if sample_noise is None else X.new_tensor(sample_noise[rows, j] / scale**2)
-                    answer, var = posterior.predict(X, noise=True, row_noise=known)
-                    spread[rows, j] = var.double().cpu().numpy() * scale**2
-                else:
-                    answer = posterior.mean(X)
-                mean[rows, j] = answer.double().cpu().numpy() * scale + center
-        return mean, spread
+                answer = posterior.predict(X, noise=True, row_noise=self._known(sample_noise, rows, j, X))
+                mean[rows, j], variance[rows, j] = _array(answer.mean), _array(answer.variance)
+        return self._in_units(mean), np.sqrt(variance) * self.scaler_.target_std.numpy()
 
-    def _tiles(self, inputs: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
+    def _in_units(self, mean: np.ndarray) -> np.ndarray:
+        return mean * self.scaler_.target_std.numpy() + self.scaler_.target_mean.numpy()
+
+    def _known(self, sample_noise: np.ndarray | None, rows: slice, j: int, like: Tensor) -> Tensor | None:
+        """Known noise of some rows of one target, in standard units."""
+        if sample_noise is None:
+            return None
+        scale = _number(self.scaler_.target_std, j)
+        return like.new_tensor(sample_noise[rows, j] / scale / scale)
+
+    def _tiles(self, inputs: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         with RowProgress(len(inputs), enabled=bool(self.verbose) and len(inputs) > PREDICT_ROWS) as progress:
             for start in range(0, len(inputs), PREDICT_ROWS):
-                yield start, inputs[start : start + PREDICT_ROWS]
-                progress.advance(min(PREDICT_ROWS, len(inputs) - start))
+                tile = inputs[start : start + PREDICT_ROWS]
+                yield slice(start, start + len(tile)), tile
+                progress.advance(len(tile))
 
-    @torch.no_grad()
     def _covariance(self, inputs: np.ndarray, sample_noise: np.ndarray | None) -> np.ndarray:
+        """Joint covariance of new observations, (n, n, q)."""
         self._check_joint(len(inputs))
         parts = []
         for j, posterior in enumerate(self.posteriors_):
             X, scale = self._standard(inputs, posterior), _number(self.scaler_.target_std, j)
-            known = None if sample_noise is None else X.new_tensor(sample_noise[:, j] / scale**2)
-            parts.append(posterior.covariance(X, noise=True, row_noise=known).double().cpu().numpy() * scale**2)
+            known = self._known(sample_noise, slice(None), j, X)
+            parts.append(_array(posterior.covariance(X, noise=True, row_noise=known)) * scale**2)
         return np.stack(parts, -1)
 
     def _check_joint(self, num_rows: int) -> None:
@@ -454,20 +474,20 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 f"{COVARIANCE_ROWS:,} rows. Ask for return_std, which is for each row alone, or for fewer rows."
             )
 
-    @torch.no_grad()
-    def _components(self, inputs: np.ndarray, sample_noise: np.ndarray | None) -> Components:
-        parts: list[list[Components]] = [[] for _ in self.posteriors_]
-        for start, tile in self._tiles(inputs):
-            for j, posterior in enumerate(self.posteriors_):
-                X, scale = self._standard(tile, posterior), _number(self.scaler_.target_std, j)
-                found = variance_components(posterior, X, self._row_noise[j], self.n_rows_)
-                known = 0.0 if sample_noise is None else sample_noise[start : start + len(tile), j]
-                scaled = [values * scale**2 for values in found[:3]]
-                parts[j].append(Components(scaled[0] + known, scaled[1], scaled[2], found.kind))
-        noise, latent, computational = (
-            np.stack([np.concatenate([part[k] for part in column]) for column in parts], 1) for k in range(3)
-        )
-        return Components(noise, latent, computational, parts[0][0].kind)
+    def _components(self, inputs: np.ndarray, sample_noise: np.ndarray | None) -> tuple[dict[str, np.ndarray], str]:
+        """The variance of new observations taken apart, (n, q) each, and what is known of the computational part."""
+        parts = {name: np.empty((len(inputs), self.n_outputs_)) for name in Components._fields}
+        kind = "unknown"
+        for j, posterior in enumerate(self.posteriors_):
+            reference = reference_for(posterior, self._row_noise[j], self.n_rows_)
+            kind = reference.kind
+            for rows, tile in self._tiles(inputs):
+                found = variance_components(posterior, reference, self._standard(tile, posterior))
+                for name, values in found._asdict().items():
+                    parts[name][rows, j] = _array(values) * _number(self.scaler_.target_std, j) ** 2
+        if sample_noise is not None:
+            parts["noise"] += sample_noise
+        return parts, kind
 
     def _observed(self, inputs: np.ndarray, y: Any) -> np.ndarray:
         """Targets to compare with, (n, q), none missing."""
@@ -491,9 +511,29 @@ def _seed(random_state: Any) -> int:
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
-def _dtype_name(y: Any) -> str:
-    dtype = getattr(y, "dtype", None)
-    return "" if dtype is None else str(dtype).removeprefix("torch.").lower()
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().double().cpu().numpy()
+
+
+def _structure(kernel: Kernel) -> list[Any]:
+    """The classes a kernel is made of, and the sizes of its parameters."""
+    sizes = [(name, tuple(values.shape)) for name, values in kernel.state_dict().items()]
+    return [type(part) for part in kernel.modules()] + sizes
+
+
+def _is_matrix(y: Any) -> bool:
+    return (y.ndim if hasattr(y, "ndim") else np.asarray(y).ndim) == 2
+
+
+def _is_float32(y: Any) -> bool:
+    dtypes = list(y.dtypes) if hasattr(y, "dtypes") and np.iterable(y.dtypes) else [getattr(y, "dtype", None)]
+    return all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes)
+
+
+def check_whole_number(value: Any, name: str, or_else: str = "") -> None:
+    """Raise ValueError unless ``value`` is a whole number, 1 or more."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} is {value!r}, expected a whole number, 1 or more{or_else}.")
 
 
 def _sample_noise(sample_noise: Any, shape: tuple[int, ...]) -> np.ndarray | None:

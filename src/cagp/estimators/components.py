@@ -2,7 +2,6 @@
 
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -22,36 +21,45 @@ Kind = Literal["exact", "estimate", "unknown"]
 class Components(NamedTuple):
     """Variances that add up to that of a new observation."""
 
-    noise: np.ndarray
-    latent: np.ndarray  # of the exact posterior: more data would lower it
-    computational: np.ndarray  # what the exact posterior would be more certain of
-    kind: Kind  # of ``computational``: an estimate is a lower bound; NaN where it is unknown
+    noise: Float[Tensor, " t"]
+    latent: Float[Tensor, " t"]  # of the exact posterior: more data would lower it
+    computational: Float[Tensor, " t"]  # what the exact posterior would be more certain of; NaN where it is unknown
 
 
-def variance_components(
-    posterior: Posterior, X: Float[Tensor, "t d"], row_noise: Float[Tensor, " m"] | None, num_rows: int
-) -> Components:
-    """The variance at the rows of ``X``, taken apart.
+class Reference(NamedTuple):
+    """What stands for the exact posterior: its variance is an upper bound of the exact one."""
+
+    posterior: Posterior | None  # None for the posterior in question itself
+    kind: Kind  # of the computational variance: "exact", or "estimate" from below
+
+
+@torch.no_grad()
+def reference_for(posterior: Posterior, row_noise: Float[Tensor, " m"] | None, num_rows: int) -> Reference:
+    """The exact posterior at the same hyperparameters, or what comes close to it at a bounded cost.
 
     Args:
         row_noise: known noise of the rows that the posterior holds.
         num_rows: rows that it was conditioned on, of which it may hold only some.
     """
+    if not isinstance(posterior, CaGPPosterior | LocalPosterior):
+        return Reference(None, "unknown")
+    if isinstance(posterior, CaGPPosterior) and posterior.num_actions == num_rows:
+        return Reference(None, "exact")
+    held, targets = posterior.X, posterior.X.new_zeros(len(posterior.X))  # a variance does not depend on targets
+    if len(held) == num_rows <= EXACT_ROWS:
+        return Reference(CholeskyGP(posterior.prior).condition(held, targets, row_noise), "exact")
+    k = min(NEIGHBOURS, len(held))
+    local = CaGPLocal(posterior.prior).condition(held, targets, row_noise, num_neighbours=k)
+    return Reference(local, "estimate")
+
+
+@torch.no_grad()
+def variance_components(posterior: Posterior, reference: Reference, X: Float[Tensor, "t d"]) -> Components:
+    """The variance at the rows of ``X``, taken apart, in float64."""
     variance = posterior.variance(X).double()
     noise = posterior.prior.noise_variance(X)
-    kind: Kind
-    if not isinstance(posterior, CaGPPosterior | LocalPosterior):
-        exact, kind = variance, "unknown"
-    elif isinstance(posterior, CaGPPosterior) and posterior.num_actions == num_rows:
-        exact, kind = variance, "exact"
-    else:
-        held, none = posterior.X, posterior.X.new_zeros(len(posterior.X))
-        if len(held) == num_rows <= EXACT_ROWS:
-            better, kind = CholeskyGP(posterior.prior).condition(held, none, row_noise), "exact"
-        else:
-            k = min(NEIGHBOURS, len(held))
-            better, kind = CaGPLocal(posterior.prior).condition(held, none, row_noise, num_neighbours=k), "estimate"
-        # Both are bounds from above.
-        exact = torch.minimum(variance, better.variance(X).double())
-    computational = torch.full_like(variance, torch.nan) if kind == "unknown" else variance - exact
-    return Components(noise.cpu().numpy(), exact.cpu().numpy(), computational.cpu().numpy(), kind)
+    if reference.kind == "unknown":
+        return Components(noise, variance, torch.full_like(variance, torch.nan))
+    exact = variance if reference.posterior is None else reference.posterior.variance(X).double()
+    exact = torch.minimum(variance, exact)  # both are bounds from above
+    return Components(noise, exact, variance - exact)

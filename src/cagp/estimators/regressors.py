@@ -9,10 +9,13 @@ from torch import Tensor
 
 from cagp.data.splits import split
 from cagp.estimators import choosing
-from cagp.estimators.base import Fitted, GPRegressor, Task
+from cagp.estimators.base import Fitted, GPRegressor, Task, check_whole_number
 from cagp.estimators.saved import load_model
 from cagp.kernels import Kernel
+from cagp.memory import bytes_of
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Method, Several
+from cagp.methods.cholesky import memory_needed
+from cagp.methods.local import KEPT_BYTES
 from cagp.prior import GP
 from cagp.training import FitResult, seconds_of
 
@@ -82,10 +85,9 @@ class CaGPRegressor(GPRegressor):
         super()._check_parameters()
         if self.method not in METHODS:
             raise ValueError(f"method is {self.method!r}, expected one of {', '.join(METHODS)}.")
-        if self.n_actions != "auto" and not (isinstance(self.n_actions, int) and self.n_actions >= 1):
-            raise ValueError(f'n_actions is {self.n_actions!r}, expected "auto" or a whole number, 1 or more.')
-        if not (isinstance(self.n_neighbors, int) and self.n_neighbors >= 1):
-            raise ValueError(f"n_neighbors is {self.n_neighbors!r}, expected a whole number, 1 or more.")
+        if self.n_actions != "auto":
+            check_whole_number(self.n_actions, "n_actions", ' (or "auto")')
+        check_whole_number(self.n_neighbors, "n_neighbors")
 
     def _default_dtype(self, num_rows: int) -> torch.dtype:
         return torch.float32 if self.method in ("opt", "cg") and num_rows > SMALL else torch.float64
@@ -104,12 +106,12 @@ class CaGPRegressor(GPRegressor):
     def _num_actions(self, task: Task) -> int:
         if isinstance(self.n_actions, str):
             return choosing.number_of_actions(len(task.X), task.memory)
-        return min(self.n_actions, len(task.X))
+        return min(int(self.n_actions), len(task.X))
 
     def _local(self, task: Task, priors: list[GP], shared=None) -> Several:
         return Several(
             [
-                CaGPLocal(prior, self.n_neighbors, shared=shared, seed=task.seed, max_bytes=task.max_bytes)
+                CaGPLocal(prior, int(self.n_neighbors), shared=shared, seed=task.seed, max_bytes=task.max_bytes)
                 for prior in priors
             ]
         )
@@ -129,7 +131,7 @@ class CaGPRegressor(GPRegressor):
         posteriors = self._local(task, priors, shared).condition(task.X, task.y, task.row_noise)
         return Fitted("hybrid" if hybrid else "local", posteriors, result, notes, _every(task))
 
-    def _train_opt(self, task: Task, priors: list[GP], **changes: Any) -> Fitted:
+    def _train_opt(self, task: Task, priors: list[GP], **limits: Any) -> Fitted:
         num_actions, n = self._num_actions(task), len(task.X)
         first = CaGPOpt.from_data(
             priors[0],
@@ -141,7 +143,7 @@ class CaGPRegressor(GPRegressor):
         )
         others = [CaGPOpt(p, first.actions, first.loss, first.max_bytes, first.reblock_at) for p in priors[1:]]
         method = Several([first, *others])
-        result = self._run(task, method, "opt", **changes)
+        result = self._run(task, method, "opt", **limits)
         return Fitted(
             "opt", method.condition(task.X, task.y, task.row_noise), result, [], first.actions.support.detach().clone()
         )
@@ -155,21 +157,26 @@ class CaGPRegressor(GPRegressor):
     def _train_auto(self, task: Task) -> Fitted:
         """Exact for few rows; else local, judged on held-out rows against what shared actions would add."""
         start, n = time.perf_counter(), len(task.X)
-        if n <= choosing.EXACT_ROWS:
-            fitted = _exact(self, task)
+        if n <= choosing.EXACT_ROWS and memory_needed(n) <= task.memory:
             reason = f"Chose exact inference: {n:,} rows are few enough (at most {choosing.EXACT_ROWS:,})."
-            return fitted._replace(notes=[reason])
+            return _exact(self, task)._replace(notes=[reason])
         rows = split(n, min(choosing.VALIDATION_SHARE, choosing.VALIDATION_ROWS / n), task.seed)
         train, held_out = task.rows(rows.train.to(task.X.device)), task.rows(rows.test.to(task.X.device))
         priors = _priors(train, _low_floor(task))
         result = self._run(train, self._local(train, priors), "local")
         num_actions = self._num_actions(task)
-        if 64 * n * num_actions > task.memory or 8 * n * num_actions > 2**30:
-            reason = f"Chose local: {n:,} rows are too many for actions that all questions share."
+        reason = None
+        if result.interrupted:
+            reason = "Chose local: the fit was interrupted before other methods could be compared."
+        elif 64 * n * num_actions > task.memory:
+            reason = f"Chose local: memory does not allow {num_actions:,} actions that all questions share."
+        elif 8 * n * num_actions > KEPT_BYTES:
+            reason = f"Chose local: {n:,} rows are too many for {num_actions:,} actions that all questions share."
+        if reason is not None:
             return self._conditioned(task, priors, False, result, [reason])
         shared = choosing.constant_actions(priors[0].kernel, train.X, self._num_actions(train), task.seed)
         found = [
-            choosing.compare(p, shared, self.n_neighbors, train.column(j), held_out.column(j), task.max_bytes)
+            choosing.compare(p, shared, int(self.n_neighbors), train.column(j), held_out.column(j), task.max_bytes)
             for j, p in enumerate(priors)
         ]
         choice = choosing.Candidates(*(torch.stack(part).mean(0) for part in zip(*found, strict=True))).choose()
@@ -179,8 +186,9 @@ class CaGPRegressor(GPRegressor):
         ]
         if choice.method != "opt":
             return self._conditioned(task, priors, choice.method == "hybrid", result, notes)
+        notes[1] = f"Hyperparameters start at those that local learned in {len(result.steps)} steps."
         left = max(seconds_of(self.max_time) - (time.perf_counter() - start), 1.0)
-        fitted = self._train_opt(task, priors, num_steps=REFINING_STEPS, max_time=left)
+        fitted = self._train_opt(task, priors, most_steps=REFINING_STEPS, max_time=left)
         return fitted._replace(notes=notes)
 
 
@@ -197,6 +205,12 @@ def _every(task: Task) -> Tensor:
 
 
 def _exact(regressor: GPRegressor, task: Task) -> Fitted:
+    n, limit = len(task.X), regressor.max_memory
+    if limit is not None and memory_needed(n) > bytes_of(limit):
+        raise MemoryError(
+            f"exact inference on {n:,} rows needs about {memory_needed(n) / 1e6:,.0f} MB, max_memory is {limit}; "
+            'allow more, use fewer rows, or CaGPRegressor(method="local").'
+        )
     method = Several([CholeskyGP(p, task.max_bytes) for p in _priors(task, _low_floor(task))])
     # A smooth loss of few parameters, every evaluation dear: what L-BFGS is for.
     result = regressor._run(task, method, "exact", optimizer="lbfgs", num_steps=100, min_improvement=1e-4, window=5)
@@ -256,14 +270,13 @@ class SGPRRegressor(GPRegressor):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        if not (isinstance(self.n_inducing, int) and self.n_inducing >= 1):
-            raise ValueError(f"n_inducing is {self.n_inducing!r}, expected a whole number, 1 or more.")
+        check_whole_number(self.n_inducing, "n_inducing")
 
     def _default_dtype(self, num_rows: int) -> torch.dtype:
         return torch.float32 if num_rows > SMALL else torch.float64
 
     def _train(self, task: Task) -> Fitted:
-        method = Several(self._methods(task, _priors(task), min(self.n_inducing, len(task.X))))
+        method = Several(self._methods(task, _priors(task), min(int(self.n_inducing), len(task.X))))
         result = self._run(task, method, "inducing")
         name = type(method.parts[0]).__name__.lower()
         return Fitted(name, method.condition(task.X, task.y, task.row_noise), result, [], None)

@@ -10,7 +10,8 @@ import torch
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
 from cagp.kernels import Kernel
-from cagp.persistence import posterior_from_state, posterior_state
+from cagp.persistence import posterior_from_state, posterior_state, prior_from_state, prior_state
+from cagp.prior import GP
 from cagp.storage import load_state, save_state
 from cagp.training import FitResult, Step
 
@@ -27,7 +28,7 @@ def save_model(model: Any, path: str | Path, dtype: str | None, library: str) ->
         "class": type(model).__name__,
         "library": library,
         "parameters": {name: _plain(value) for name, value in parameters.items()},
-        "own_kernel": isinstance(model.kernel, Kernel),
+        "kernel": prior_state(GP(model.kernel)) if isinstance(model.kernel, Kernel) else None,
         "encoder": model.encoder_.state(),
         "scaler": dict(model.scaler_._asdict()),
         "target_names": list(model.target_names_),
@@ -63,8 +64,8 @@ def _restored(state: dict[str, Any], classes: dict[str, type], kernel: Kernel | 
         raise ValueError(f"the model is a {state['class']!r}, this version of cagp knows {', '.join(classes)}.")
     posteriors = [posterior_from_state(part, kernel) for part in state["posteriors"]]
     parameters = dict(state["parameters"])
-    if state["own_kernel"]:
-        parameters["kernel"] = posteriors[0].prior.kernel
+    if state["kernel"] is not None:
+        parameters["kernel"] = prior_from_state(state["kernel"], kernel).kernel
     model = classes[state["class"]](**parameters)
     model.encoder_, model.scaler_ = Encoder.from_state(state["encoder"]), Standardizer(**state["scaler"])
     model.feature_names_out_ = np.asarray(model.encoder_.names_out, dtype=object)
