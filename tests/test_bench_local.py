@@ -16,6 +16,7 @@ from cagp import GP, GaussianNoise, metrics
 from cagp.bench import local as bench_local
 from cagp.bench.generalization import load_table
 from cagp.bench.local import Run, in_new_process, measure
+from cagp.bench.records import best_of
 from cagp.cli import main
 from cagp.data import split
 from cagp.engine import native
@@ -66,6 +67,7 @@ def test_interval_width_is_the_mean_distance_of_the_quantiles(level):
 def small_problem(monkeypatch, d=3, k=5):
     monkeypatch.setattr(bench_local, "NUM_TRAIN", 80)
     monkeypatch.setattr(bench_local, "BATCH", 20)
+    monkeypatch.setattr(bench_local, "SECONDS", 0.0)
     monkeypatch.setattr(bench_local, "NUM_QUESTIONS", {"native": 40, "torch": 30})
     monkeypatch.setattr(bench_local, "TORCH_ENTRIES", 8 * k**2)  # so that torch works in several tiles
     monkeypatch.setattr(bench_local, "DIMENSIONS", (d,))
@@ -102,6 +104,25 @@ def test_speed_has_a_record_for_every_backend_and_says_how_they_compare(monkeypa
     slower = {"backend": "torch", "predict_per_s": 5.0, "train_per_s": 10.0}
     assert bench_local._ratios(compiled, slower) == {"predict_per_torch": 10.0, "train_per_torch": 3.0}
     assert bench_local._ratios(compiled, {"backend": "torch", "error": "no"}) == {}
+
+
+def test_the_fastest_call_of_all_turns_counts(monkeypatch, capsys):
+    small_problem(monkeypatch)
+    times = iter([(0.5, 0.2), (0.25, 0.4), (1.0, 1.0)])
+    monkeypatch.setattr(bench_local, "_seconds", lambda *_: next(times))
+    monkeypatch.setattr(bench_local, "_backends", lambda: [bench_local.Backend("torch", 1)])
+    assert main(["bench", "local", "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert (record["predict_per_s"], record["train_per_s"]) == (30 / 0.25, 20 / 0.2)
+
+
+def test_short_calls_are_timed_more_often_than_asked():
+    calls = []
+    best_of(1, lambda: calls.append(time.sleep(0.005)), at_least_s=0.05)
+    assert 4 <= len(calls) <= 11
+    calls.clear()
+    best_of(3, lambda: calls.append(None))
+    assert len(calls) == 1 + 3
 
 
 def test_rates_are_rows_by_seconds_with_the_threads_of_the_backend(monkeypatch):

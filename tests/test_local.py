@@ -23,8 +23,11 @@ from cagp import (
     ConstantMean,
     DenseActions,
     GaussianNoise,
+    KnownNoise,
+    LinearMean,
     LocalPosterior,
     NeighbourSearch,
+    ZeroMean,
     fit,
 )
 from cagp.actions import Partition, ordered_blocks
@@ -149,6 +152,66 @@ def test_every_instruction_set_gives_the_dense_moments_and_the_gradients_of_the_
             assert_close(actual, expected, TOLERANCE[dtype])
         for actual, expected in zip(*(gradients(case, backend) for backend in ("native", "torch")), strict=True):
             assert_close(actual, expected, 10 * TOLERANCE[dtype])
+
+
+@needs_native
+@pytest.mark.parametrize(("k", "d"), [(1, 1), (2, 7), (5, 2), (8, 9), (15, 3), (16, 20), (18, 6), (33, 5)])
+@pytest.mark.parametrize("instructions", INSTRUCTION_SETS)
+def test_blocks_of_rows_and_inputs_of_every_size_give_the_moments_and_gradients_of_the_torch_path(
+    instructions, k, d, monkeypatch
+):
+    monkeypatch.setattr(native, "_native", InstructionSet(native._native, instructions))
+    for name in ("Matern32", "RationalQuadratic"):
+        case = make_case(stationary(name, d), k, t=7, d=d, missing=k % 2 == 0)
+        for pair in (
+            zip(case.moments("native"), case.moments("torch"), strict=True),
+            zip(gradients(case, "native"), gradients(case, "torch"), strict=True),
+        ):
+            for actual, expected in pair:
+                assert_close(actual, expected, 1e-9)
+
+
+@needs_native
+def test_noise_that_is_one_number_need_not_be_written_out():
+    case = make_case(stationary("Matern52", 3), 6, missing=True)
+    one = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    means = []
+    for noise in (one.expand(case.noise.shape), one.expand(case.noise.shape).contiguous()):
+        mean, explained = case._replace(noise=noise).moments("native")
+        means.append([mean, explained, *torch.autograd.grad((mean + explained).sum(), one)])
+    for a, b in zip(*means, strict=True):
+        assert torch.equal(a, b)
+
+
+@needs_native
+@pytest.mark.parametrize("place", ["questions", "noise", "residual", "gram", "cross", "kernel"])
+def test_a_gradient_is_the_same_whatever_else_is_differentiated(place):
+    case = make_case(stationary("Matern32", 3), 6, given=True, missing=True)
+    every = dict(zip(["questions", "noise", "residual", "gram", "cross"], gradients(case, "native"), strict=False))
+    if place == "kernel":
+        alone = torch.autograd.grad(weighted_sum(case, "native"), list(case.kernel.parameters()))
+        for a, b in zip(alone, gradients(case, "native")[5:], strict=True):
+            assert torch.equal(a, b)
+        return
+    case.kernel.requires_grad_(False)
+    case = case._replace(**{place: getattr(case, place).clone().requires_grad_()})
+    (alone,) = torch.autograd.grad(weighted_sum(case, "native"), getattr(case, place))
+    assert torch.equal(alone, every[place])
+
+
+def test_means_and_noise_of_rows_are_those_at_the_rows():
+    g = torch.Generator().manual_seed(3)
+    X, row_noise = torch.randn(9, 2, generator=g), torch.rand(9, generator=g) + 0.1
+    rows = torch.tensor([3, 3, 0, 8, 5])
+    linear = LinearMean(2)
+    with torch.no_grad():
+        linear.slope.fill_(0.7)
+    for mean in (ZeroMean(), ConstantMean(0.8), linear):
+        assert torch.equal(mean.of_rows(X, rows), mean(X[rows]))
+        assert mean.of_rows(X, rows).dtype == X.dtype
+    for noise in (GaussianNoise(0.3), KnownNoise()):
+        assert torch.equal(noise.of_rows(X, rows, row_noise), noise(X[rows], row_noise[rows]))
+    assert torch.equal(GaussianNoise(0.3).of_rows(X, rows), GaussianNoise(0.3)(X[rows]))
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from scipy.linalg.lapack import dpstrf  # pyright: ignore[reportAttributeAccessIssue]
 from torch import Tensor
 
-from cagp.engine import DEFAULT_MAX_BYTES, NEGLIGIBLE, BlockWeights, kernel_product, local_moments
+from cagp.engine import DEFAULT_MAX_BYTES, NEGLIGIBLE, Backend, BlockWeights, kernel_product, local_moments
 from cagp.linalg import safe_cholesky
 from cagp.prior import GP
 from cagp.projection import Projection
@@ -111,6 +111,8 @@ def local_answers(
     neighbours: Int[Tensor, "t k"],
     shared: SharedActions | None = None,
     kept_rows: Float[Tensor, "n i"] | None = None,
+    *,
+    backend: Backend = "auto",
 ) -> Moments:
     """Mean and variance of the function at each question from its own rows, and from the shared actions if given.
 
@@ -119,16 +121,16 @@ def local_answers(
     Args:
         neighbours: rows of ``X`` for each question; -1 for none.
         kept_rows: v_r of all rows, where it is at hand already.
+        backend: see ``local_moments``.
 
     Time O(t k² (k + d)), with i shared actions on m rows another O(t k² i) and O(u m d + u i²) for the u rows that
     occur, unless they are kept.
     """
-    present = neighbours >= 0
-    near = neighbours.clamp_min(0)
+    first, last = (int(row) for row in neighbours.aminmax())
+    near = neighbours if first >= 0 else neighbours.clamp_min(0)
     flat = near.reshape(-1)
-    inputs = X[flat]
-    noise = prior.noise_variance(inputs, None if row_noise is None else row_noise[flat]).view(near.shape)
-    residual = (y[flat] - prior.mean(inputs)).double().view(near.shape)
+    noise = prior.noise.of_rows(X, flat, row_noise).view(near.shape)
+    residual = (y.index_select(0, flat) - prior.mean.of_rows(X, flat)).double().view(near.shape)
     mean = prior.mean(questions).double()
     variance = prior.kernel.diag(questions).double()
     gram = cross = None
@@ -138,8 +140,9 @@ def local_answers(
         gram, cross = v @ v.mT, (v @ u[:, :, None])[:, :, 0]
         residual = residual - v @ shared.targets
         mean, variance = mean + u @ shared.targets, variance - u.square().sum(1)
-    if bool(present.any()):
-        update, explained = local_moments(prior.kernel, questions, X, neighbours, noise, residual, gram, cross)
+    if last >= 0:
+        rows = (neighbours, noise, residual, gram, cross)
+        update, explained = local_moments(prior.kernel, questions, X, *rows, backend=backend)
         mean, variance = mean + update.double(), variance - explained.double()
     return Moments(mean, variance)
 

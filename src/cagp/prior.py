@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cagp.checks import check_row_noise
@@ -18,12 +18,19 @@ class Mean(nn.Module, ABC):
     def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """m(X), in the dtype of ``X``."""
 
+    def of_rows(self, X: Float[Tensor, "n d"], rows: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
+        """m(X[rows]); a mean that does not look at the inputs need not gather them."""
+        return self(X[rows])
+
 
 class ZeroMean(Mean):
     """m(x) = 0."""
 
     def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return X.new_zeros(X.shape[0])
+
+    def of_rows(self, X: Float[Tensor, "n d"], rows: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
+        return X.new_zeros(1).expand(rows.shape[0])
 
 
 class ConstantMean(Mean):
@@ -35,6 +42,9 @@ class ConstantMean(Mean):
 
     def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return self.constant.to(X).expand(X.shape[0])
+
+    def of_rows(self, X: Float[Tensor, "n d"], rows: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
+        return self.constant.to(X).expand(rows.shape[0])
 
 
 class LinearMean(Mean):
@@ -58,6 +68,12 @@ class Noise(nn.Module, ABC):
     def forward(self, X: Float[Tensor, "n d"], row_noise: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
         """D in float64; ``row_noise`` holds the known part of each row's variance."""
 
+    def of_rows(
+        self, X: Float[Tensor, "n d"], rows: Int[Tensor, " m"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> Float[Tensor, " m"]:
+        """D of X[rows]; noise that does not look at the inputs need not gather them."""
+        return self(X[rows], None if row_noise is None else row_noise[rows])
+
 
 class GaussianNoise(Noise):
     """D = noise + row_noise: one learned variance for all rows, on top of what is known of each row.
@@ -77,6 +93,12 @@ class GaussianNoise(Noise):
     def forward(self, X: Float[Tensor, "n d"], row_noise: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
         noise = self.noise.to(X.device).expand(X.shape[0])
         return noise if row_noise is None else noise + row_noise.double()
+
+    def of_rows(
+        self, X: Float[Tensor, "n d"], rows: Int[Tensor, " m"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> Float[Tensor, " m"]:
+        noise = self.noise.to(X.device).expand(rows.shape[0])
+        return noise if row_noise is None else noise + row_noise[rows].double()
 
 
 class KnownNoise(Noise):

@@ -2,9 +2,15 @@
 // serial (factorisation, solves) is done for a vector of questions at once.
 //
 // For a question x with rows N, everything is measured from x in lengthscale units, which keeps the digits of close
-// rows. The factorisation works on C bordered by two more rows, c' and r', which come out as w' = (L^-1 c)' and
-// u' = (L^-1 r)': mean = u'w, explained = w'w. A row whose variance given the rows before it is zero to round-off
-// carries no information: its pivot counts as infinite, and it is left out.
+// rows. The factorisation C = L D L', whose pivots wait for no square roots, works on C bordered by two more rows, c'
+// and r', which come out as w' = (L^-1 c)' and u' = (L^-1 r)': mean = u'D^-1 w, explained = w'D^-1 w. A row whose variance
+// given the rows before it (its entry of D) is zero to round-off carries no information: its pivot counts as infinite,
+// and it is left out.
+//
+// Gradients need one pass: both results depend on few parameters, so that their slopes are written down for every
+// question while its matrix is in the cache. With a = C^-1 r and b = C^-1 c the slopes in C, both triangles of an
+// entry together, are -(a_i b_j + b_i a_j) and -2 b_i b_j; those in c are a and 2b, which is the same formula for one
+// more row, the question, with a = 0 and b = -1.
 #pragma once
 
 #include "profiles.h"
@@ -29,38 +35,45 @@ template <> struct Precision<double> {
 template <class T, class Profile> class LocalPanel {
   public:
     static Index bytes(const LocalProblem<T>& p) {
-        return 64 + Index(sizeof(V)) * (p.k * p.d + (p.k + 2) * p.k + 6 * p.k + 2 * p.d);
+        const Index matrices = Profile::has_alpha ? 3 : 2;
+        return 64 + Index(sizeof(V)) * ((p.k + 1) * p.d + matrices * (p.k + 2) * p.k + 6 * (p.k + 1) + p.d);
     }
 
     LocalPanel(const LocalProblem<T>& problem, void* memory) : p(problem), profile(problem.alpha), scale(T(p.outputscale)) {
         auto address = (reinterpret_cast<std::uintptr_t>(memory) + 63) & ~std::uintptr_t(63);
         points = reinterpret_cast<V*>(address);
-        A = points + p.k * p.d;
-        present = A + (p.k + 2) * p.k;
-        inverse = present + p.k;
-        alpha = inverse + p.k;
-        beta = alpha + p.k;
-        cotangent = beta + p.k;
-        border = cotangent + p.k;
-        squares = border + p.k;
-        question = squares + p.d;
+        A = points + (p.k + 1) * p.d;
+        slopes = A + (p.k + 2) * p.k;
+        present = slopes + (p.k + 2) * p.k;
+        noise = present + p.k + 1;
+        variance = noise + p.k + 1;
+        inverse = variance + p.k + 1;
+        alpha = inverse + p.k + 1;
+        beta = alpha + p.k + 1;
+        origin = beta + p.k + 1;
+        shapes = origin + p.d;
     }
 
-    // Loads the questions [first, first + count), factorises, and solves.
-    void solve(Index first_, int count_) {
+    // Loads the questions [first, first + count), factorises, and solves; with slopes of the kernel if wanted.
+    void solve(Index first_, int count_, bool with_slopes) {
         first = first_, count = count_;
         gather();
         load_targets();
-        covariances();
+        squared_distances();
+        if (with_slopes)
+            covariances<true>();
+        else
+            covariances<false>();
         factorise();
     }
 
-    void write(T* mean, T* explained) const {
-        V m{}, e{};
+    void write(T* mean, T* explained) {
+        m = e = V{};
         const V *w = row(p.k), *u = row(p.k + 1);
         for (Index a = 0; a < p.k; ++a) {
-            m += w[a] * u[a];
-            e += w[a] * w[a];
+            const V share = w[a] * inverse[a];
+            m += share * u[a];
+            e += share * w[a];
         }
         for (int l = 0; l < count; ++l) {
             mean[first + l] = m[l];
@@ -68,282 +81,356 @@ template <class T, class Profile> class LocalPanel {
         }
     }
 
-    // After solve().
-    void write_solutions(const LocalSolutions<T>& out) {
+    // After write(), whose results it uses.
+    void write_gradients(const LocalGradients<T>& out) {
         back_substitute();
         for (Index a = 0; a < p.k; ++a) {
-            write_lanes(out.alpha, a, alpha[a]);
-            write_lanes(out.beta, a, beta[a]);
+            write_lanes(out.alpha, p.k, a, alpha[a]);
+            write_lanes(out.beta, p.k, a, beta[a]);
         }
-    }
-
-    // Gradients of the questions [first, first + count), given their solutions and the gradients of the results.
-    void gradient(Index first_, int count_, const LocalSolutions<T>& solutions, const LocalCotangents<T>& given,
-                  const LocalGradients<T>& out) {
-        first = first_, count = count_;
-        gather();
-        V g{}, h{};
-        for (int l = 0; l < count; ++l) {  // zero in lanes without a question
-            g[l] = given.mean[first + l];
-            h[l] = given.explained[first + l];
+        if (!out.parameters) return;
+        scale_gradients(out);
+        shape_gradients(out);
+        if (out.questions) question_gradients(out);
+        switch (p.d % kColumns) {
+            case 1: distance_gradients<1>(0, out); break;
+            case 2: distance_gradients<2>(0, out); break;
+            case 3: distance_gradients<3>(0, out); break;
         }
-        for (Index a = 0; a < p.k; ++a) {
-            alpha[a] = read_lanes(solutions.alpha, p.k, a);
-            beta[a] = read_lanes(solutions.beta, p.k, a);
-        }
-        V scale_sum{}, alpha_sum{};
-        for (Index j = 0; j < p.d; ++j) squares[j] = question[j] = V{};
-        for (Index a = 0; a < p.k; ++a) {
-            // Of C: -(g (alpha beta' + beta alpha') / 2 + h beta beta'); of c: g alpha + 2 h beta; of r: g beta.
-            const V of_c = g * alpha[a] + 2 * (h * beta[a]), of_r = g * beta[a];
-            const V of_noise = -beta[a] * (g * alpha[a] + h * beta[a]);
-            scale_sum += of_noise;
-            write_lanes(out.noise, a, of_noise);
-            write_lanes(out.residual, a, of_r);
-            if (out.cross) write_lanes(out.cross, a, -of_c);
-            if (out.gram) write_gram(out.gram, a, a, -of_noise);
-            auto visit = [&](Index b, V r2) {
-                const V pair = -(of_c * beta[b] + of_r * alpha[b]);  // both triangles of C together
-                if (out.gram) write_gram(out.gram, a, b, pair * T(-0.5));
-                V slope_alpha{};
-                const Value<T> value = profile.value_and_slope(r2, slope_alpha);
-                scale_sum += pair * value.k;
-                cotangent[b] = pair * scale * value.slope;
-                if (Profile::has_alpha) alpha_sum += pair * scale * slope_alpha;
-            };
-            for_each_before(a, visit);
-            V slope_alpha{};
-            const Value<T> value = profile.value_and_slope(squared_norm(a), slope_alpha);
-            scale_sum += of_c * value.k;
-            const V of_question = of_c * scale * value.slope;
-            if (Profile::has_alpha) alpha_sum += of_c * scale * slope_alpha;
-            distance_gradients(a, of_question);
-        }
-        for (Index j = 0; j < p.d; ++j) out.square[j] += sum_lanes_double<T>(squares[j]);
-        *out.scale += sum_lanes_double<T>(scale_sum);
-        if (Profile::has_alpha) *out.alpha += sum_lanes_double<T>(alpha_sum);
-        if (out.questions)
-            for (int l = 0; l < count; ++l)
-                for (Index j = 0; j < p.d; ++j)
-                    out.questions[(first + l) * p.d + j] = question[j][l] * p.inverse_lengthscale[j];
+        for (Index j = p.d % kColumns; j < p.d; j += kColumns) distance_gradients<kColumns>(j, out);
     }
 
   private:
     using V = Vec<T>;
-    static constexpr int kSimultaneous = 4;  // dot products that do not wait for each other
+    static constexpr int kColumns = 4;   // of the matrix, or of the inputs, that are worked on together
+    static constexpr int kTogether = 3;  // rows that meet them: their products fill the registers
+    static constexpr int kNear = 2;      // the same for distances, which need more registers
 
     const LocalProblem<T>& p;
     const Profile profile;
     const T scale;
-    V *points, *A, *present, *inverse, *alpha, *beta, *cotangent, *border, *squares, *question;
+    V *points, *A, *slopes, *present, *noise, *variance, *inverse, *alpha, *beta, *origin, *shapes;
+    V m{}, e{};  // mean and explained
     Index first = 0;
     int count = 0;
+    bool complete = true;
 
     V* row(Index a) { return A + a * p.k; }
-    const V* row(Index a) const { return A + a * p.k; }
+
+    // Lanes without a question repeat the last one.
+    Index question(int l) const { return first + (l < count ? l : count - 1); }
 
     void gather() {
-        for (int l = 0; l < kLanes<T>; ++l) {  // lanes without a question repeat the last one
-            const Index q = first + (l < count ? l : count - 1);
-            const T* x = p.questions + q * p.d;
-            for (Index a = 0; a < p.k; ++a) {
-                const Index n = p.neighbours[q * p.k + a];
-                const T* z = n >= 0 ? p.X + n * p.d : x;
-                T* lane = reinterpret_cast<T*>(points + a * p.d) + l;
-                for (Index j = 0; j < p.d; ++j) lane[j * kLanes<T>] = (z[j] - x[j]) * p.inverse_lengthscale[j];
-            }
+        const T* x[kLanes<T>];
+        const Index* rows[kLanes<T>];
+        Index least = 0;
+        for (int l = 0; l < kLanes<T>; ++l) {
+            x[l] = p.questions + question(l) * p.d;
+            rows[l] = p.neighbours + question(l) * p.k;
         }
-    }
-
-    void load_targets() {
+        for (Index j = 0; j < p.d; ++j) origin[j] = lanes(x, j);
         for (Index a = 0; a < p.k; ++a) {
+            const T* z[kLanes<T>];
             for (int l = 0; l < kLanes<T>; ++l) {
-                const Index e = (first + (l < count ? l : count - 1)) * p.k + a;
-                const bool there = p.neighbours[e] >= 0;
-                present[a][l] = T(there);
-                row(p.k + 1)[a][l] = there ? p.residual[e] : T(0);
-                border[a][l] = there ? p.noise[e] : T(1);
+                const Index n = rows[l][a];
+                least = n < least ? n : least;
+                z[l] = n >= 0 ? p.X + n * p.d : x[l];
             }
+            V* point = points + a * p.d;
+            for (Index j = 0; j < p.d; ++j) point[j] = (lanes(z, j) - origin[j]) * p.inverse_lengthscale[j];
         }
+        for (Index j = 0; j < p.d; ++j) points[p.k * p.d + j] = V{};
+        complete = least >= 0;
     }
 
-    V squared_norm(Index a) const {
-        V r2{};
-        for (Index j = 0; j < p.d; ++j) r2 += points[a * p.d + j] * points[a * p.d + j];
-        return r2;
-    }
-
-    V squared_distance(Index a, Index b) const {
-        V r2{};
-        for (Index j = 0; j < p.d; ++j) {
-            const V difference = points[a * p.d + j] - points[b * p.d + j];
-            r2 += difference * difference;
-        }
-        return r2;
-    }
-
-    // Calls visit(b, squared distance of rows a and b) for b < a, several at a time.
-    template <class Visit> void for_each_before(Index a, const Visit& visit) const {
-        Index b = 0;
-        for (; b + kSimultaneous <= a; b += kSimultaneous) {
-            V r2[kSimultaneous] = {};
-            for (Index j = 0; j < p.d; ++j) {
-                const V x = points[a * p.d + j];
-                for (int s = 0; s < kSimultaneous; ++s) {
-                    const V difference = x - points[(b + s) * p.d + j];
-                    r2[s] += difference * difference;
-                }
-            }
-            for (int s = 0; s < kSimultaneous; ++s) visit(b + s, r2[s]);
-        }
-        for (; b < a; ++b) visit(b, squared_distance(a, b));
-    }
-
-    // Adds what the cotangents of row a with the rows before it, and with the question, say of squares and question.
-    void distance_gradients(Index a, V of_question) {
-        const V* x = points + a * p.d;
-        for (Index j = 0; j < p.d; ++j) {
-            V sum[2] = {of_question * x[j] * x[j], V{}};
-            Index b = 0;
-            for (; b + 2 <= a; b += 2)
-                for (int s = 0; s < 2; ++s) {
-                    const V difference = x[j] - points[(b + s) * p.d + j];
-                    sum[s] += cotangent[b + s] * difference * difference;
-                }
-            if (b < a) {
-                const V difference = x[j] - points[b * p.d + j];
-                sum[0] += cotangent[b] * difference * difference;
-            }
-            squares[j] += sum[0] + sum[1];
-            question[j] -= 2 * of_question * x[j];
-        }
-    }
-
-    // Values of this panel's questions; zero in lanes without one.
-    V read_lanes(const T* values, Index size, Index position) const {
-        V v{};
-        for (int l = 0; l < count; ++l) v[l] = values[(first + l) * size + position];
+    static V lanes(const T* const* values, Index position) {
+        V v;
+        for (int l = 0; l < kLanes<T>; ++l) v[l] = values[l][position];
         return v;
     }
 
-    void covariances() {
-        V* c = row(p.k);
+    // Values of this panel's questions.
+    V read_lanes(const T* values, Index stride, Index position) const {
+        V v;
+        for (int l = 0; l < kLanes<T>; ++l) v[l] = values[question(l) * stride + position];
+        return v;
+    }
+
+    void load_targets() {
+        V* r = row(p.k + 1);
         for (Index a = 0; a < p.k; ++a) {
-            V* entries = row(a);
-            for_each_before(a, [&](Index b, V r2) { entries[b] = present[a] * present[b] * (profile.value(r2) * scale); });
-            entries[a] = present[a] * scale + border[a];
-            border[a] = entries[a];  // from here on: the prior variance, against which a pivot is measured
-            c[a] = present[a] * (profile.value(squared_norm(a)) * scale);
-            if (p.gram)
-                for (Index e = 0; e <= a; ++e)
-                    entries[e] -= present[a] * present[e] * read_lanes(p.gram, p.k * p.k, a * p.k + e);
-            if (p.cross) c[a] -= present[a] * read_lanes(p.cross, p.k, a);
+            r[a] = read_lanes(p.residual, p.k, a);
+            noise[a] = read_lanes(p.noise.data, p.noise.row, a * p.noise.column);
+            present[a] = splat<T>(T(1));
+        }
+        if (complete) return;
+        for (Index a = 0; a < p.k; ++a)
+            for (int l = 0; l < kLanes<T>; ++l)
+                if (p.neighbours[question(l) * p.k + a] < 0) {
+                    present[a][l] = r[a][l] = T(0);
+                    noise[a][l] = T(1);
+                }
+    }
+
+    // Of every row, the question last, with the rows before it; what lands right of the diagonal is of no use.
+    void squared_distances() {
+        Index b = 0;
+        for (; b + kColumns <= p.k; b += kColumns) distances_to<kColumns>(b);
+        for (; b < p.k; ++b) distances_to<1>(b);
+    }
+
+    template <int C> void distances_to(Index b) {
+        Index a = b + 1;
+        for (; a + kNear <= p.k + 1; a += kNear) tile<kNear, C>(a, b);
+        for (; a <= p.k; ++a) tile<1, C>(a, b);
+    }
+
+    template <int R, int C> CAGP_FLAT void tile(Index a, Index b) {
+        V r2[R][C];
+        repeat<R>([&](auto s) { repeat<C>([&](auto c) { r2[s][c] = V{}; }); });
+        const V *x = points + a * p.d, *z = points + b * p.d;
+        for (Index j = 0; j < p.d; ++j) {
+            V near[C];
+            repeat<C>([&](auto c) { near[c] = z[c * p.d + j]; });
+            repeat<R>([&](auto s) {
+                const V here = x[s * p.d + j];
+                repeat<C>([&](auto c) {
+                    const V difference = here - near[c];
+                    r2[s][c] += difference * difference;
+                });
+            });
+        }
+        repeat<R>([&](auto s) { repeat<C>([&](auto c) { row(a + s)[b + c] = r2[s][c]; }); });
+    }
+
+    // From squared distances to covariances, in their place; and to slopes in the squared distance.
+    template <bool with_slopes> void covariances() {
+        for (Index a = 0; a <= p.k; ++a) {
+            V *entries = row(a), *slope = slopes + a * p.k, *shape = shapes + a * p.k;
+            for (Index b = 0; b < before(a); ++b) {
+                if (with_slopes) {
+                    V slope_alpha{};
+                    const Value<T> value = profile.value_and_slope(entries[b], slope_alpha);
+                    entries[b] = value.k * scale;
+                    slope[b] = value.slope * scale;
+                    if (Profile::has_alpha) shape[b] = slope_alpha * scale;
+                } else {
+                    entries[b] = profile.value(entries[b]) * scale;
+                }
+            }
+        }
+        for (Index a = 0; a < p.k; ++a) row(a)[a] = variance[a] = present[a] * scale + noise[a];
+        if (p.gram)
+            for (Index a = 0; a < p.k; ++a)
+                for (Index b = 0; b <= a; ++b)
+                    row(a)[b] -= present[a] * present[b] * read_lanes(p.gram, p.k * p.k, a * p.k + b);
+        if (p.cross)
+            for (Index a = 0; a < p.k; ++a) row(p.k)[a] -= read_lanes(p.cross, p.k, a);
+        if (complete) return;
+        for (Index a = 0; a < p.k; ++a) {
+            for (Index b = 0; b < a; ++b) row(a)[b] *= present[a] * present[b];
+            row(p.k)[a] *= present[a];
         }
     }
 
-    // Two columns at a time: the entries below their pivots are dot products that do not wait for each other.
     void factorise() {
         Index j = 0;
-        for (; j + 2 <= p.k; j += 2) {
-            reduce<1, 1>(j, j);
-            pivot(j);
-            reduce<1, 1>(j + 1, j);  // the first column's entry in the second's row
-            row(j + 1)[j] *= inverse[j];
-            reduce<1, 1>(j + 1, j + 1);
-            pivot(j + 1);
-            Index i = j + 2;
-            for (; i + kSimultaneous <= p.k + 2; i += kSimultaneous) two_columns<kSimultaneous>(i, j);
-            for (; i < p.k + 2; ++i) two_columns<1>(i, j);
-        }
-        if (j < p.k) {
-            reduce<1, 1>(j, j);
-            pivot(j);
-            for (Index i = j + 1; i < p.k + 2; ++i) {
-                reduce<1, 1>(i, j);
-                row(i)[j] *= inverse[j];
-            }
-        }
+        for (; j + kColumns <= p.k; j += kColumns) columns<kColumns>(j);
+        for (; j < p.k; ++j) columns<1>(j);
     }
 
-    void pivot(Index j) {
-        const V value = row(j)[j], one = splat<T>(T(1));
-        const auto counts = value > border[j] * (256 * Precision<T>::epsilon);
-        inverse[j] = counts ? one / sqrt(counts ? value : one) : V{};
-    }
-
-    template <int R> void two_columns(Index i, Index j) {
-        reduce<R, 2>(i, j);
-        const V between = row(j + 1)[j];
-        for (int s = 0; s < R; ++s) {
-            V* entries = row(i + s);
-            entries[j] *= inverse[j];
-            entries[j + 1] = (entries[j + 1] - entries[j] * between) * inverse[j + 1];
+    // Columns [j, j + C) of L D, and of w' and u'. Of the rows [j, j + C), the columns before turn from L D to L.
+    template <int C> CAGP_FLAT void columns(Index j) {
+        V LD[C][C], L[C][C];
+        V* z = row(j);
+        repeat<C>([&](auto r) { repeat<r + 1>([&](auto c) { LD[r][c] = z[r * p.k + j + c]; }); });
+        for (Index i = 0; i < j; ++i) {
+            V v[C], l[C];
+            repeat<C>([&](auto r) {
+                v[r] = z[r * p.k + i];
+                z[r * p.k + i] = l[r] = v[r] * inverse[i];
+            });
+            repeat<C>([&](auto r) { repeat<r + 1>([&](auto c) { LD[r][c] -= v[r] * l[c]; }); });
         }
+        repeat<C>([&](auto c) {
+            const V pivot = LD[c][c], one = splat<T>(T(1));
+            const auto counts = pivot > variance[j + c] * (256 * Precision<T>::epsilon);  // of its prior variance
+            const V inverted = inverse[j + c] = counts ? one / (counts ? pivot : one) : V{};
+            repeat<C>([&](auto r) {
+                if (r <= c) return;
+                z[r * p.k + j + c] = L[r][c] = LD[r][c] * inverted;
+            });
+            repeat<C>([&](auto r) {
+                repeat<r + 1>([&](auto next) {
+                    if (next > c) LD[r][next] -= LD[r][c] * L[next][c];
+                });
+            });
+        });
+        Index i = j + C;
+        for (; i + kTogether <= p.k + 2; i += kTogether) below<kTogether, C>(i, j);
+        if (i + 2 == p.k + 2)
+            below<2, C>(i, j);
+        else if (i + 1 == p.k + 2)
+            below<1, C>(i, j);
     }
 
-    // Rows [i, i + R) of columns [j, j + C) less their products with the columns before j (for a single column that is
-    // the second of two: before itself).
-    template <int R, int C> void reduce(Index i, Index j) {
+    // Rows [i, i + R) of these columns.
+    template <int R, int C> CAGP_FLAT void below(Index i, Index j) {
+        V *x = row(i), *z = row(j);
         V sum[R][C];
-        for (int s = 0; s < R; ++s)
-            for (int c = 0; c < C; ++c) sum[s][c] = row(i + s)[j + c];
-        for (Index e = 0; e < j; ++e) {
-            V pivots[C];
-            for (int c = 0; c < C; ++c) pivots[c] = row(j + c)[e];
-            for (int s = 0; s < R; ++s) {
-                const V v = row(i + s)[e];
-                for (int c = 0; c < C; ++c) sum[s][c] -= v * pivots[c];
-            }
+        repeat<R>([&](auto s) { repeat<C>([&](auto c) { sum[s][c] = x[s * p.k + j + c]; }); });
+        for (Index b = 0; b < j; ++b) {
+            V v[R];
+            repeat<R>([&](auto s) { v[s] = x[s * p.k + b]; });
+            repeat<C>([&](auto c) {
+                const V l = z[c * p.k + b];
+                repeat<R>([&](auto s) { sum[s][c] -= v[s] * l; });
+            });
         }
-        for (int s = 0; s < R; ++s)
-            for (int c = 0; c < C; ++c) row(i + s)[j + c] = sum[s][c];
+        repeat<C>([&](auto c) {
+            repeat<c>([&](auto past) {
+                const V l = z[c * p.k + j + past];
+                repeat<R>([&](auto s) { sum[s][c] -= sum[s][past] * l; });
+            });
+            repeat<R>([&](auto s) { x[s * p.k + j + c] = sum[s][c]; });
+        });
     }
 
-    // alpha = L^-T u = C^-1 r and beta = L^-T w = C^-1 c.
+    // alpha = L^-T D^-1 u = C^-1 r and beta = L^-T D^-1 w = C^-1 c; those of the question.
     void back_substitute() {
         for (Index a = 0; a < p.k; ++a) {
-            alpha[a] = row(p.k + 1)[a];
-            beta[a] = row(p.k)[a];
+            alpha[a] = row(p.k + 1)[a] * inverse[a];
+            beta[a] = row(p.k)[a] * inverse[a];
         }
-        for (Index j = p.k; j-- > 0;) {
-            alpha[j] *= inverse[j];
-            beta[j] *= inverse[j];
-            const V* entries = row(j);
-            for (Index e = 0; e < j; ++e) {
-                alpha[e] -= entries[e] * alpha[j];
-                beta[e] -= entries[e] * beta[j];
-            }
+        alpha[p.k] = V{};
+        beta[p.k] = splat<T>(T(-1));
+        Index j = p.k;
+        for (; j % kColumns; --j) eliminate<1>(j - 1);
+        for (; j > 0; j -= kColumns) eliminate<kColumns>(j - kColumns);
+    }
+
+    template <int C> CAGP_FLAT void eliminate(Index j) {
+        V a[C], b[C];
+        const V* z = row(j);
+        repeat<C>([&](auto reversed) {
+            constexpr int c = C - 1 - reversed;
+            a[c] = alpha[j + c], b[c] = beta[j + c];
+            repeat<C>([&](auto r) {
+                if (r <= c) return;
+                a[c] -= z[r * p.k + j + c] * a[r];
+                b[c] -= z[r * p.k + j + c] * b[r];
+            });
+            alpha[j + c] = a[c], beta[j + c] = b[c];
+        });
+        for (Index i = 0; i < j; ++i) {
+            V x = alpha[i], y = beta[i];
+            repeat<C>([&](auto c) {
+                const V l = z[c * p.k + i];
+                x -= l * a[c];
+                y -= l * b[c];
+            });
+            alpha[i] = x, beta[i] = y;
         }
     }
 
-    void write_lanes(T* values, Index a, V v) const {
-        for (int l = 0; l < count; ++l) values[(first + l) * p.k + a] = v[l];
+    // From alpha'C beta = mean and beta'C beta = explained: what is scaled is C - noise + gram, and c + cross.
+    void scale_gradients(const LocalGradients<T>& out) {
+        V of_mean{}, of_explained = e;
+        for (Index a = 0; a < p.k; ++a) {
+            V x = noise[a] * beta[a], y{};
+            if (p.gram)
+                for (Index b = 0; b < p.k; ++b) x -= read_lanes(p.gram, p.k * p.k, a * p.k + b) * beta[b];
+            if (p.cross) y = read_lanes(p.cross, p.k, a);
+            of_mean += alpha[a] * (x + y);
+            of_explained += beta[a] * (x + 2 * y);
+        }
+        write_parameter(out, p.d + 1, of_mean / scale, of_explained / scale);
     }
-    void write_gram(T* values, Index a, Index b, V v) const {
-        for (int l = 0; l < count; ++l)
-            values[((first + l) * p.k + a) * p.k + b] = values[((first + l) * p.k + b) * p.k + a] = v[l];
+
+    // Of the kernel's own parameter, where it has one.
+    void shape_gradients(const LocalGradients<T>& out) {
+        V of_mean{}, of_explained{};
+        if (Profile::has_alpha) {
+            for (Index a = 1; a <= p.k; ++a) {
+                const V* shape = shapes + a * p.k;
+                V with_alpha{}, with_beta{};
+                for (Index b = 0; b < before(a); ++b) {
+                    with_alpha += shape[b] * alpha[b];
+                    with_beta += shape[b] * beta[b];
+                }
+                of_mean -= alpha[a] * with_beta + beta[a] * with_alpha;
+                of_explained -= 2 * (beta[a] * with_beta);
+            }
+        }
+        write_parameter(out, p.d, of_mean, of_explained);
+    }
+
+    // Sums of the squared differences in the columns [j, j + C) of the inputs, weighted by the slopes.
+    template <int C> CAGP_FLAT void distance_gradients(Index j, const LocalGradients<T>& out) {
+        V of_mean[C], of_explained[C];
+        repeat<C>([&](auto c) { of_mean[c] = of_explained[c] = V{}; });
+        for (Index a = 1; a <= p.k; ++a) {
+            const V *slope = slopes + a * p.k, *z = points + j;
+            V x[C], with_alpha[C], with_beta[C];
+            repeat<C>([&](auto c) {
+                x[c] = points[a * p.d + j + c];
+                with_alpha[c] = with_beta[c] = V{};
+            });
+            const Index size = before(a);
+            for (Index b = 0; b < size; ++b, z += p.d) {
+                const V weight_alpha = slope[b] * alpha[b], weight_beta = slope[b] * beta[b];
+                repeat<C>([&](auto c) {
+                    const V difference = x[c] - z[c], square = difference * difference;
+                    with_alpha[c] += weight_alpha * square;
+                    with_beta[c] += weight_beta * square;
+                });
+            }
+            repeat<C>([&](auto c) {
+                of_mean[c] -= alpha[a] * with_beta[c] + beta[a] * with_alpha[c];
+                of_explained[c] -= 2 * (beta[a] * with_beta[c]);
+            });
+        }
+        for (int c = 0; c < C; ++c) write_parameter(out, j + c, of_mean[c], of_explained[c]);
+    }
+
+    void question_gradients(const LocalGradients<T>& out) {
+        const V* slope = slopes + p.k * p.k;
+        for (Index j = 0; j < p.d; ++j) {
+            V with_alpha{}, with_beta{};
+            for (Index b = 0; b < p.k; ++b) {
+                with_alpha += slope[b] * alpha[b] * points[b * p.d + j];
+                with_beta += slope[b] * beta[b] * points[b * p.d + j];
+            }
+            const T factor = -2 * p.inverse_lengthscale[j];
+            write_lanes(out.questions, 2 * p.d, j, with_alpha * factor);
+            write_lanes(out.questions, 2 * p.d, p.d + j, 2 * with_beta * factor);
+        }
+    }
+
+    // Entries of row a left of the diagonal; the question's row has all.
+    Index before(Index a) const { return a < p.k ? a : p.k; }
+
+    void write_lanes(T* values, Index stride, Index position, V v) const {
+        for (int l = 0; l < count; ++l) values[(first + l) * stride + position] = v[l];
+    }
+    void write_parameter(const LocalGradients<T>& out, Index place, V of_mean, V of_explained) const {
+        const Index size = p.d + 2;
+        write_lanes(out.parameters, 2 * size, place, of_mean);
+        write_lanes(out.parameters, 2 * size, size + place, of_explained);
     }
 };
 
 template <class T, class Profile> Index local_scratch(const LocalProblem<T>& p) { return LocalPanel<T, Profile>::bytes(p); }
 
 template <class T, class Profile>
-void local(const LocalProblem<T>& p, Range questions, T* mean, T* explained, const LocalSolutions<T>& solutions,
+void local(const LocalProblem<T>& p, Range questions, T* mean, T* explained, const LocalGradients<T>& gradients,
            void* memory) {
     LocalPanel<T, Profile> panel(p, memory);
     for (Index q = questions.begin; q < questions.end; q += kLanes<T>) {
-        panel.solve(q, smaller(questions.end - q, kLanes<T>));
+        panel.solve(q, smaller(questions.end - q, kLanes<T>), gradients.parameters != nullptr);
         panel.write(mean, explained);
-        if (solutions.alpha) panel.write_solutions(solutions);
+        if (gradients.alpha) panel.write_gradients(gradients);
     }
-}
-
-template <class T, class Profile>
-void local_gradient(const LocalProblem<T>& p, Range questions, const LocalSolutions<T>& solutions,
-                    const LocalCotangents<T>& given, const LocalGradients<T>& gradients, void* memory) {
-    LocalPanel<T, Profile> panel(p, memory);
-    for (Index q = questions.begin; q < questions.end; q += kLanes<T>)
-        panel.gradient(q, smaller(questions.end - q, kLanes<T>), solutions, given, gradients);
 }
 
 }  // namespace

@@ -241,6 +241,7 @@ void nearest(Matrix<const T> X, Matrix<const T> Z, std::optional<Array<const Ind
 }
 
 template <class T> using Cube = nb::ndarray<T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+template <class T> using StridedMatrix = nb::ndarray<T, nb::ndim<2>, nb::device::cpu>;
 
 template <class T>
 LocalProblem<T> local_problem(const Matrix<const T>& questions, const Matrix<const T>& X,
@@ -252,81 +253,86 @@ LocalProblem<T> local_problem(const Matrix<const T>& questions, const Matrix<con
     const Index *rows = neighbours.data(), n = X.shape(0);
     require(std::all_of(rows, rows + t * k, [n](Index row) { return row >= -1 && row < n; }),
             "neighbours must be rows of X, or -1");
-    return {questions.data(), X.data(), inverse_lengthscale.data(), rows, nullptr, nullptr, nullptr, nullptr, t, k, d,
-            alpha, outputscale};
+    return {questions.data(), X.data(), inverse_lengthscale.data(), rows, {}, nullptr, nullptr, nullptr, t, k, d, alpha,
+            outputscale};
 }
 
-template <class T, class M> auto* of_neighbours(const LocalProblem<T>& p, const M& values) {
-    require(Index(values.shape(0)) == p.t && Index(values.shape(1)) == p.k, "values of neighbours must be (t, k)");
-    return values.data();
+// The data of an array of the given shape; null where there is none.
+template <class A, class... Sizes> auto* data_of(const A& array, Sizes... sizes) {
+    std::size_t place = 0;
+    require(((array.shape(place++) == std::size_t(sizes)) && ...), "arrays of questions, neighbours and slopes must agree");
+    return array.data();
 }
-template <class T, class M> auto* of_pairs(const LocalProblem<T>& p, const M& values) {
-    require(Index(values.shape(0)) == p.t && Index(values.shape(1)) == p.k && Index(values.shape(2)) == p.k,
-            "values of pairs of neighbours must be (t, k, k)");
-    return values.data();
-}
-template <class T, class M> auto* of_questions(const LocalProblem<T>& p, const M& values) {
-    require(Index(values.shape(0)) == p.t, "values of questions must be (t,)");
-    return values.data();
+template <class A, class... Sizes> auto* data_of(const std::optional<A>& array, Sizes... sizes) {
+    return array ? data_of(*array, sizes...) : nullptr;
 }
 
-// Questions that a task answers at least, to hide handing it out.
+// Questions that a task answers at least, to hide handing it out; a multiple of the lanes of every instruction set.
 constexpr Index kLocalQuestions = 16;
 
 template <class T>
 void local(int kind, Matrix<const T> questions, Matrix<const T> X, Array<const T> inverse_lengthscale,
-           Matrix<const Index> neighbours, double alpha, double outputscale, Matrix<const T> noise,
+           Matrix<const Index> neighbours, double alpha, double outputscale, StridedMatrix<const T> noise,
            Matrix<const T> residual, std::optional<Cube<const T>> gram, std::optional<Matrix<const T>> cross,
            Array<T> mean, Array<T> explained, std::optional<Matrix<T>> solution_r, std::optional<Matrix<T>> solution_c,
-           int threads, const std::string& isa) {
+           std::optional<Cube<T>> of_parameters, std::optional<Cube<T>> of_questions, int threads,
+           const std::string& isa) {
     const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
     auto p = local_problem<T>(questions, X, inverse_lengthscale, neighbours, alpha, outputscale);
-    p.noise = of_neighbours(p, noise), p.residual = of_neighbours(p, residual);
-    if (gram) p.gram = of_pairs(p, *gram);
-    if (cross) p.cross = of_neighbours(p, *cross);
-    T *m = of_questions(p, mean), *e = of_questions(p, explained);
+    p.noise = {data_of(noise, p.t, p.k), noise.stride(0), noise.stride(1)};
+    p.residual = data_of(residual, p.t, p.k);
+    p.gram = data_of(gram, p.t, p.k, p.k), p.cross = data_of(cross, p.t, p.k);
+    T *m = data_of(mean, p.t), *e = data_of(explained, p.t);
     require(solution_r.has_value() == solution_c.has_value(), "both solutions or none");
-    LocalSolutions<T> solutions{nullptr, nullptr};
-    if (solution_r) solutions = {of_neighbours(p, *solution_r), of_neighbours(p, *solution_c)};
+    require(solution_r || !of_parameters, "slopes come with the solutions");
+    require(of_parameters || !of_questions, "slopes of questions come with those of parameters");
+    const LocalGradients<T> gradients{data_of(solution_r, p.t, p.k), data_of(solution_c, p.t, p.k),
+                                      data_of(of_parameters, p.t, 2, p.d + 2), data_of(of_questions, p.t, 2, p.d)};
     const Tasks tasks(p.t, kLocalQuestions, kForwardTasks);
     nb::gil_scoped_release release;
     run_tasks(tasks.count, threads, s.local_scratch_bytes(p),
-              [&](Index t, void* scratch) { s.local(p, tasks[t], m, e, solutions, scratch); });
+              [&](Index t, void* scratch) { s.local(p, tasks[t], m, e, gradients, scratch); });
 }
 
+// Gradients of a function of mean and explained, whose own gradients in them are g and h. Of noise, residual, cross and
+// gram they follow from a = C^-1 r and b = C^-1 c: -b (g a + h b), g b, -(g a + 2 h b), g (a b' + b a') / 2 + h b b'.
 template <class T>
-void local_gradient(int kind, Matrix<const T> questions, Matrix<const T> X, Array<const T> inverse_lengthscale,
-                    Matrix<const Index> neighbours, double alpha, double outputscale, Matrix<T> solution_r,
-                    Matrix<T> solution_c, Array<const T> grad_mean, Array<const T> grad_explained,
-                    Array<double> grad_square, Array<double> grad_alpha, Array<double> grad_scale,
-                    Matrix<T> grad_noise, Matrix<T> grad_residual, std::optional<Matrix<T>> grad_questions,
-                    std::optional<Cube<T>> grad_gram, std::optional<Matrix<T>> grad_cross, int threads,
-                    const std::string& isa) {
-    const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
-    const auto p = local_problem<T>(questions, X, inverse_lengthscale, neighbours, alpha, outputscale);
-    const LocalSolutions<T> solutions{of_neighbours(p, solution_r), of_neighbours(p, solution_c)};
-    const LocalCotangents<T> given{of_questions(p, grad_mean), of_questions(p, grad_explained)};
-    LocalGradients<T> gradients{};
-    gradients.noise = of_neighbours(p, grad_noise), gradients.residual = of_neighbours(p, grad_residual);
-    if (grad_questions) gradients.questions = of_questions(p, *grad_questions);
-    if (grad_gram) gradients.gram = of_pairs(p, *grad_gram);
-    if (grad_cross) gradients.cross = of_neighbours(p, *grad_cross);
-    const Tasks tasks(p.t, kLocalQuestions, kForwardTasks);
+void local_gradient(Matrix<const T> solution_r, Matrix<const T> solution_c, Array<const T> grad_mean,
+                    Array<const T> grad_explained, std::optional<Cube<const T>> of_parameters,
+                    std::optional<Cube<const T>> of_questions, std::optional<Array<double>> grad_parameters,
+                    std::optional<Matrix<T>> grad_questions, std::optional<Matrix<T>> grad_noise,
+                    std::optional<Matrix<T>> grad_residual, std::optional<Cube<T>> grad_gram,
+                    std::optional<Matrix<T>> grad_cross, int threads) {
+    const Index t = solution_r.shape(0), k = solution_r.shape(1);
+    const T *alpha = solution_r.data(), *beta = data_of(solution_c, t, k);
+    const T *of_mean = data_of(grad_mean, t), *of_explained = data_of(grad_explained, t);
+    const Index size = grad_parameters ? grad_parameters->shape(0) : 0, d = grad_questions ? grad_questions->shape(1) : 0;
+    require(of_parameters.has_value() == grad_parameters.has_value(), "slopes of parameters are for their gradients");
+    require(of_questions.has_value() == grad_questions.has_value(), "slopes of questions are for their gradients");
+    const T *slopes = data_of(of_parameters, t, 2, size), *question_slopes = data_of(of_questions, t, 2, d);
+    double* parameters = data_of(grad_parameters, size);
+    T *questions = data_of(grad_questions, t, d), *noise = data_of(grad_noise, t, k);
+    T *residual = data_of(grad_residual, t, k), *gram = data_of(grad_gram, t, k, k), *cross = data_of(grad_cross, t, k);
+    const Tasks tasks(t, kLocalQuestions, kForwardTasks);
     nb::gil_scoped_release release;
-    const Index width = p.d + 2;
-    std::vector<double> parts(tasks.count * width);
-    run_tasks(tasks.count, threads, s.local_scratch_bytes(p), [&](Index t, void* scratch) {
-        LocalGradients<T> mine = gradients;
-        mine.square = parts.data() + t * width;
-        mine.alpha = mine.square + p.d, mine.scale = mine.square + p.d + 1;
-        s.local_gradient(p, tasks[t], solutions, given, mine, scratch);
+    for (Index q = 0; q < t; ++q)
+        for (Index e = 0; e < size; ++e)
+            parameters[e] += double(of_mean[q]) * double(slopes[2 * q * size + e]) +
+                             double(of_explained[q]) * double(slopes[(2 * q + 1) * size + e]);
+    run_tasks(tasks.count, gram ? threads : 1, 0, [&](Index task, void*) {  // without gram too little for more threads
+        for (Index q = tasks[task].begin; q < tasks[task].end; ++q) {
+            const T g = of_mean[q], h = of_explained[q], *a = alpha + q * k, *b = beta + q * k;
+            for (Index e = 0; questions && e < d; ++e)
+                questions[q * d + e] = g * question_slopes[2 * q * d + e] + h * question_slopes[(2 * q + 1) * d + e];
+            for (Index e = 0; noise && e < k; ++e) noise[q * k + e] = -b[e] * (g * a[e] + h * b[e]);
+            for (Index e = 0; residual && e < k; ++e) residual[q * k + e] = g * b[e];
+            for (Index e = 0; cross && e < k; ++e) cross[q * k + e] = -(g * a[e] + 2 * h * b[e]);
+            for (Index i = 0; gram && i < k; ++i) {
+                const T with_a = g * b[i] / 2, with_b = g * a[i] / 2 + h * b[i];
+                for (Index e = 0; e < k; ++e) gram[(q * k + i) * k + e] = with_a * a[e] + with_b * b[e];
+            }
+        }
     });
-    for (Index t = 0; t < tasks.count; ++t) {
-        const double* part = parts.data() + t * width;
-        for (Index j = 0; j < p.d; ++j) grad_square.data()[j] += part[j];
-        grad_alpha.data()[0] += part[p.d];
-        grad_scale.data()[0] += part[p.d + 1];
-    }
 }
 
 template <class T> void define(nb::module_& m) {
@@ -343,11 +349,11 @@ template <class T> void define(nb::module_& m) {
           "isa"_a = "");
     m.def("local", &local<T>, "kind"_a, "questions"_a, "X"_a, "inverse_lengthscale"_a, "neighbours"_a, "alpha"_a,
           "outputscale"_a, "noise"_a, "residual"_a, "gram"_a.none(), "cross"_a.none(), "mean"_a, "explained"_a,
-          "solution_r"_a.none(), "solution_c"_a.none(), "threads"_a, "isa"_a = "");
-    m.def("local_gradient", &local_gradient<T>, "kind"_a, "questions"_a, "X"_a, "inverse_lengthscale"_a,
-          "neighbours"_a, "alpha"_a, "outputscale"_a, "solution_r"_a, "solution_c"_a, "grad_mean"_a,
-          "grad_explained"_a, "grad_square"_a, "grad_alpha"_a, "grad_scale"_a, "grad_noise"_a, "grad_residual"_a,
-          "grad_questions"_a.none(), "grad_gram"_a.none(), "grad_cross"_a.none(), "threads"_a, "isa"_a = "");
+          "solution_r"_a.none(), "solution_c"_a.none(), "of_parameters"_a.none(), "of_questions"_a.none(), "threads"_a,
+          "isa"_a = "");
+    m.def("local_gradient", &local_gradient<T>, "solution_r"_a, "solution_c"_a, "grad_mean"_a, "grad_explained"_a,
+          "of_parameters"_a.none(), "of_questions"_a.none(), "grad_parameters"_a.none(), "grad_questions"_a.none(),
+          "grad_noise"_a.none(), "grad_residual"_a.none(), "grad_gram"_a.none(), "grad_cross"_a.none(), "threads"_a);
 }
 
 }  // namespace

@@ -37,6 +37,19 @@ template <class T> using Vec = typename Vector<T>::type;
 template <class T> using Bits = typename Vector<T>::bits;
 template <class T> constexpr int kLanes = kBytes / int(sizeof(T));
 
+template <int N> struct Constant {
+    constexpr operator int() const { return N; }
+};
+// Calls f(0) ... f(N - 1) with constants. Small arrays that are indexed by nothing else stay in registers, provided that
+// the caller is marked CAGP_FLAT: a compiler that unrolls loops later has put them into memory by then.
+template <int N, class F> inline void repeat(const F& f) {
+    if constexpr (N > 0) {
+        repeat<N - 1>(f);
+        f(Constant<N - 1>{});
+    }
+}
+#define CAGP_FLAT __attribute__((flatten))
+
 template <class T> inline Vec<T> load(const T* p) {
     Vec<T> v;
     std::memcpy(&v, p, sizeof v);
@@ -129,8 +142,9 @@ template <> struct Format<double> {
     static constexpr double ln2_high = 6.93147180369123816490e-01, ln2_low = 1.90821492927058770002e-10;
 };
 
-// exp(r) on |r| <= ln(2) / 2, by its Taylor series: the first term left out is below a quarter of a unit in the last
-// place (0.35^8 / 8! = 5e-9 in float, 0.35^14 / 14! = 4e-18 in double).
+// exp(r) on |r| <= ln(2) / 2. In float the Taylor series, whose first term left out is 0.35^8 / 8! = 5e-9, less than a
+// tenth of a unit in the last place; in double 1 + r + r^2 q(r) with q of degree 9 that agrees with the function at
+// Chebyshev's nodes, off by 2e-17 at most: two terms fewer than the Taylor series needs.
 inline Vec<float> exp_reduced(Vec<float> r) {
     Vec<float> r2 = r * r;
     Vec<float> low = (1.0f + r) + r2 * (0.5f + r * (1.0f / 6));
@@ -139,11 +153,12 @@ inline Vec<float> exp_reduced(Vec<float> r) {
 }
 inline Vec<double> exp_reduced(Vec<double> r) {
     Vec<double> r2 = r * r, r4 = r2 * r2;
-    Vec<double> a = (1.0 + r) + r2 * (0.5 + r * (1.0 / 6));
-    Vec<double> b = (1.0 / 24 + r * (1.0 / 120)) + r2 * (1.0 / 720 + r * (1.0 / 5040));
-    Vec<double> c = (1.0 / 40320 + r * (1.0 / 362880)) + r2 * (1.0 / 3628800 + r * (1.0 / 39916800));
-    Vec<double> e = 1.0 / 479001600 + r * (1.0 / 6227020800.0);
-    return a + r4 * (b + r4 * (c + r4 * e));
+    Vec<double> a = (1.0 + r) + r2 * (0.5000000000000001 + r * 0.16666666666666669);
+    Vec<double> b = (0.04166666666662413 + r * 0.008333333333330062) +
+                    r2 * (0.0013888888917213717 + r * 0.00019841269863053618);
+    Vec<double> c = (2.4801521295954376e-05 + r * 2.7557268459997064e-06) +
+                    r2 * (2.7620088445409746e-07 + r * 2.510038549551032e-08);
+    return a + r4 * (b + r4 * c);
 }
 
 // exp(-s) for 0 <= s <= Format::farthest; exactly zero at that bound, where profiles clamp their argument.

@@ -35,28 +35,30 @@ struct Range {
     std::int64_t begin, end;
 };
 
+// Values of neighbours, (t, k); steps of zero where they are all the same.
+template <class T> struct Strided {
+    const T* data;
+    std::int64_t row, column;
+};
+
 // Questions that are each answered from a few rows of their own: mean = c'C^-1 r and explained = c'C^-1 c with
 // C = scale k(N, N) + noise - gram, c = scale k(N, x) - cross. Inputs are not divided by the lengthscales here.
 template <class T> struct LocalProblem {
-    const T *questions, *X;           // (t, d), (n, d)
-    const T* inverse_lengthscale;     // (d)
-    const std::int64_t* neighbours;   // (t, k): rows of X, nearest first; -1 for none
-    const T *noise, *residual;        // (t, k); gradients do not need them, nor
-    const T *gram, *cross;            // (t, k, k), (t, k), or null
+    const T *questions, *X;          // (t, d), (n, d)
+    const T* inverse_lengthscale;    // (d)
+    const std::int64_t* neighbours;  // (t, k): rows of X, nearest first; -1 for none
+    Strided<T> noise;
+    const T* residual;      // (t, k)
+    const T *gram, *cross;  // (t, k, k), (t, k), or null
     std::int64_t t, k, d;
     double alpha, outputscale;
 };
-// The solutions C^-1 r and C^-1 c of every question, which are all that gradients need of C.
-template <class T> struct LocalSolutions {
-    T *alpha, *beta;  // (t, k), or null
-};
-template <class T> struct LocalCotangents {
-    const T *mean, *explained;  // (t)
-};
+// What the gradients of any function of the results are made of; pointers that were not asked for are null, all of
+// them or from `parameters` on.
 template <class T> struct LocalGradients {
-    double *square, *alpha, *scale;  // (d), (1), (1): this task's part
-    T *noise, *residual;             // (t, k)
-    T *questions, *gram, *cross;     // (t, d), (t, k, k), (t, k), or null
+    T *alpha, *beta;  // (t, k): C^-1 r and C^-1 c
+    T* parameters;    // (t, 2, d + 2): of mean and explained; sums over r2's slopes times difference^2, alpha, scale
+    T* questions;     // (t, 2, d)
 };
 
 // The k rows of Z nearest to each row of X, by increasing distance; -1 where there are fewer.
@@ -84,10 +86,8 @@ template <class T> struct Sweeps {
     std::int64_t (*nearest_scratch_bytes)(std::int64_t d, std::int64_t k);
     void (*nearest)(const Problem<T>&, Range rows, const Nearest&, void* scratch);
     std::int64_t (*local_scratch_bytes)(const LocalProblem<T>&);
-    void (*local)(const LocalProblem<T>&, Range questions, T* mean, T* explained, const LocalSolutions<T>&,
+    void (*local)(const LocalProblem<T>&, Range questions, T* mean, T* explained, const LocalGradients<T>&,
                   void* scratch);
-    void (*local_gradient)(const LocalProblem<T>&, Range questions, const LocalSolutions<T>&,
-                           const LocalCotangents<T>&, const LocalGradients<T>&, void* scratch);
 };
 
 struct Variant {

@@ -42,11 +42,11 @@ def show(records: list[dict[str, Any]], columns: dict[str, Callable[[dict[str, A
             console.print(f"failed: {record['error']}", style="red", soft_wrap=True, markup=False)
 
 
-def best_of(repeats: int, function: Callable[[], Any]) -> float:
-    """The shortest of ``repeats`` timed calls in seconds, after one that is not timed."""
+def best_of(repeats: int, function: Callable[[], Any], at_least_s: float = 0.0) -> float:
+    """The shortest of ``repeats`` timed calls in seconds, after one that is not timed; of more until time is up."""
     function()
     seconds = []
-    for _ in range(max(1, repeats)):
+    while len(seconds) < max(1, repeats) or sum(seconds) < at_least_s:
         start = time.perf_counter()
         function()
         seconds.append(time.perf_counter() - start)

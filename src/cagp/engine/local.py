@@ -1,6 +1,6 @@
 """Many small conditionals at once: each question is answered from a few rows of its own."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -46,7 +46,7 @@ def local_moments(
         residual: target minus mean of each neighbour.
         gram, cross: what other actions explain already (see the hybrid posterior); in the compiled path, too.
 
-    Time O(t k² (d + k)), memory O(t k) compiled, O(t k²) in torch.
+    Time O(t k² (d + k)), memory O(t (k + d)) compiled, O(t k²) in torch.
     """
     if backend not in ("auto", "native", "torch"):
         raise ValueError(f'backend is {backend!r}, expected "auto", "native" or "torch".')
@@ -68,18 +68,38 @@ def local_moments(
 def _native_moments(kernel: Stationary, coefficient: Tensor | None, questions, X, neighbours, *values):
     scale = torch.ones((), dtype=torch.float64) if coefficient is None else coefficient
     arguments = (questions, X.detach(), neighbours, *values, kernel.lengthscale, native.alpha_of(kernel), scale)
-    differentiated = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in arguments)
-    return _Native.apply(native.KINDS[type(kernel)], differentiated, *arguments)
+    needed = _Needed(*(torch.is_grad_enabled() and v is not None and v.requires_grad for v in arguments))
+    return _Native.apply(native.KINDS[type(kernel)], needed, *arguments)
+
+
+class _Needed(NamedTuple):
+    """Which arguments are differentiated in, in the order in which ``_Native`` takes them."""
+
+    questions: bool
+    X: bool
+    neighbours: bool
+    noise: bool
+    residual: bool
+    gram: bool
+    cross: bool
+    lengthscale: bool
+    alpha: bool
+    scale: bool
+
+    @property
+    def slopes(self) -> bool:
+        """Whether the slopes of the kernel are needed."""
+        return self.questions or self.lengthscale or self.alpha or self.scale
 
 
 class _Native(torch.autograd.Function):
-    """Of all that a forward pass computes, gradients need C⁻¹r and C⁻¹c alone."""
+    """Of all that a forward pass computes, gradients need C⁻¹r, C⁻¹c and each question's slopes in the parameters."""
 
     @staticmethod
     def forward(
         ctx,
         kind: int,
-        differentiated: bool,
+        needed: _Needed,
         questions,
         X,
         neighbours,
@@ -91,59 +111,62 @@ class _Native(torch.autograd.Function):
         alpha,
         scale,
     ) -> tuple[Tensor, Tensor]:
-        ctx.kind = kind
-        first = _arguments(kind, questions, X, neighbours, lengthscale, alpha, scale)
-        values = [None if v is None else v.detach().contiguous() for v in (noise, residual, gram, cross)]
-        mean, explained = X.new_empty(len(questions)), X.new_empty(len(questions))
-        solutions = [X.new_empty(neighbours.shape) if differentiated else None for _ in range(2)]
-        native.module().local(*first, *values, mean, explained, *solutions, torch.get_num_threads())
-        ctx.save_for_backward(questions, X, neighbours, lengthscale, alpha, scale, *solutions)
+        (t, k), d = neighbours.shape, X.shape[1]
+        mean, explained = X.new_empty(t), X.new_empty(t)
+        solutions = [X.new_empty(t, k) if any(needed) else None for _ in range(2)]
+        of_parameters = X.new_empty(t, 2, d + 2) if needed.slopes else None
+        of_questions = X.new_empty(t, 2, d) if needed.questions else None
+        saved = (*solutions, of_parameters, of_questions)
+        inverse_lengthscale = lengthscale.reciprocal().to(X)
+        native.module().local(
+            kind,
+            *(v.contiguous() for v in (questions.detach(), X, inverse_lengthscale, neighbours)),
+            native.number_of(alpha),
+            float(scale),
+            noise.detach(),
+            *(None if v is None else v.detach().contiguous() for v in (residual, gram, cross)),
+            mean,
+            explained,
+            *saved,
+            torch.get_num_threads(),
+        )
+        ctx.needed = needed
+        ctx.save_for_backward(lengthscale, alpha, scale, *saved)
         return mean, explained
 
     @staticmethod
     def backward(ctx, *grad_outputs: Tensor):
         check_first_order()
-        questions, X, neighbours, lengthscale, alpha, scale, *solutions = ctx.saved_tensors
-        square = torch.zeros(X.shape[1], dtype=torch.float64)
-        grad_alpha, grad_scale = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-        t, k = neighbours.shape
-        grad_noise, grad_residual = X.new_empty(t, k), X.new_empty(t, k)
-        shapes = {2: questions.shape, 7: (t, k, k), 8: (t, k)}  # of questions, gram and cross, by place
-        optional = [X.new_empty(shape) if ctx.needs_input_grad[place] else None for place, shape in shapes.items()]
+        lengthscale, alpha, scale, *saved = ctx.saved_tensors
+        needed: _Needed = ctx.needed
+        solution, d = saved[0], len(lengthscale)
+        t, k = solution.shape
+        parameters = torch.zeros(d + 2, dtype=torch.float64) if needed.slopes else None
+        gradients = [
+            solution.new_empty(shape) if wanted else None
+            for wanted, shape in (
+                (needed.questions, (t, d)),
+                (needed.noise, (t, k)),
+                (needed.residual, (t, k)),
+                (needed.gram, (t, k, k)),
+                (needed.cross, (t, k)),
+            )
+        ]
         native.module().local_gradient(
-            *_arguments(ctx.kind, questions, X, neighbours, lengthscale, alpha, scale),
-            *solutions,
+            *saved[:2],
             *(g.contiguous() for g in grad_outputs),
-            square,
-            grad_alpha,
-            grad_scale,
-            grad_noise,
-            grad_residual,
-            *optional,
+            *saved[2:],
+            parameters,
+            *gradients,
             torch.get_num_threads(),
         )
-        grad_questions, grad_gram, grad_cross = optional
-        return (
-            None,
-            None,
-            grad_questions,
-            None,
-            None,
-            grad_noise,
-            grad_residual,
-            grad_gram,
-            grad_cross,
-            -2 * square.to(lengthscale) / lengthscale,
-            None if alpha is None else grad_alpha.reshape(alpha.shape).to(alpha),
-            grad_scale.reshape(scale.shape).to(scale),
-        )
-
-
-def _arguments(kind, questions, X, neighbours, lengthscale, alpha, scale) -> list[Any]:
-    """What the compiled functions take first: plain, contiguous tensors and numbers."""
-    tensors = (questions, X, (1 / lengthscale).to(X), neighbours)
-    plain = [tensor.detach().contiguous() for tensor in tensors]
-    return [kind, *plain, native.number_of(alpha), float(scale)]
+        of_lengthscale = of_alpha = of_scale = None
+        if parameters is not None:
+            of_lengthscale = (-2 * parameters[:d] / lengthscale).to(lengthscale)
+            of_alpha = None if alpha is None else parameters[d].reshape(alpha.shape).to(alpha)
+            of_scale = parameters[d + 1].reshape(scale.shape).to(scale)
+        of_questions, *of_values = gradients
+        return None, None, of_questions, None, None, *of_values, of_lengthscale, of_alpha, of_scale
 
 
 # ---- torch: any kernel, any device ----
