@@ -19,6 +19,7 @@ from cagp.plots.effects import (
 )
 from cagp.plots.lines import Curve, curves, quality_against_time
 from cagp.plots.maps import ELEVATION_COLORS, STD_COLORS, Forecast, Map, poster, relief, scale_bar, spread, summit
+from cagp.plots.methods import Point, methods_against_time
 from cagp.plots.quality import (
     Z95,
     calibration_curve,
@@ -60,6 +61,7 @@ __all__ = [
     "Forecast",
     "Map",
     "Part",
+    "Point",
     "Vector",
     "calibration_curve",
     "category_effect",
@@ -68,6 +70,7 @@ __all__ = [
     "fit_in_one_input",
     "learning_curve",
     "lines",
+    "methods_against_time",
     "percent",
     "pit_histogram",
     "poster",

@@ -1,89 +1,21 @@
-"""The command line: ``cagp --help``."""
+"""``cagp bench``: speed, memory and quality, measured on this machine."""
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from matplotlib.figure import Figure
-
-import cagp
-from cagp import demo, plots
 from cagp.bench import engine as bench_engine
 from cagp.bench import generalization as bench_generalization
 from cagp.bench import local as bench_local
 from cagp.bench import presets as bench_presets
 from cagp.bench import step as bench_step
-from cagp.bench.generalization import load_table
-from cagp.search.trial import KERNELS
+from cagp.cli.options import HelpFormatter
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage."""
-    arguments = _parser().parse_args(argv)
-    try:
-        return arguments.run(arguments)
-    except (ValueError, OSError) as error:
-        print(f"cagp: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("cagp: interrupted", file=sys.stderr)
-        return 130
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cagp",
-        description="Gaussian process regression for large data, with error bars that include what was not computed.",
-        epilog="examples:\n  cagp demo\n  cagp bench engine\n  cagp bench step --json\n  cagp bench fit table.npz\n"
-        "  cagp search table.npz --actions 64 128 256",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"cagp {cagp.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
-
-    command = commands.add_parser(
-        "demo",
-        help="fit a map of elevations with 16, 64 and 256 actions, print a table and draw a picture",
-        description="Fit 20,000 embedded elevations in Colorado with 16, 64 and 256 actions; takes about a minute.",
-    )
-    command.add_argument(
-        "--out", type=Path, default=Path("cagp-demo"), help="folder for the picture (default: %(default)s)"
-    )
-    command.set_defaults(run=lambda arguments: demo.run(arguments.out))
-
-    command = commands.add_parser(
-        "search",
-        help="how many actions does a table need?",
-        description="Fit a table (.npz with X and y) with several numbers of actions and learning rates, judge each "
-        "on a tenth of the rows, and recommend a number. Errors are in standard units. Calling it again goes on.",
-        epilog="example:\n  cagp search table.npz --actions 64 128 256 512 --lr 0.03 0.1 --jobs 2 --out table-search",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_argument("table", type=Path, help="an .npz file")
-    command.add_argument(
-        "--actions", type=int, nargs="+", default=[64, 128, 256, 512], help="numbers to try (default: 64 128 256 512)"
-    )
-    command.add_argument(
-        "--lr", type=float, nargs="+", default=[0.03, 0.1], help="learning rates to try (default: 0.03 0.1)"
-    )
-    command.add_argument("--kernel", choices=KERNELS, default="Matern32", help="(default: %(default)s)")
-    command.add_argument("--steps", type=int, default=300, help="steps of each fit (default: %(default)s)")
-    command.add_argument("--max-time", help='time for each fit, e.g. "10min" (default: no limit)')
-    command.add_argument("--seed", type=int, default=0, help="of the split (default: %(default)s)")
-    command.add_argument("--jobs", type=int, default=1, help="fits at a time (default: %(default)s)")
-    command.add_argument(
-        "--out",
-        type=Path,
-        default=Path("cagp-search"),
-        help="folder for the trials and the picture; one for each table (default: %(default)s)",
-    )
-    command.set_defaults(run=_search)
-
-    suites = commands.add_parser("bench", help="measure speed and memory on this machine").add_subparsers(
-        required=True, metavar="suite"
-    )
+def add_to(command: argparse.ArgumentParser) -> None:
+    """The suites of ``cagp bench`` and their options."""
+    command.description = "Measure speed, memory and quality on this machine."
+    command.epilog = "examples:\n  cagp bench engine\n  cagp bench step --json\n  cagp bench fit table.npz"
+    suites = command.add_subparsers(required=True, metavar="suite")
     suite = suites.add_parser(
         "engine",
         help="kernel evaluations per second of every backend",
@@ -106,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Fit CaGP-Opt to tables (.npz with X and y) by the paper's protocol: 90/10 splits by seed, Matern "
         "3/2, standardised by training rows; the step is chosen on validation rows. Errors are in standard units.",
         epilog="example:\n  cagp bench fit parkinsons.npz --seeds 0 1 2 3 4",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     suite.add_argument("tables", type=Path, nargs="+", help="one or more .npz files")
     suite.add_argument("--seeds", type=int, nargs="+", default=[0], help="one split each (default: 0)")
@@ -126,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Train CaGP-Opt on a table (.npz with X and y) with each preset and with a slow learning rate, for "
         "the same time each; print a table and draw loss and validation NLL against time.",
         epilog="example:\n  cagp bench presets bike.npz --max-time 2min --rows 3000 --actions 128",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     suite.add_argument("table", type=Path, help="an .npz file")
     suite.add_argument("--max-time", default="2min", help="time for each, e.g. 90s, 2min (default: %(default)s)")
@@ -142,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "tables (.npz with X and y): the paper's protocol (90/10 splits by seed, Matern 3/2, standardised by training "
         "rows) with fixed settings, each run in a process of its own. Errors are in standard units.",
         epilog="examples:\n  cagp bench local\n  cagp bench local bike.npz protein.npz --seeds 0 1 2 3 4 --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     suite.add_argument("tables", type=Path, nargs="*", help=".npz files; none to measure speed")
     suite.add_argument("--seeds", type=int, nargs="+", default=[0], help="one split each (default: 0)")
@@ -162,7 +94,6 @@ def _parser() -> argparse.ArgumentParser:
     suite.add_argument("--repeats", type=int, default=3, help="speed: the best of this many (default: %(default)s)")
     suite.add_argument("--json", action="store_true", help="print records for machines instead of a table")
     suite.set_defaults(run=_bench_local)
-    return parser
 
 
 def _bench_local(arguments: argparse.Namespace) -> int:
@@ -176,34 +107,3 @@ def _bench_local(arguments: argparse.Namespace) -> int:
         for method in arguments.methods
     ]
     return bench_local.run_quality(runs, arguments.max_time, arguments.json)
-
-
-def _search(arguments: argparse.Namespace) -> int:
-    """Search, print the table and its reading, write search.png; 1 if any trial failed."""
-    result = cagp.search(
-        *load_table(arguments.table),
-        folder=arguments.out,
-        num_actions=arguments.actions,
-        lrs=arguments.lr,
-        kernel=arguments.kernel,
-        seed=arguments.seed,
-        num_steps=arguments.steps,
-        max_time=arguments.max_time,
-        dtype=torch.float32,
-        jobs=arguments.jobs,
-        progress=True,
-    )
-    print(result)
-    if result.best is not None:
-        figure = Figure(figsize=(8, 5), layout="constrained")
-        plots.quality_against_time(figure.subplots(), result.trials).set_title(
-            f"How many actions does {arguments.table.stem} need?", loc="left", fontweight="bold"
-        )
-        picture = arguments.out / "search.png"
-        figure.savefig(picture, dpi=150)
-        print(f"\nPicture: {picture}")
-    return int(any(trial.error is not None for trial in result.trials))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,114 @@
+"""``cagp``: finds the command, and turns what goes wrong into one line and an exit code."""
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import cagp
+from cagp.cli import bench, compare, demo, evaluate, fit, info, predict, search
+from cagp.cli.options import HelpFormatter
+from cagp.cli.words import UsageError, complain, on_one_line
+
+
+class Command(NamedTuple):
+    """A command: its line in the help, and the module that adds its options and runs it."""
+
+    name: str
+    summary: str
+    add_to: Callable[[argparse.ArgumentParser], None]
+
+
+GROUPS = {
+    "from a table to predictions": [
+        Command("fit", "learn from a table, test on rows held out, save the model", fit.add_to),
+        Command("predict", "means and error bars for the rows of a table of any size", predict.add_to),
+        Command("evaluate", "how good a model is on a table with known targets; a report", evaluate.add_to),
+        Command("info", "what is in a model file", info.add_to),
+    ],
+    "which method, which budget": [
+        Command("compare", "several methods on one table: quality, time, memory", compare.add_to),
+        Command("search", "how many actions does a table need?", search.add_to),
+    ],
+    "this machine": [
+        Command("demo", "fit a map of elevations, print a table and draw a picture", demo.add_to),
+        Command("bench", "measure speed and memory", bench.add_to),
+    ],
+}
+EXAMPLES = """\
+examples:
+  cagp fit houses.csv --target price --out houses.cagp
+  cagp predict houses.cagp new.csv --out predictions.csv
+  cagp evaluate houses.cagp sold.csv --report report.html
+  cagp compare houses.csv --target price --max-time 1min
+  cagp bench engine
+"""
+TABLES = """\
+Tables are CSV (.csv, .tsv, .txt, also .gz; "-" is stdin), Parquet (.parquet) or NumPy (.npz with X and y).
+Exit codes: 0 done, 1 failed (bad data, a bad file, no memory), 2 wrong usage, 130 interrupted (Ctrl-C)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    arguments = _parser().parse_args(argv)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            code = arguments.run(arguments)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:  # whoever read our output has seen enough, e.g. head
+            _leave_pipe()
+            return 0
+        except UsageError as error:
+            complain(error)
+            return 2
+        except (ValueError, TypeError, OSError) as error:
+            complain(error)
+            return 1
+        except (MemoryError, RuntimeError) as error:
+            if not _is_memory(error):
+                raise
+            complain(f"not enough memory: {str(error).splitlines()[0] if str(error) else 'an allocation failed'}")
+            return 1
+        except KeyboardInterrupt:
+            complain("interrupted")
+            return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cagp",
+        usage="cagp COMMAND ...   (cagp COMMAND --help says more)",
+        description="Gaussian process regression for large data, with error bars that include what was not computed.",
+        epilog="\n".join([_listed_commands(), EXAMPLES, TABLES]),
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"cagp {cagp.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    for command in (command for group in GROUPS.values() for command in group):
+        command.add_to(commands.add_parser(command.name, formatter_class=HelpFormatter))
+    return parser
+
+
+def _listed_commands() -> str:
+    lines = []
+    for title, group in GROUPS.items():
+        lines += [f"{title}:", *(f"  {command.name:<10}{command.summary}" for command in group), ""]
+    return "\n".join(lines)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    print(f"cagp: warning: {on_one_line(message)}", file=sys.stderr)
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Whether an allocation failed; torch has no class of its own for that."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
+
+
+def _leave_pipe() -> None:
+    """Let what is still in our buffers go nowhere: Python would complain when it flushes them at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

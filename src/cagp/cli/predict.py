@@ -1,0 +1,148 @@
+"""``cagp predict``: means and error bars for the rows of a table, a piece at a time."""
+
+import argparse
+import os
+import time
+from statistics import NormalDist
+
+import numpy as np
+import pandas as pd
+
+from cagp.cli import options
+from cagp.cli.progress import TableProgress
+from cagp.cli.tables import PIECE_ROWS, pieces
+from cagp.cli.words import UsageError, Voice, count, names
+from cagp.data import TableWriter, stream_table
+from cagp.data.tables import CSV_ENDINGS
+from cagp.estimators import GPRegressor, load
+
+COLUMNS = ("mean", "std", "lower", "upper")
+
+DESCRIPTION = """\
+Predict the rows of a table, in their order, one line for each. Input and output go piece by piece: both may be larger
+than memory. Columns that the model does not know are ignored, and so are targets.
+
+Columns of the result are named by the target: price_mean, price_std, price_lower, price_upper, or price_q0.05 for
+quantiles; the same for one target and for several. std is that of a new observation, noise included; lower and upper
+are the ends of its central interval. A file is written whole or not at all: after an error an older one is still there.
+Rows in messages count from 0, the first below the names."""
+
+EPILOG = """\
+examples:
+  cagp predict houses.cagp new.csv
+  cagp predict houses.cagp new.csv --out predictions.parquet --keep id --level 0.9
+  cagp predict houses.cagp new.csv --quantiles 0.1 0.5 0.9 --out -
+  cat new.csv | cagp predict houses.cagp - --columns mean --out - | head"""
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    """The options of ``cagp predict``."""
+    command.description, command.epilog = DESCRIPTION, EPILOG
+    command.add_argument("model", metavar="MODEL", help="a file that cagp fit wrote")
+    command.add_argument("table", metavar="TABLE", help='CSV, Parquet or NPZ; "-" for CSV from stdin')
+    command.add_argument(
+        "--out",
+        default="predictions.csv",
+        metavar="FILE",
+        help='.csv, .csv.gz or .parquet; "-" for CSV on stdout; replaced if it exists (default: %(default)s)',
+    )
+    command.add_argument(
+        "--level", type=options.probability, default=0.95, help="of the interval from lower to upper (default: 0.95)"
+    )
+    command.add_argument(
+        "--columns",
+        nargs="+",
+        choices=COLUMNS,
+        help="what to predict (default: all four, or none beside --quantiles); the mean alone is faster",
+    )
+    command.add_argument(
+        "--quantiles", nargs="+", type=options.probability, default=[], metavar="Q", help="of a new observation"
+    )
+    command.add_argument(
+        "--keep", nargs="+", default=[], metavar="COLUMN", help='columns of the table to copy, or "all"'
+    )
+    command.add_argument(
+        "--rows-at-a-time",
+        type=options.positive,
+        default=PIECE_ROWS,
+        metavar="N",
+        help="held in memory (default: %(default)s)",
+    )
+    command.add_argument("--quiet", action="store_true", help="no words and no progress, only warnings and errors")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict, write, and say where."""
+    paths = (arguments.out, arguments.table)
+    if all(map(os.path.exists, paths)) and os.path.samefile(*paths):
+        raise UsageError(f"--out is the table itself, {arguments.table}; choose another name.")
+    columns: list[str] = arguments.columns or ([] if arguments.quantiles else list(COLUMNS))
+    voice = Voice(arguments.quiet, data_on_stdout=arguments.out == "-")
+    writer = TableWriter(arguments.out)  # before the model: a name that cannot be written is found at once
+    model = load(arguments.model)
+    keep, verbatim = _kept(model, arguments.table, arguments.keep)
+    results = [f"{t}_{c}" for t in model.target_names_ for c in [*columns, *map(_quantile_name, arguments.quantiles)]]
+    if set(results) & set(keep):
+        raise UsageError(f"--keep has {names(sorted(set(results) & set(keep)))}, which is also a column of the result.")
+    start = time.perf_counter()
+    with TableProgress("predict", enabled=not arguments.quiet) as progress, writer:
+        for piece in pieces(model, arguments.table, arguments.rows_at_a_time, verbatim):
+            answers = _answers(model, piece.inputs, columns, arguments.quantiles, arguments.level)
+            result = pd.DataFrame(dict(zip(results, answers, strict=True)), index=piece.frame.index)
+            if keep:
+                kept = _columns(piece.frame, keep).astype(dict.fromkeys(verbatim, "string"))
+                result = pd.concat([kept, result], axis=1)
+            writer.write(result)
+            progress.advance(len(result), piece.fraction)
+    seconds = time.perf_counter() - start
+    if arguments.out != "-":
+        written = [*keep, *results]
+        voice.say(f"Wrote {arguments.out}: {count(progress.num_rows, 'row')} in {seconds:.1f} s; {names(written, 12)}.")
+    return 0
+
+
+def _answers(
+    model: GPRegressor, inputs: object, columns: list[str], quantiles: list[float], level: float
+) -> list[np.ndarray]:
+    """What is asked for, target by target; the standard deviation is computed only where it is needed."""
+    if columns == ["mean"] and not quantiles:
+        mean = np.asarray(model.predict(inputs)).reshape(-1, model.n_outputs_)
+        return list(mean.T)
+    mean, std = (np.asarray(part).reshape(-1, model.n_outputs_) for part in model.predict(inputs, return_std=True))
+    half = NormalDist().inv_cdf(0.5 + level / 2)
+    answers = []
+    for centre, spread in zip(mean.T, std.T, strict=True):
+        found = {"mean": centre, "std": spread, "lower": centre - half * spread, "upper": centre + half * spread}
+        answers += [found[name] for name in columns]
+        answers += [centre + NormalDist().inv_cdf(q) * spread for q in quantiles]
+    return answers
+
+
+def _quantile_name(quantile: float) -> str:
+    return f"q{quantile:g}"
+
+
+def _kept(model: GPRegressor, table: str, keep: list[str]) -> tuple[list[str], list[str]]:
+    """The columns to copy, and those of them to take from a CSV file as they are written there: all but inputs."""
+    if not keep:
+        return [], []
+    is_csv = table == "-" or any(table.lower().endswith(ending) for ending in CSV_ENDINGS)
+    if keep == ["all"]:
+        if table == "-":
+            raise UsageError('--keep all needs a file: name the columns to keep of "-".')
+        keep = [str(name) for name in next(iter(stream_table(table, rows=1000))).frame.columns]
+    inputs = set(model.encoder_.names_in or ())
+    if model.encoder_.names_in is None:
+        return keep, []
+    return keep, [name for name in keep if is_csv and name not in inputs]
+
+
+def _columns(frame: pd.DataFrame, keep: list[str]) -> pd.DataFrame:
+    absent = [name for name in keep if name not in frame.columns]
+    if absent:
+        raise UsageError(
+            f"--keep names {', '.join(map(repr, absent))}, which the table does not have; its columns are "
+            f"{', '.join(map(str, frame.columns))}."
+        )
+    return frame.loc[:, keep]

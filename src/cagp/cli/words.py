@@ -1,0 +1,83 @@
+"""What commands say, and where: words on stdout, or on stderr where stdout is for data or JSON; sizes and numbers."""
+
+import json
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+
+class UsageError(ValueError):
+    """Options that do not go together or do not fit the table: exit code 2."""
+
+
+class Voice:
+    """Where a command's words go: stdout, stderr where stdout is for data, or nowhere where it is to be quiet."""
+
+    def __init__(self, quiet: bool = False, data_on_stdout: bool = False):
+        self.quiet, self.data_on_stdout = quiet, data_on_stdout
+
+    def say(self, text: str = "") -> None:
+        """Print words."""
+        if not self.quiet:
+            print(text, file=sys.stderr if self.data_on_stdout else sys.stdout, flush=True)
+
+
+def warn(text: str) -> None:
+    """One line on stderr."""
+    print(f"cagp: warning: {text}", file=sys.stderr)
+
+
+def complain(error: BaseException | str) -> None:
+    """What went wrong, on one line of stderr."""
+    print(f"cagp: {on_one_line(error) or type(error).__name__}", file=sys.stderr)
+
+
+def on_one_line(text: object) -> str:
+    """The text without line breaks."""
+    return " ".join(str(text).split())
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object on stdout; null for numbers that JSON does not have."""
+    print(json.dumps(_plain(value), indent=1, allow_nan=False, ensure_ascii=False))
+
+
+def number(value: float) -> str:
+    """Four significant digits, with commas; powers of ten only for what is tiny or huge."""
+    if not math.isfinite(value):
+        return "unknown"
+    size = math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:,.{max(0, 3 - size)}f}" if -4 <= size < 9 else f"{value:.3e}"
+
+
+def count(value: int, singular: str, plural: str | None = None) -> str:
+    """A number and its noun."""
+    return f"{value:,} {singular if value == 1 else plural or singular + 's'}"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in a unit that suits them."""
+    for unit in ("bytes", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "bytes" or num_bytes >= 100 else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} GB"
+
+
+def names(items: Any, most: int = 8) -> str:
+    """Names with commas, the last ones counted where there are many."""
+    listed = [str(item) for item in items]
+    rest = len(listed) - most
+    return ", ".join(listed) if rest <= 1 else f"{', '.join(listed[:most])} and {rest} more"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
