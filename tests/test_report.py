@@ -11,6 +11,7 @@ import torch
 from report_models import STRANGE_NAMES, KnownModel, strange
 from scipy.stats import norm
 
+from cagp.estimators import CaGPRegressor
 from cagp.report import evidence, write_report
 from cagp.report.figures import PALETTE, Drawing
 from cagp.report.page import number
@@ -177,6 +178,21 @@ def test_one_input_is_the_fit_itself():
     np.testing.assert_allclose(effect.observation_std, 0.5)
 
 
+@pytest.mark.parametrize("unit", [1e-140, 1e140])
+def test_units_however_tiny_or_huge_only_scale_the_numbers(tmp_path, unit):
+    model, X, y = plain(40, 2)
+    mean, std = model.predict(X, return_std=True)
+    usual, other = evidence.scores(y, mean, std), evidence.scores(unit * y, unit * mean, unit * std)
+    scale = [0, unit, 1, unit, 1, unit]
+    assert other[1:] == pytest.approx([value * factor for value, factor in zip(usual, scale, strict=True)][1:])
+    assert other.nll == pytest.approx(usual.nll + np.log(unit))
+    function = model.function
+    model.function, model.latent = lambda X: unit * function(X), lambda X: np.full(len(X), 0.3 * unit)
+    model.noise, model.noise_std_ = 0.4 * unit, model.noise_std_ * unit
+    model.scaler_.target_std *= unit
+    write_report(model, X, unit * y, tmp_path / "r.html")
+
+
 # ---- the page ----
 
 
@@ -340,18 +356,14 @@ def test_errors_say_what_to_do_and_leave_an_old_report_alone(tmp_path):
 # ---- the real thing ----
 
 
-@pytest.mark.usefixtures("annotations_off")
+@pytest.mark.usefixtures("annotations_off", "no_figures")
 def test_a_regressor_reports_on_a_frame(tmp_path):
-    from cagp.estimators import CaGPRegressor
-
     rng = np.random.default_rng(0)
     X = pd.DataFrame({"a": rng.uniform(-2, 2, 160), "kind": rng.choice(["u", "v", "w"], 160)})
     y = pd.DataFrame({"first": np.sin(2 * X["a"]) + (X["kind"] == "u"), "second": X["a"]})
     y += 0.1 * rng.normal(size=y.shape)
     model = CaGPRegressor(max_epochs=15).fit(X[:120], y[:120])
-    path = model.report(X[120:], y[120:], tmp_path / "r.html")
-    page = read(path)
-    check(page, path.read_text(encoding="utf-8"))
+    page = read(model.report(X[120:], y[120:], tmp_path / "r.html"))
     error = y[120:].to_numpy() - model.predict(X[120:])
     assert page.row("first")[1] == number(np.sqrt(np.mean(error[:, 0] ** 2)))
     assert page.row("second")[1] == number(np.sqrt(np.mean(error[:, 1] ** 2)))

@@ -68,7 +68,7 @@ def predicted_against_actual(ax: Axes, y: Vector, mean: Vector, std: Vector, nam
         shades.vmax = max(float(np.asarray(cells.get_array()).max()), 2.0)
         order = np.array_split(np.argsort(mean, kind="stable"), 20)
         centre = np.array([mean[rows].mean() for rows in order])
-        half = Z95 * np.array([np.sqrt(np.square(std[rows]).mean()) for rows in order])
+        half = Z95 * np.array([np.linalg.norm(std[rows] / len(rows) ** 0.5) for rows in order])
         for sign, label in ((1, "95 % intervals"), (-1, None)):
             ax.plot(centre, centre + sign * half, color=AMBER, linewidth=1.2, label=label)
     ax.set(xlim=limits, ylim=limits)
@@ -121,5 +121,7 @@ def pit_histogram(ax: Axes, y: Vector, mean: Vector, std: Vector, num_bins: int 
 
 
 def _tensors(y: Vector, mean: Vector, std: Vector) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    y, mean, variance = np.asarray(y, float), np.asarray(mean, float), np.square(np.asarray(std, float))
-    return torch.from_numpy(y), torch.from_numpy(mean), torch.from_numpy(variance)
+    """Targets, means and variances in a unit in which no square over- or underflows."""
+    unit = np.median(std)
+    scaled = [torch.from_numpy(np.asarray(part, float) / unit) for part in (y, mean, std)]
+    return scaled[0], scaled[1], scaled[2].square()

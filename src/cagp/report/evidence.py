@@ -81,8 +81,8 @@ def ask(model: Any, X: pd.DataFrame | np.ndarray) -> Answers:
             f"the model's predictions of {int(wrong.sum())} of {len(X)} rows are not finite, or have no positive "
             "standard deviation; a report would say nothing of use. See model.fit_report_ for what the fit found."
         )
-    noise = np.square(np.asarray(model.noise_std_, float).reshape(1, -1))
-    return Answers(mean, std, np.sqrt((np.square(std) - noise).clip(0)))
+    noise = np.asarray(model.noise_std_, float).reshape(1, -1)
+    return Answers(mean, std, std * np.sqrt((1 - np.square(noise / std)).clip(0)))
 
 
 # ---- how good ----
@@ -100,17 +100,24 @@ class Scores(NamedTuple):
 
 
 def scores(y: Vector, mean: Vector, std: Vector) -> Scores:
-    """The metrics of predictions."""
-    targets, centre, variance = (torch.from_numpy(np.ascontiguousarray(part)) for part in (y, mean, std**2))
-    spread = float(np.square(y - y.mean()).sum())
+    """The metrics of predictions, computed in a unit in which no square over- or underflows."""
+    unit, targets, centre, variance = _scaled(y, mean, std)
+    spread = float((targets - targets.mean()).square().sum())
     return Scores(
-        metrics.nll(targets, centre, variance),
-        metrics.rmse(targets, centre),
-        1 - float(np.square(y - mean).sum()) / spread if spread > 0 else float("nan"),
-        metrics.crps(targets, centre, variance),
+        metrics.nll(targets, centre, variance) + float(np.log(unit)),
+        metrics.rmse(targets, centre) * unit,
+        1 - float((targets - centre).square().sum()) / spread if spread > 0 else float("nan"),
+        metrics.crps(targets, centre, variance) * unit,
         metrics.coverage(targets, centre, variance),
-        metrics.interval_width(variance),
+        metrics.interval_width(variance) * unit,
     )
+
+
+def _scaled(y: Vector, mean: Vector, std: Vector) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A unit, and in it targets, means and variances."""
+    unit = float(np.median(std))
+    parts = [torch.from_numpy(np.ascontiguousarray(part / unit)) for part in (y, mean, std)]
+    return unit, parts[0], parts[1], parts[2].square()
 
 
 def baseline(model: Any, j: int, y: Vector) -> Scores:
@@ -130,7 +137,7 @@ def coverage_error(y: Vector, mean: Vector, std: Vector) -> tuple[float, float]:
 
     An observed share is nearly normal about p with variance p (1 - p) / n, whence E|share - p| ≈ √(2p (1 - p) / πn).
     """
-    found = metrics.calibration(torch.from_numpy(y), torch.from_numpy(mean), torch.from_numpy(std**2))
+    found = metrics.calibration(*_scaled(y, mean, std)[1:])
     expected = (2 * found.levels * (1 - found.levels) / (np.pi * len(y))).sqrt().mean()
     return found.error, float(expected)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
+from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -561,7 +562,7 @@ def _fit(model: Any) -> list[str]:
     lines = [line.strip() for line in str(model.fit_report_).splitlines() if line.strip()]
     items = "".join(f"<li>{text(line, 1000)}</li>" for line in lines)
     settings = [
-        [f"<code>{text(name, 80)}</code>", text(repr(value), 300)] for name, value in sorted(model.get_params().items())
+        [f"<code>{escape(name)}</code>", text(repr(value), 300)] for name, value in sorted(model.get_params().items())
     ]
     facts = [["Regressor", text(type(model).__name__)], ["Library", f"cagp {version('cagp')}"]]
     return [
