@@ -2,8 +2,11 @@
 
 import copy
 import math
+import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from numbers import Integral
@@ -25,12 +28,14 @@ from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.components import Components, reference_for, variance_components
 from cagp.estimators.saved import save_model
 from cagp.kernels import Kernel, Scale
+from cagp.linalg import JitterWarning
 from cagp.memory import available_memory, bytes_of
 from cagp.methods import Method, Several
 from cagp.methods.common import lengthscale_of
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
 from cagp.report import write_report
+from cagp.solver import CGWarning
 from cagp.starting import start_from_data
 from cagp.training import FitResult, fit
 from cagp.training.progress import RowProgress
@@ -159,7 +164,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         if y is None:
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
         encoder = Encoder.fit(X)
-        inputs = encoder.transform(X)
+        inputs = np.ascontiguousarray(encoder.transform(X))
         target = encode_target(y)
         values = target.values[:, None] if target.values.ndim == 1 else target.values
         if len(values) != len(inputs):
@@ -177,7 +182,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             raise ValueError(f"Found n_samples={len(inputs)} with a target, while a minimum of 2 is required to learn.")
         scaler = Standardizer.fit(torch.from_numpy(inputs), torch.from_numpy(values))
         task = self._task(inputs, values, noise, scaler)
-        fitted = self._train(task)
+        with _told_in(notes):
+            fitted = self._train(task)
 
         validate_data(self, X, skip_check_array=True)
         self.encoder_, self.scaler_ = encoder, scaler
@@ -402,7 +408,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         check_is_fitted(self, "posteriors_")
         if getattr(X, "ndim", 2) == 2:  # the encoder has better words for what is no table
             validate_data(self, X, skip_check_array=True, reset=False)
-        inputs = self.encoder_.transform(X)
+        inputs = np.ascontiguousarray(self.encoder_.transform(X))
 
         def back(values: np.ndarray, targets_axis: int = 1, squared: bool = False) -> Any:
             """Without the axis of targets where there was none; squares leave the range of float32 too easily."""
@@ -498,6 +504,21 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         if target.missing.any():
             raise ValueError(f"y has {int(target.missing.sum())} missing values; leave these rows out of X and y.")
         return values
+
+
+@contextmanager
+def _told_in(notes: list[str]) -> Iterator[None]:
+    """Put this package's warnings into the notes, each once: a fit meets many matrices, and its report is the place."""
+    ours = (JitterWarning, CGWarning)
+    with warnings.catch_warnings(record=True) as caught:
+        for category in ours:
+            warnings.simplefilter("always", category)
+        yield
+    for warning in caught:
+        if not issubclass(warning.category, ours):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    counts = Counter(str(warning.message) for warning in caught if issubclass(warning.category, ours))
+    notes.extend(f"{text} ({times:,} times in this fit)" for text, times in counts.items())
 
 
 def _number(values: Tensor, j: int) -> float:

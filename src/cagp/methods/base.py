@@ -24,7 +24,7 @@ class Method(nn.Module, ABC):
         """Named terms per row whose sum is the loss, differentiable in the parameters."""
 
     def objective(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, "n *q"], row_noise: Float[Tensor, "n *q"] | None = None
     ) -> Float[Tensor, ""]:
         """The loss per row, to be minimised over all parameters."""
         return torch.stack(list(self.objective_terms(X, y, row_noise).values())).sum()
