@@ -161,6 +161,38 @@ def test_columns_own_their_levels():
     assert list(evidence.relevance_of_columns(model, ["a", "a=b"])) == [0.5, 1.0]
 
 
+def test_inputs_that_do_not_vary_have_no_relevance(tmp_path):
+    model, X, y = strange()
+    assert evidence.varying(model, evidence.test_rows(model, X, y, None)).all()
+    rows = evidence.test_rows(model, X.assign(colour="red", **{STRANGE_NAMES[2]: 1.0}), y, None)
+    left_out = [n for n, kept in zip(model.feature_names_out_, evidence.varying(model, rows), strict=True) if not kept]
+    assert left_out == [STRANGE_NAMES[2], *(name for name in model.feature_names_out_ if name.startswith("colour="))]
+    model, X, y = plain(30)
+    X[:, 1] = 4.0
+    assert list(evidence.varying(model, evidence.test_rows(model, X, y, None))) == [True, False, True]
+    words = read(write_report(model, X, y, tmp_path / "r.html")).words
+    assert "Left out: 1 input without variation among the test rows." in words
+
+
+def test_durations_are_drawn_in_days():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"wait": pd.to_timedelta(rng.uniform(0, 9, 50), unit="D"), "on": rng.random(50) > 0.5})
+
+    def function(X):
+        return (X["wait"] / pd.Timedelta(days=1) + X.get("on", 0)).to_numpy()[:, None]
+
+    model = KnownModel(function, list(X.columns), ["wait", "on"], ["y"])
+    wait, on = evidence.learned(model, evidence.test_rows(model, X, function(X), None))
+    assert wait.axis.name == "wait (days)"
+    np.testing.assert_allclose(np.diff(wait.mean[:, 0]), np.diff(wait.axis.values), rtol=1e-9)
+    assert [str(level) for level in on.axis.nodes] == ["False", "True"]
+    assert on.mean[1, 0] - on.mean[0, 0] == pytest.approx(1)
+    alone = X[["wait"]]
+    model = KnownModel(function, ["wait"], ["wait"], ["y"])
+    (wait,) = evidence.learned(model, evidence.test_rows(model, alone, function(alone), None))
+    np.testing.assert_allclose(wait.mean[:, 0], wait.axis.values, rtol=1e-9)
+
+
 def test_two_inputs_are_a_map():
     model, X, y = plain(num_inputs=2)
     found = evidence.learned(model, evidence.test_rows(model, X, y, None))

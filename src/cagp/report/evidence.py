@@ -171,9 +171,9 @@ class Axis(NamedTuple):
 
     name: str
     place: int
-    kind: str  # "number", "date" or "levels"
+    kind: str  # "number", "date", "duration" or "levels"
     nodes: Any  # in the column's own type
-    values: Vector  # the nodes as numbers: days since 1970 for dates, 0, 1, ... for levels
+    values: Vector  # the nodes as numbers: days (since 1970) for durations and dates, 0, 1, ... for levels
     rows: Vector  # of the column, as such numbers
 
 
@@ -193,6 +193,22 @@ class Surface(NamedTuple):
     axes: tuple[Axis, Axis]
     mean: NDArray[np.float64]
     std: NDArray[np.float64]  # of the function
+
+
+def varying(model: Any, rows: Rows) -> NDArray[np.bool_]:
+    """Which encoded inputs vary among the test rows; all if none does.
+
+    The lengthscale of an input that is constant in training stays where it started and means nothing.
+    """
+    table = rows.X if isinstance(rows.X, pd.DataFrame) else pd.DataFrame(rows.X)
+    names = [str(name) for name in model.feature_names_out_]
+    varies = dict(zip(column_names(rows.X), (table.nunique() > 1).tolist(), strict=True))
+    if len(names) == len(varies):
+        found = np.array(list(varies.values()))
+    else:
+        constant = [name for name, varied in varies.items() if not varied]
+        found = np.array([not any(name == c or name.startswith(f"{c}=") for c in constant) for name in names])
+    return found if found.any() else np.ones_like(found)
 
 
 def relevance_of_columns(model: Any, names: Sequence[str]) -> Vector | None:
@@ -273,9 +289,12 @@ def _axis(rows: Rows, place: int, name: str) -> Axis | None:
             return None
         return axis._replace(kind="date", nodes=pd.Series(epoch + pd.to_timedelta(axis.values, unit="D")))
     if types.is_timedelta64_dtype(column.dtype):
-        return None
+        axis = _numbers(f"{name} (days)", place, (column / pd.Timedelta(days=1)).to_numpy(dtype=float))
+        if axis is None:
+            return None
+        return axis._replace(kind="duration", nodes=pd.Series(pd.to_timedelta(axis.values, unit="D")))
     levels = column.value_counts()  # the most frequent first
-    levels = levels[levels > 0].index[:MAX_LEVELS]
+    levels = sorted(levels[levels > 0].index[:MAX_LEVELS], key=str)
     if len(levels) < 2:
         return None
     places = pd.Index(levels).get_indexer(column)

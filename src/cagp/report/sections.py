@@ -88,7 +88,7 @@ def write_report(
     shown, several = targets[:MAX_TARGETS], len(targets) > 1
     data = section(2, "data", "Data and model", *_data(model, rows, targets))
     learning = section(2, "learning", "Learning curve", *_learning(model, draw))
-    relevance = section(2, "relevance", "Which inputs matter", *_relevance(model, draw))
+    relevance = section(2, "relevance", "Which inputs matter", *_relevance(model, rows, draw))
     fit = section(2, "fit", "The fit", *_fit(model))
     links = [("data", "Data")]
     if several:
@@ -530,15 +530,18 @@ def _learning(model: Any, draw: Drawing) -> list[str]:
     return [f"<p>{text(result.reason, 400)}</p>", figures(*drawn, table(["Training", "Value"], cells, "In numbers."))]
 
 
-def _relevance(model: Any, draw: Drawing) -> list[str]:
-    names = [str(name) for name in model.feature_names_out_]
-    lengthscales = np.asarray(model.lengthscales_, float).ravel()
+def _relevance(model: Any, rows: Rows, draw: Drawing) -> list[str]:
+    kept = evidence.varying(model, rows)
+    names = [str(name) for name, keep in zip(model.feature_names_out_, kept, strict=True) if keep]
+    lengthscales = np.asarray(model.lengthscales_, float).ravel()[kept]
     if not np.isfinite(lengthscales).all():
         return ["<p>The kernel has no lengthscale for each input, so that inputs cannot be compared.</p>"]
     number_shown = min(TOP_INPUTS, len(names))
     best = int(lengthscales.argmin())
     height = max(1.6, 0.75 + 0.2 * number_shown)
-    shown = f"The {number_shown} most relevant of {len(names)} inputs." if number_shown < len(names) else ""
+    shown = f"The {number_shown} most relevant of {len(names)} inputs. " if number_shown < len(names) else ""
+    if not kept.all():
+        shown += f"Left out: {count(int((~kept).sum()), 'input')} without variation among the test rows."
     order = np.argsort(lengthscales, kind="stable")[:number_shown]
     cells = [[text(names[k], 80), number(float(lengthscales[k]))] for k in order[:10]]
     return [
