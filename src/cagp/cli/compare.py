@@ -3,7 +3,8 @@
 import argparse
 import sys
 import time
-from contextlib import redirect_stdout
+import warnings
+from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     parts = split_table(arguments.table, arguments.target, arguments.drop, arguments.test_fraction, arguments.seed)
     methods = arguments.methods or [*DEFAULT, *(["exact"] if len(parts.train) <= EXACT_ROWS else [])]
     voice = Voice(quiet=False, data_on_stdout=arguments.json)
+    _warm_up(methods[0], arguments, parts)
     records = []
     for method in dict.fromkeys(methods):
         if not arguments.quiet:
@@ -88,6 +90,14 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
     return int(any("error" in record for record in records))
+
+
+def _warm_up(method: str, arguments: argparse.Namespace, parts: Parts) -> None:
+    """Fit a few rows: what torch loads at its first step should not count as the first method's time."""
+    with suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        few = parts.train.head(32), as_target(parts.train_targets.head(32))
+        regressor(method, arguments).set_params(max_epochs=2).fit(*few)
 
 
 def _measure(method: str, arguments: argparse.Namespace, parts: Parts) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from cagp.data.tables import READABLE
 from cagp.estimators import GPRegressor
 from cagp.memory import available_memory
 from cagp.storage import write_atomically
+from cagp.training.fit import CHECKPOINT
 
 LIMITS = "limits.json"
 
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_options(arguments, [arguments.method])
     _check_out(arguments)
     folder = arguments.out.with_name(arguments.out.name + ".checkpoints")
-    if folder.exists() and not arguments.resume:
+    if _has_checkpoint(folder) and not arguments.resume:
         raise UsageError(
             f"{folder} is left from a fit that did not end. Give the same command with --resume to go on from it, or "
             "delete the folder to start afresh."
@@ -83,8 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.report is not None and len(parts.test) == 0:
         raise UsageError("--report needs test rows: give a --test-fraction above 0.")
     voice.say(_data(parts, arguments.seed))
-    if arguments.resume and not folder.exists():
-        voice.say(f"There is no {folder} to go on from: starting afresh.")
+    if arguments.resume and not _has_checkpoint(folder):
+        voice.say(f"There is no checkpoint in {folder} to go on from: starting afresh.")
 
     start = time.perf_counter()
     model = _fitted(arguments, parts, folder)
@@ -156,10 +157,19 @@ def _fitted(arguments: argparse.Namespace, parts: Parts, folder: Path) -> GPRegr
         checkpoint_dir=folder,
         verbose=not arguments.quiet,
     )
-    with redirect_stdout(StringIO()):  # the fit report comes with the rest
-        model.fit(parts.train, as_target(parts.train_targets))
+    try:
+        with redirect_stdout(StringIO()):  # the fit report comes with the rest
+            model.fit(parts.train, as_target(parts.train_targets))
+    except BaseException:
+        if not _has_checkpoint(folder):
+            shutil.rmtree(folder)
+        raise
     model.set_params(checkpoint_dir=None, verbose=False, max_memory=arguments.max_memory)
     return model
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    return any(folder.glob(f"*/{CHECKPOINT}"))
 
 
 def _memory(given: int | None, folder: Path) -> int:

@@ -57,7 +57,7 @@ def count(value: int, singular: str, plural: str | None = None) -> str:
     return f"{value:,} {singular if value == 1 else plural or singular + 's'}"
 
 
-def size(num_bytes: float) -> str:
+def size(num_bytes: int | float) -> str:
     """Bytes in a unit that suits them."""
     for unit in ("bytes", "kB", "MB"):
         if num_bytes < 1000:
