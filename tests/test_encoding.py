@@ -280,6 +280,8 @@ def test_missing_inputs_name_every_column(missing):
 def test_missing_inputs_of_every_type(values):
     with pytest.raises(ValueError, match=r"missing values \(NaN\): column 'q' has 1 \(first at row 1\)"):
         Encoder.fit(pd.DataFrame({"q": values}))
+    with pytest.raises(ValueError, match=r"missing values \(NaN\): column 'q' has 2 \(first at row 0\)"):
+        Encoder.fit(pd.DataFrame({"q": values.iloc[[1, 1]], "other": [0, 1]}))
 
 
 def test_infinite_and_huge_inputs_are_told_apart():

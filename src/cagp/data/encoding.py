@@ -303,7 +303,8 @@ def _kind(values: pd.Series, name: str) -> str:
     # In a column of objects pandas takes NaT for a date, so that it is left out first.
     what = pd.api.types.infer_dtype(values.dropna() if values.dtype == object else values, skipna=True)
     if what in KINDS:
-        return KINDS[what]
+        # Categories have a type even where every value is missing.
+        return EMPTY if KINDS[what] == LEVELS and bool(values.isna().all()) else KINDS[what]
     if what == "complex":
         raise ValueError(f"Complex data not supported: column {name!r} holds complex numbers; use .real and .imag.")
     if what == "period":
