@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY := PASSIVE
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard src/native/*)
 
-.PHONY: demo test lint format types bench clean
+.PHONY: demo test lint format types docs docs-serve bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    fit 20,000 elevations, print a table, draw a picture"
 	@echo "make test    lint, types and tests"
+	@echo "make docs    the documentation as a site, in site/index.html"
 	@echo "make bench   speed of the kernels and of a training step"
 	@echo "make format  rewrite the sources in the house style"
 	@echo "make clean   remove everything that was built"
@@ -33,6 +34,14 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The theme announces the next version of mkdocs at every build.
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/installed-dev
+	$(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(VENV)/installed-dev
+	$(BIN)/python -m mkdocs serve
+
 bench: $(VENV)/installed-dev
 	$(BIN)/cagp bench engine
 	$(BIN)/cagp bench step
@@ -51,4 +60,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site

@@ -1,33 +1,184 @@
-"""Every Python block of the README and the docs, and every example, runs as written."""
+"""The README, the docs and the examples do what they say: code runs, output is as shown, links lead somewhere."""
 
+import ast
+import contextlib
+import io
 import re
 import runpy
+import shlex
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 
+import cagp
+from cagp.cli import main
+from cagp.estimators import choosing
+
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+ALL_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [page for page in ALL_PAGES if "```python" in page.read_text(encoding="utf-8")]
+# A block of code, and what is shown right below it as its output.
+BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", flags=re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
 
 
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # GPyTorch, when it is imported
 @pytest.mark.usefixtures("annotations_off")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_code_of_a_page_runs(page):
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    exec(compile("\n".join(blocks), str(page), "exec"), {"__name__": "__main__"})
+def test_the_code_of_a_page_runs_and_prints_what_is_shown(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text, names = read(page), {"__name__": "__main__"}
+    for block in BLOCK.finditer(text):
+        line = text[: block.start()].count("\n") + 1
+        source = "\n" * line + block[1]  # so that a traceback has the lines of the page
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(source, str(page), "exec"), names)
+        if block[2] is not None:
+            difference = unlike(block[2], printed.getvalue())
+            assert not difference, f"{page.name}, line {line}: {difference}\nprinted:\n{printed.getvalue()}"
+
+
+def unlike(shown: str, printed: str) -> str:
+    """How an output differs from the one shown; "" where it does not.
+
+    Words are the same; numbers agree to 5 % or in all but their last digit, since machines differ; "..." stands for
+    anything within a line.
+    """
+    expected, found = shown.strip().splitlines(), printed.strip().splitlines()
+    if len(expected) != len(found):
+        return f"{len(found)} lines, shown are {len(expected)}"
+    for left, right in zip(expected, found, strict=True):
+        # Numbers are compared apart from the words; in both they are replaced by one sign.
+        words = re.escape(NUMBER.sub("#", " ".join(left.split()))).replace(re.escape("..."), ".*")
+        if not re.fullmatch(words, NUMBER.sub("#", " ".join(right.split()))):
+            return f"{right!r}, shown is {left!r}"
+        if "..." in left:
+            continue
+        for a, b in zip(NUMBER.findall(left), NUMBER.findall(right), strict=True):
+            decimals = len(a.partition(".")[2]) if "e" not in a else 6
+            x, z = float(a.replace(",", "")), float(b.replace(",", ""))
+            last_digits = 2 * 10.0**-decimals if decimals else float(abs(x) >= 10)
+            if abs(x - z) > max(0.05 * abs(x), last_digits):
+                return f"{z}, shown is {x}, in {left!r}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("error 8.4 m", "error 8.3  m", True),
+        ("error 8.4 m", "error 9.4 m", False),
+        ("error 8.4 m", "errors 8.4 m", False),
+        ("0.95", "0.93", True),
+        ("0.95", "0.90", False),
+        ("18,000 rows", "18,001 rows", True),
+        ("by native ... kernels", "by native (avx2) kernels", True),
+        ("one", "one\ntwo", False),
+        ("[-1.0  0.2]", "[1.0  0.2]", False),
+    ],
+)
+def test_outputs_are_compared_by_words_and_nearly_by_numbers(shown, printed, same):
+    assert (unlike(shown, printed) == "") is same
 
 
 @pytest.mark.usefixtures("annotations_off")
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_an_example_runs_and_prints(example, capsys):
+def test_an_example_runs_and_prints(example, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out.strip()
 
 
-def test_the_readme_names_the_two_commands_and_pictures_that_exist():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "make demo" in text
-    assert "make test" in text
-    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
-        assert (ROOT / picture).exists(), picture
+def test_the_readme_names_the_two_commands():
+    assert "make demo" in read(ROOT / "README.md")
+    assert "make test" in read(ROOT / "README.md")
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into a page can name: its headings, as GitHub and the site write them."""
+    prose = re.sub(r"^```.*?^```$", "", read(page), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", read(page), flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\(([^)\s]+)\)", prose)
+    for link in (link for link in links if not link.startswith(("http://", "https://"))):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page.name} links to {link}, which does not exist"
+        if anchor:
+            assert anchor in anchors(target), f"{page.name} links to {link}; the headings are {anchors(target)}"
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's blocks that call cagp, fenced or indented."""
+    text = read(page).replace("\\\n", " ")
+    fenced = "\n".join(re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE))
+    lines = [*fenced.splitlines(), *(line[4:] for line in text.splitlines() if line.startswith("    cagp "))]
+    return [part.strip() for line in lines for part in re.split(r"[|;]|&&", line) if part.strip().startswith("cagp ")]
+
+
+class ParsedError(Exception):
+    """Raised where a command would start."""
+
+
+@pytest.mark.parametrize("page", [page for page in ALL_PAGES if commands(page)], ids=lambda page: page.name)
+def test_commands_of_a_page_are_understood(page, monkeypatch, capsys):
+    understand = ArgumentParser.parse_args
+
+    def parse_args(self, *arguments):
+        understand(self, *arguments)
+        raise ParsedError
+
+    monkeypatch.setattr(ArgumentParser, "parse_args", parse_args)
+    for command in commands(page):
+        words = shlex.split(command, comments=True)[1:]
+        words = words[: words.index(">")] if ">" in words else words
+        try:
+            main(words)
+        except ParsedError:
+            continue
+        except SystemExit as ended:  # after its help, or a complaint
+            code = ended.code
+        assert not code, f"{page.name}: {command}: {capsys.readouterr().err}"
+
+
+def templates() -> list[str]:
+    """Every text in the sources, with "…" in the place of what is filled in."""
+    found = []
+    for path in Path(cagp.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(read(path))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = [p.value if isinstance(p, ast.Constant) else "…" for p in node.values]
+                found.append("".join(map(str, parts)))
+    return found
+
+
+def test_messages_quoted_in_troubleshooting_are_those_of_the_sources():
+    page = ROOT / "docs" / "troubleshooting.md"
+    quoted = re.findall(r"^\| `([^`]+)` \|", read(page), flags=re.MULTILINE)
+    assert len(quoted) > 40
+    known = "\n".join(templates())
+    unknown = [message for message in quoted if message.removesuffix("…").removeprefix("…").strip() not in known]
+    assert not unknown
+
+
+def test_numbers_of_the_automatic_choice_are_those_of_the_code():
+    text = " ".join(read(ROOT / "docs" / "choosing.md").split())
+    for words in (
+        f"up to {choosing.EXACT_ROWS:,} rows",
+        f"at most {choosing.MOST_ACTIONS}",
+        f"{choosing.MARGIN} nats",
+        f"at most {choosing.VALIDATION_ROWS:,}",
+    ):
+        assert words in text, words

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -72,7 +73,7 @@ class CaGPOpt(Method):
         max_bytes: int = DEFAULT_MAX_BYTES,
         reblock_at: Sequence[int] | None = None,
         start_actions: int | None = None,
-        **choices,
+        **choices: Any,
     ) -> "CaGPOpt":
         """CaGP-Opt with ``num_actions`` blocks of the rows of ``X``.
 

@@ -1,0 +1,68 @@
+"""The documentation site: it builds without a warning, needs no network, and leaves nothing out."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cagp
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built with warnings as errors."""
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def html(site):
+    return {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+
+
+def test_every_page_is_in_the_navigation_and_in_the_site(site):
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r"([\w-]+\.md)$", text, flags=re.MULTILINE))
+    pages = {path.name for path in (ROOT / "docs").rglob("*.md")}
+    assert listed == pages | {"changelog.md", "contributing.md", "examples.md"}
+    assert {name.removesuffix(".md") + ".html" for name in listed} <= set(html(site))
+
+
+def test_nothing_is_fetched_from_elsewhere(site):
+    for name, text in html(site).items():
+        fetched = re.findall(
+            r"<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=[\"']?((?:https?:)?//[^\"' >]+)", text
+        )
+        assert not fetched, f"{name}: {fetched}"
+    for path in site.rglob("*.css"):
+        assert not re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", path.read_text(encoding="utf-8")), path
+
+
+def test_every_public_name_is_in_the_reference(site):
+    text = (site / "api.html").read_text(encoding="utf-8")
+    missing = [name for name in cagp.__all__ if f'id="cagp.{name}"' not in text]
+    assert not [name for name in missing if name not in ("kernels", "metrics")]
+    for module in (cagp.kernels, cagp.metrics):
+        public = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and n[0] != "_"]
+        assert public
+        assert not [name for name in public if f'id="{module.__name__}.{name}"' not in text]
+
+
+def test_formulas_are_drawn(site):
+    pages = html(site)
+    assert pages["derivations.html"].count("<math") > 300
+    for name, text in pages.items():
+        prose = re.sub(r"<(script|code|pre)\b.*?</\1>|<annotation.*?</annotation>", "", text, flags=re.DOTALL)
+        assert not re.findall(r"\\(?:top|frac|mathrm|mu|sigma|hat)\b", prose), name
