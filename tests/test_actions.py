@@ -335,3 +335,42 @@ class TestErrors:
     def test_a_partition_with_a_row_in_two_blocks(self):
         with pytest.raises(ValueError, match="partition"):
             BlockActions(Partition(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 2, 4])))
+
+
+# ---- rows that come later ----
+
+
+@pytest.mark.parametrize("support_size", [None, 3])
+def test_new_rows_join_the_block_of_the_nearest_row_with_its_weight(support_size):
+    generator = torch.Generator().manual_seed(5)
+    X = torch.rand(60, 2, generator=generator, dtype=torch.float64)
+    new = torch.rand(25, 2, generator=generator, dtype=torch.float64)
+    lengthscale = torch.tensor([0.2, 3.0], dtype=torch.float64)
+    actions = BlockActions.from_data(
+        X, 7, lengthscale=lengthscale, start="random", support_size=support_size, generator=generator
+    )
+    extended = actions.extended(X, new, lengthscale)
+
+    raw = torch.zeros(85, 7, dtype=torch.float64)  # weights before they are scaled to unit columns, by brute force
+    for place, row in enumerate(actions.support.tolist()):
+        block = int((actions.offsets <= place).sum()) - 1
+        raw[row, block] = actions.values[actions.support.sort().values.tolist().index(row)].detach()
+    for j, x in enumerate(new):
+        distances = ((X - x) / lengthscale).norm(dim=1)
+        distances[raw[:60].abs().sum(1) == 0] = torch.inf
+        raw[60 + j] = raw[distances.argmin()]
+    S = torch.zeros(85, 7, dtype=torch.float64)
+    S[extended.support] = extended.weights(torch.float64).dense().detach()
+    assert extended.num_rows == 85
+    torch.testing.assert_close(S, raw / raw.norm(dim=0), rtol=1e-12, atol=0)
+    assert actions.num_rows == 60  # the old ones are left alone
+    assert len(actions.values) == len(actions.support)
+
+
+def test_rows_that_come_later_are_checked(annotations_off):
+    X = torch.rand(10, 2, dtype=torch.float64)
+    actions = BlockActions.from_data(X, 3)
+    with pytest.raises(ValueError, match="9 rows, these actions are for 10"):
+        actions.extended(X[:9], X)
+    with pytest.raises(ValueError, match="X_new has 1 columns"):
+        actions.extended(X, X[:, :1])

@@ -1,8 +1,9 @@
 """``cagp bench fit``: CaGP-Opt on real tables, by the paper's protocol but with every choice made on validation rows.
 
-Of each table, 90 % of the rows are for training and 10 % for testing, by seed. A tenth of the training rows is held out
-to choose the step whose parameters are kept, and to stop when four evaluations bring nothing better; inputs and targets
-are standardised with the rows that are left.
+Of each table, 90 % of the rows are for training and 10 % for testing, by seed. A tenth of the training rows (at most
+2,000) is held out to choose the step whose parameters are kept, and to stop when four evaluations bring nothing better;
+inputs and targets are standardised with the rows that are left. Predictions condition on all training rows: those held
+out join the blocks that they are nearest to.
 """
 
 import time
@@ -14,15 +15,17 @@ import torch
 from torch import Tensor
 
 from cagp import metrics
+from cagp.actions import BlockActions
 from cagp.bench.records import machine, show
 from cagp.data import split, standardized
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPOpt
+from cagp.methods.common import lengthscale_of
 from cagp.prior import GP
 from cagp.starting import start_from_data
 from cagp.training import fit
 
-EVALUATE_EVERY, PATIENCE = 20, 4
+EVALUATE_EVERY, PATIENCE, VALIDATION_ROWS = 20, 4, 2000
 
 
 def run(tables: list[Path], seeds: list[int], num_actions: int, num_steps: int, blocks: str, as_json: bool) -> int:
@@ -76,9 +79,9 @@ class Rows(NamedTuple):
 
 
 def rows_by_purpose(num_rows: int, seed: int) -> Rows:
-    """A tenth for testing, and of the others a tenth to make choices on."""
+    """A tenth for testing, and of the others a tenth, at most ``VALIDATION_ROWS``, to make choices on."""
     outer = split(num_rows, 0.1, seed)
-    inner = split(len(outer.train), 0.1, seed)
+    inner = split(len(outer.train), min(0.1, VALIDATION_ROWS / len(outer.train)), seed)
     return Rows(outer.train[inner.train], outer.train[inner.test], outer.test)
 
 
@@ -104,6 +107,10 @@ def _generalization(X: Tensor, y: Tensor, seed: int, num_actions: int, num_steps
         patience=PATIENCE,
         monitor="nll",
     )
+    actions = method.actions
+    assert isinstance(actions, BlockActions)
+    method.actions = actions.extended(X, X_validation, lengthscale_of(method.prior.kernel))
+    X, y = torch.cat([X, X_validation]), torch.cat([y, y_validation])
     prediction = method.condition(X, y).predict(X_test, noise=True)
     return {
         "n": len(y),
