@@ -34,6 +34,7 @@ from cagp.actions import Partition, ordered_blocks
 from cagp.engine import local_moments, native
 from cagp.kernels import RBF, Constant, Kernel, Matern32, Scale
 from cagp.local import greedy_rows, local_answers
+from cagp.methods.common import idle_inputs
 
 BACKENDS = [pytest.param("native", marks=needs_native), "torch"]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-4}
@@ -901,7 +902,18 @@ def test_an_unknown_selection_is_refused():
 def test_findings_name_inputs_that_do_not_matter():
     g = torch.Generator().manual_seed(0)
     X = torch.rand(60, 2, generator=g, dtype=torch.float64)
-    method = CaGPLocal(GP(Scale(Matern32(2, [0.3, 50.0]))), 8)
+    method = CaGPLocal(GP(Scale(Matern32(2, [0.3, 500.0]))), 8)
     summary, *others = method.findings(X, X[:, 0])
     assert "CaGP-Local with 8 neighbours (16 in predictions) on 60 rows" in summary
-    assert any("columns [1] hardly matter" in words for words in others)
+    assert any("1 of 2 inputs hardly matter" in words and words.endswith(": 1.") for words in others)
+    method.input_names = ("depth", "colour")
+    assert any(words.endswith(": colour.") for words in method.findings(X, X[:, 0]))
+
+
+def test_an_input_with_a_long_lengthscale_matters_where_the_outputscale_is_large():
+    X = torch.rand(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    X = torch.cat([X, torch.ones(60, 1, dtype=torch.float64)], 1)  # an input that does not vary is not listed
+    y = 5 * X[:, 0]
+    # From end to end f changes with a variance of about 2 · 1e4 · 1.5 · (1 / 20)², and (1 / 20,000)².
+    smooth = Scale(Matern32(3, [20.0, 20_000.0, 1.0]), 1e4)
+    assert idle_inputs(smooth, X, y) == [1]

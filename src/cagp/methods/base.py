@@ -17,6 +17,9 @@ class Method(nn.Module, ABC):
     """Whether the objective is an estimate from some of the rows, another one at every step: its smallest value then
     says nothing, and a fit keeps the last parameters unless told to monitor something else."""
 
+    input_names: tuple[str, ...] | None = None
+    """What the columns of X are called in words about a fit; None for their numbers."""
+
     @abstractmethod
     def objective_terms(
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None

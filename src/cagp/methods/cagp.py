@@ -173,4 +173,4 @@ class CaGPOpt(Method):
             f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows ({n / actions.num_actions:.0f} rows "
             f"each), loss {self.loss}, kernel products by {backend_for(self.prior.kernel, X)}, {X.dtype}."
         )
-        return [summary, *prior_findings(self.prior, X)]
+        return [summary, *prior_findings(self.prior, X, y, self.input_names)]

@@ -90,4 +90,4 @@ class CaGPCG(Method):
             f"CaGP-CG with {self.num_actions:,} actions{tolerance} on {n:,} rows, loss {self.loss}, k(X, X) {kept}, "
             f"kernel products by {backend_for(self.prior.kernel, X)}, {X.dtype}."
         )
-        return [summary, *prior_findings(self.prior, X)]
+        return [summary, *prior_findings(self.prior, X, y, self.input_names)]

@@ -140,5 +140,5 @@ class CGGP(Method):
             f"CGGP on {X.shape[0]:,} rows: conjugate gradients to {self.tolerance:.0e}, {self.num_probes} probes, "
             f"preconditioner of rank {min(self.precondition_rank, X.shape[0])}, kernel by "
             f"{backend_for(self.prior.kernel, X)} in float64.",
-            *prior_findings(self.prior, X),
+            *prior_findings(self.prior, X, y, self.input_names),
         ]

@@ -60,7 +60,7 @@ class CholeskyGP(Method):
         return [
             f"Exact GP on {n:,} rows by Cholesky (about {memory_needed(n) / 1e9:.2g} GB), kernel by "
             f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
-            *prior_findings(self.prior, X),
+            *prior_findings(self.prior, X, y, self.input_names),
         ]
 
 

@@ -1,7 +1,9 @@
 """What the methods of this package share: the two losses of actions as named terms, and words about hyperparameters."""
 
+from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -9,6 +11,8 @@ from cagp.actions import Actions
 from cagp.kernels import Kernel, Product, Scale, Stationary, Sum
 from cagp.losses import elbo, projected_nll
 from cagp.prior import GP, GaussianNoise
+
+IDLE, MOST_LISTED = 0.01, 12
 
 Loss = Literal["elbo", "projected"]
 """The evidence lower bound (the paper's recommendation) or the projected-data marginal likelihood."""
@@ -38,7 +42,9 @@ def loss_terms(
     return {name: term / X.shape[0] for name, term in terms.items()}
 
 
-def prior_findings(prior: GP, X: Float[Tensor, "n d"]) -> list[str]:
+def prior_findings(
+    prior: GP, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], names: Sequence[str] | None = None
+) -> list[str]:
     """What a user should know of learned hyperparameters: noise at its floor, inputs that hardly matter."""
     found = []
     noise = prior.noise
@@ -47,13 +53,29 @@ def prior_findings(prior: GP, X: Float[Tensor, "n d"]) -> list[str]:
             f"The noise variance sits at its floor ({noise.noise_floor:g}): the data look noise-free to this "
             "model. A lower floor may fit better; it needs float64 data."
         )
-    lengthscale = lengthscale_of(prior.kernel)
-    if lengthscale is not None:
-        extent = X.amax(0) - X.amin(0)
-        idle = (lengthscale > 3 * extent.to(lengthscale)).nonzero()[:, 0].tolist()
-        if idle:
-            found.append(f"Input columns {idle} hardly matter: their lengthscales exceed three times their range.")
+    idle = [j if names is None else names[j] for j in idle_inputs(prior.kernel, X, y)]
+    if idle:
+        listed = ", ".join(map(str, idle[:MOST_LISTED])) + (", ..." if len(idle) > MOST_LISTED else "")
+        found.append(
+            f"{len(idle)} of {X.shape[1]} inputs hardly matter to this model (less than {IDLE:.0%} of the targets' "
+            f"variance, from end to end): {listed}."
+        )
     return found
+
+
+@torch.no_grad()
+def idle_inputs(kernel: Kernel, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[int]:
+    """Columns that vary and hardly matter: from their smallest value to their largest, the prior lets f change little.
+
+    The variance of the change is k(a, a) - 2k(a, b) + k(b, b), a and b the mean row with either value there.
+    """
+    low, high = X.double().amin(0), X.double().amax(0)
+    A = X.double().mean(0).repeat(X.shape[1], 1)
+    B = A.diagonal_scatter(high)
+    A = A.diagonal_scatter(low)
+    change = kernel.diag(A) - 2 * kernel(A, B).diagonal() + kernel.diag(B)
+    idle = (change < IDLE * y.double().var(correction=0)) & (high > low)
+    return idle.nonzero()[:, 0].tolist()
 
 
 def lengthscale_of(kernel: Kernel) -> Float[Tensor, " d"] | None:

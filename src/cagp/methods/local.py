@@ -236,7 +236,7 @@ class CaGPLocal(Method):
             f"on {X.shape[0]:,} rows, {self.objective_name} objective, minibatches of {self.batch_size:,} rows, "
             f"neighbours by {self._search(X).method}, kernels by {backend_for(self.prior.kernel, X)}, {X.dtype}."
         )
-        return [summary, *prior_findings(self.prior, X)]
+        return [summary, *prior_findings(self.prior, X, y, self.input_names)]
 
 
 class LocalPosterior(Posterior):

@@ -83,7 +83,7 @@ class SGPR(Method):
         return [
             f"SGPR with {len(self.inducing_points):,} inducing points on {X.shape[0]:,} rows, kernel by "
             f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
-            *prior_findings(self.prior, X),
+            *prior_findings(self.prior, X, y, self.input_names),
         ]
 
 

@@ -184,7 +184,7 @@ class SVGP(Method):
             f"SVGP with {len(self.inducing_points):,} inducing points on {X.shape[0]:,} rows, "
             f"{min(self.batch_size, X.shape[0]):,} a step, {self.gradient} gradients of q, kernel by "
             f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
-            *prior_findings(self.prior, X),
+            *prior_findings(self.prior, X, y, self.input_names),
         ]
 
 
