@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import browser
 import pytest
 
 import cagp
@@ -66,3 +67,31 @@ def test_formulas_are_drawn(site):
     for name, text in pages.items():
         prose = re.sub(r"<(script|code|pre)\b.*?</\1>|<annotation.*?</annotation>", "", text, flags=re.DOTALL)
         assert not re.findall(r"\\(?:top|frac|mathrm|mu|sigma|hat)\b", prose), name
+
+
+@pytest.mark.skipif(browser.find() is None, reason="no Chromium to look at the site with")
+def test_the_site_works_from_the_disk_in_a_browser(site):
+    ask = """
+        document.querySelector("#__search").click();
+        const field = document.querySelector("[data-md-component=search-query]");
+        field.focus();
+        field.value = "computational";
+        field.dispatchEvent(new Event("input", { bubbles: true }));
+        field.dispatchEvent(new Event("keyup", { bubbles: true }));
+        new Promise((done) => {
+          const look = () => {
+            const found = document.querySelectorAll(".md-search-result__link");
+            found.length ? done([...found].map((link) => link.href).join(" ")) : setTimeout(look, 50);
+          };
+          look();
+        });
+    """
+    with browser.Browser(browser.find()) as page:
+        for name in ("index", "derivations", "api"):
+            page.open(site / f"{name}.html", width=390)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+            assert not page.complaints(), name
+            assert all(url.startswith("file:") for url in page.requests()), name
+        page.open(site / "index.html", width=1280)
+        assert "uncertainty.html" in page.evaluate(ask)
+        assert not page.complaints()
