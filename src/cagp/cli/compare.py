@@ -67,11 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
     methods = arguments.methods or [*DEFAULT, *(["exact"] if len(parts.train) <= EXACT_ROWS else [])]
     voice = Voice(quiet=False, data_on_stdout=arguments.json)
     _warm_up(methods[0], arguments, parts)
-    records = []
+    records, held = [], current_memory()
     for method in dict.fromkeys(methods):
         if not arguments.quiet:
             print(f"{method} ...", file=sys.stderr)
-        records.append(_measure(method, arguments, parts))
+        records.append(_measure(method, arguments, parts, held))
     _show(voice, records, parts)
     drawn = _draw(records, arguments)
     if drawn:
@@ -100,9 +100,9 @@ def _warm_up(method: str, arguments: argparse.Namespace, parts: Parts) -> None:
         regressor(method, arguments).set_params(max_epochs=2).fit(*few)
 
 
-def _measure(method: str, arguments: argparse.Namespace, parts: Parts) -> dict[str, Any]:
-    """A failure is a record too: ``error`` says why."""
-    peak_is_known, before = _reset_peak(), current_memory()
+def _measure(method: str, arguments: argparse.Namespace, parts: Parts, held: int) -> dict[str, Any]:
+    """A failure is a record too: ``error`` says why. ``held`` are the bytes of the process before any method."""
+    peak_is_known = _reset_peak()
     try:
         start = time.perf_counter()
         model = regressor(method, arguments, verbose=not arguments.quiet)
@@ -129,7 +129,7 @@ def _measure(method: str, arguments: argparse.Namespace, parts: Parts) -> dict[s
         "width": [scores.width for scores in found],
         "fit_s": fit_s,
         "predict_s": predict_s,
-        "memory_bytes": max(peak_memory() - before, 0) if peak_is_known else None,
+        "memory_bytes": max(peak_memory() - held, 0) if peak_is_known else None,
         "fit_report": model.fit_report_,
     }
 
@@ -171,7 +171,8 @@ def _show(voice: Voice, records: list[dict[str, Any]], parts: Parts) -> None:
         table.add_row(record["method"], "failed")
     voice.say(
         f"{len(parts.train):,} rows to train on, {len(parts.test):,} to test on. NLL, RMSE, CRPS: lower is better; "
-        "coverage: closer to 95 %; width: narrower where the coverage is right; memory: the peak above the start.\n"
+        "coverage: closer to 95 % is better; width: narrower is better where the coverage is right; memory: the most "
+        "that was held above what the table takes.\n"
     )
     console.print(table)
     for record in failed:
