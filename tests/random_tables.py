@@ -162,7 +162,7 @@ def random_table(seed: int) -> RandomTable:
     if width >= 2 and rng.random() < 0.05:
         frame.columns = [*frame.columns[:-1], frame.columns[0]]
         troubles.append("more than one column")
-    if n and rng.random() < 0.1:  # the same rows again and again
+    if n and not troubles and rng.random() < 0.1:  # the same rows again and again
         frame = frame.iloc[rng.integers(0, min(n, 3), n)].reset_index(drop=True)
     if rng.random() < 0.2:
         frame.index = pd.Index(rng.permutation(np.arange(n) // 2))

@@ -39,11 +39,11 @@ def assert_same(one, other, Z) -> None:
 
 
 @every_regressor
-@pytest.mark.parametrize("case", ["plain", "noise", "several", "column"])
-def test_a_loaded_model_answers_with_the_same_bits(regressor, case, tmp_path):
+@pytest.mark.parametrize("several", [False, True])
+def test_a_loaded_model_answers_with_the_same_bits(regressor, several, tmp_path):
     X, y = table(40)
-    target = {"several": np.stack([y, y**2], 1), "column": y[:, None].astype(np.float32)}.get(case, y)
-    noise = np.linspace(0.1, 1, 40) if case == "noise" else None
+    target = np.stack([y, y**2], 1) if several else y[:, None].astype(np.float32)
+    noise = np.linspace(0.1, 1, 40) if several else None
     model = regressor(max_epochs=2, random_state=7).fit(X, target, sample_noise=noise)
     path = model.save(tmp_path / "model.cagp")
     loaded = cagp.load(path)
@@ -179,11 +179,10 @@ class Killed(BaseException):
     """What ends a process from outside."""
 
 
-@pytest.mark.parametrize("targets", [1, 2])
 @every_regressor
-def test_a_fit_that_was_killed_goes_on_to_the_same_bits(regressor, targets, tmp_path, monkeypatch):
+def test_a_fit_that_was_killed_goes_on_to_the_same_bits(regressor, tmp_path, monkeypatch):
     X, y = table(40)
-    y = y if targets == 1 else np.stack([y, y**2], 1)
+    y = np.stack([y, y**2], 1)
     monkeypatch.setitem(PRESETS, "default", Settings(checkpoint_steps=2))
     epochs, fatal = (24, 22) if regressor is REGRESSORS["opt"] else (6, 4)  # blocks are cut again before step 21
     untouched = regressor(max_epochs=epochs).fit(X, y)
@@ -204,7 +203,7 @@ def test_a_fit_that_was_killed_goes_on_to_the_same_bits(regressor, targets, tmp_
     assert_same(model, untouched, X)
     assert [step.loss for step in model.fit_result_.steps] == [step.loss for step in untouched.fit_result_.steps]
     with pytest.raises(ValueError, match="belongs to another fit"):
-        model.fit(X, y + 1 / (1 + X[:, :1].reshape(-1, *[1] * (targets - 1)) ** 2))
+        model.fit(X, np.exp(y))
 
 
 def test_a_fit_that_ran_out_of_time_goes_on(tmp_path):

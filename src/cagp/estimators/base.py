@@ -294,6 +294,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 would lower; "computational", which more computation would lower, and "computational_kind": "exact",
                 "estimate" (from below) or "unknown".
             sample_noise: known noise variance of the rows asked for.
+
+        Answers are float32 where the targets of fit were, covariances and variances float64; tensors for tensors.
         """
         if sum((return_std, return_cov, return_components)) > 1:
             raise ValueError("At most one of return_std, return_cov and return_components can be requested.")

@@ -41,7 +41,7 @@ class CaGPRegressor(GPRegressor):
         method: "local" answers every question from its nearest rows, "hybrid" from these and from actions that all
             questions share, "opt" (CaGP-Opt) from learned actions alone, "cg" (CaGP-CG) from those of conjugate
             gradients, "exact" from all rows. "auto" chooses and says why in ``fit_report_``: exact up to 2,000 rows;
-            beyond, what predicts held-out training rows best.
+            beyond, what predicts held-out training rows best, or local where actions that all share take too much.
         n_actions: of "opt", "cg" and "hybrid"; "auto" is one for eight rows, at most 512, fewer where ``max_memory``
             does not allow them.
         n_neighbors: rows that a question is answered from in training; predictions use twice as many.
@@ -49,7 +49,8 @@ class CaGPRegressor(GPRegressor):
             standardised inputs, which then starts at its own hyperparameters.
         max_epochs: passes over the rows at most; None for 300 steps, be they of all rows or of minibatches.
         max_time: limit for training, in seconds or as text ("10min").
-        max_memory: what fitting may take, in bytes or as text ("4GB"); None for half of what is free.
+        max_memory: what fitting may take, in bytes or as text ("4GB"); None for half of what is free. "exact" raises
+            MemoryError where that is not enough.
         device: where it is computed, as torch names it.
         dtype: "float32", "float64", or "auto": float64, but float32 for "opt" and "cg" beyond 10,000 rows.
         random_state: of minibatches and splits; the same gives the same result.
