@@ -227,6 +227,7 @@ def test_the_target_of_an_npz_file_is_y_and_other_tables_are_asked_about(tmp_pat
         (["--target", "price", "--max-memory", "much"], "--max-memory"),
         (["--target", "price", "--test-fraction", "1"], "--test-fraction"),
         (["--target", "price", "--actions", "0"], "--actions"),
+        (["--target", "price", "--seed", "-1"], "--seed"),
         (["--target", "price", "--out", "houses.csv"], "a table by its name"),
         (["--target", "price", "--out", "nowhere/m.cagp"], "there is no folder nowhere"),
         (["--target", "price", "--report", "report.txt"], "end it with .html"),
@@ -566,6 +567,20 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr("cagp.cli.info.run", lambda _: next(iter(())))
     with pytest.raises(StopIteration):
         main(["info", "m.cagp"])
+
+
+class Closed(io.StringIO):
+    """A pipe that nobody reads."""
+
+    def write(self, _):
+        raise BrokenPipeError
+
+
+def test_a_model_is_saved_even_if_nobody_reads_the_words(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdout", Closed())
+    command = ["fit", str(folder / "houses.csv"), "--target", "price", "--drop", "id", "--max-epochs", "1", "--out"]
+    assert main([*command, str(tmp_path / "m.cagp")]) == 0
+    assert cagp.load(tmp_path / "m.cagp").n_rows_ == 108
 
 
 def test_warnings_are_one_plain_line(monkeypatch, capsys):

@@ -1,7 +1,6 @@
 """``cagp``: finds the command, and turns what goes wrong into one line and an exit code."""
 
 import argparse
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import cagp
 from cagp.cli import bench, compare, demo, evaluate, fit, info, predict, search
 from cagp.cli.options import HelpFormatter
-from cagp.cli.words import UsageError, complain, on_one_line
+from cagp.cli.words import UsageError, complain, leave_pipe, on_one_line
 
 
 class Command(NamedTuple):
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
         except BrokenPipeError:  # whoever read our output has seen enough, e.g. head
-            _leave_pipe()
+            leave_pipe(sys.stdout)
             return 0
         except UsageError as error:
             complain(error)
@@ -107,8 +106,3 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> N
 def _is_memory(error: BaseException) -> bool:
     """Whether an allocation failed; torch has no class of its own for that."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
-
-
-def _leave_pipe() -> None:
-    """Let what is still in our buffers go nowhere: Python would complain when it flushes them at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -58,6 +58,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def seed(text: str) -> int:
+    """A whole number that every generator takes."""
+    if not text.isdecimal() or int(text) >= 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {2**31 - 1}")
+    return int(text)
+
+
 def actions(text: str) -> int | Literal["auto"]:
     """A whole number, or "auto"."""
     return "auto" if text == "auto" else positive(text)
@@ -101,7 +108,9 @@ def add_table(command: argparse.ArgumentParser, test_fraction: float) -> None:
         metavar="SHARE",
         help="of the rows to test on (default: %(default)s)",
     )
-    command.add_argument("--seed", type=int, default=0, help="of the split and of training (default: %(default)s)")
+    command.add_argument(
+        "--seed", type=seed, default=0, metavar="N", help="of the split and of training (default: %(default)s)"
+    )
 
 
 def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:

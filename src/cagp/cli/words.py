@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,21 @@ class Voice:
         self.quiet, self.data_on_stdout = quiet, data_on_stdout
 
     def say(self, text: str = "") -> None:
-        """Print words."""
-        if not self.quiet:
-            print(text, file=sys.stderr if self.data_on_stdout else sys.stdout, flush=True)
+        """Print words; where nobody reads them any more, be quiet and let the command do its work."""
+        stream = sys.stderr if self.data_on_stdout else sys.stdout
+        if self.quiet:
+            return
+        try:
+            print(text, file=stream, flush=True)
+        except BrokenPipeError:
+            self.quiet = True
+            leave_pipe(stream)
+
+
+def leave_pipe(stream: Any) -> None:
+    """Let the rest of what was meant for a closed pipe go nowhere: Python would complain when it flushes it."""
+    with suppress(OSError):  # a stream that is no file has no such buffer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def warn(text: str) -> None:
