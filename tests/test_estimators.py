@@ -490,3 +490,12 @@ def test_a_kernel_object_starts_where_it_is_and_stays_so():
     learned = model.posteriors_[0].prior.kernel.parts[1].variance
     assert not torch.equal(learned, kernel.parts[1].variance)
     assert np.isnan(ExactGPRegressor(Linear(2), max_epochs=1).fit(X, y).lengthscales_).all()
+
+
+def test_the_report_names_columns_that_hardly_matter():
+    generator = np.random.default_rng(3)
+    table = pd.DataFrame(generator.normal(size=(80, 2)), columns=["depth", "colour"])
+    y = np.sin(table["depth"]) + 0.01 * generator.normal(size=80)
+    report = CaGPRegressor("exact", max_epochs=60).fit(table, y).fit_report_
+    assert "1 of 2 inputs hardly matter" in report
+    assert ": colour." in report

@@ -30,7 +30,7 @@ from cagp.estimators.saved import save_model
 from cagp.kernels import Kernel, Scale
 from cagp.linalg import JitterWarning
 from cagp.memory import available_memory, bytes_of
-from cagp.methods import Method, Several
+from cagp.methods import Several
 from cagp.methods.common import lengthscale_of
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
@@ -69,6 +69,7 @@ class Task:
     memory: int  # bytes that the fit may take in all
     folder: Path | None  # for checkpoints
     verbose: bool
+    names: tuple[str, ...] | None  # of the inputs, where they have any
 
     def priors(self, noise_floor: float = 1e-6) -> list[GP]:
         """A prior for each target: the same kernel object, a noise of its own."""
@@ -181,7 +182,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         if len(inputs) < 2:
             raise ValueError(f"Found n_samples={len(inputs)} with a target, while a minimum of 2 is required to learn.")
         scaler = Standardizer.fit(torch.from_numpy(inputs), torch.from_numpy(values))
-        task = self._task(inputs, values, noise, scaler)
+        task = self._task(inputs, values, noise, scaler, None if encoder.names_in is None else encoder.names_out)
         with _told_in(notes):
             fitted = self._train(task)
 
@@ -214,7 +215,14 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         except RuntimeError as error:
             raise ValueError(f'device is {self.device!r}, expected one of torch, e.g. "cpu" or "cuda".') from error
 
-    def _task(self, inputs: np.ndarray, values: np.ndarray, noise: np.ndarray | None, scaler: Standardizer) -> Task:
+    def _task(
+        self,
+        inputs: np.ndarray,
+        values: np.ndarray,
+        noise: np.ndarray | None,
+        scaler: Standardizer,
+        names: tuple[str, ...] | None,
+    ) -> Task:
         device = torch.device(self.device)
         num_rows, num_columns = inputs.shape
         dtype = self._default_dtype(num_rows) if self.dtype == "auto" else DTYPES[self.dtype]
@@ -242,6 +250,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             memory,
             None if self.checkpoint_dir is None else Path(self.checkpoint_dir),
             bool(self.verbose),
+            names,
         )
 
     def _starting_kernel(self, num_columns: int) -> tuple[Kernel, bool]:
@@ -256,22 +265,23 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             return False
         return _structure(kernel) == _structure(self.posteriors_[0].prior.kernel)
 
-    def _run(self, task: Task, method: Method, name: str, most_steps: int | None = None, **changes: Any) -> FitResult:
+    def _run(self, task: Task, method: Several, name: str, most_steps: int | None = None, **changes: Any) -> FitResult:
         """Train with the user's limits; ``name`` is the subfolder of checkpoints."""
         limits = [limit for limit in (self._num_steps(task, method), most_steps) if limit is not None]
         if limits:
             changes["num_steps"] = min(limits)
         changes.setdefault("max_time", self.max_time)
+        for part in method.parts:
+            part.input_names = task.names
         folder = None if task.folder is None else task.folder / name
         data = (task.X, task.y, task.row_noise)
         return fit(method, *data, progress=task.verbose, checkpoint_dir=folder, **changes)
 
-    def _num_steps(self, task: Task, method: Method) -> int | None:
+    def _num_steps(self, task: Task, method: Several) -> int | None:
         """An epoch is one pass over the rows: one step, or as many as minibatches it takes."""
         if self.max_epochs is None:
             return None
-        parts = method.parts if isinstance(method, Several) else [method]
-        batch = getattr(parts[0], "batch_size", len(task.X))
+        batch = getattr(method.parts[0], "batch_size", len(task.X))
         return math.ceil(self.max_epochs * max(1.0, len(task.X) / batch))
 
     # ---- answers ----
