@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"cagp {cagp.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(prog="cagp", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     for command in (command for group in GROUPS.values() for command in group):
         command.add_to(commands.add_parser(command.name, formatter_class=HelpFormatter))
     return parser
