@@ -124,8 +124,8 @@ def test_missing_values_survive(tmp_path):
         ("t.tsv", "a\tb c\n1\t2.5\n3\t4\n"),
         ("t.csv", b"\xef\xbb\xbfa,b c\n1,2.5\n3,4\n"),
         ("t.csv", '"a","b c"\n1,2.5\n3,4\n'),
-        ("t.csv.gz", gzip.compress(b"a,b c\n1,2.5\n3,4\n")),
-        ("t.tsv.gz", gzip.compress(b"a\tb c\n1\t2.5\n3\t4\n")),
+        ("t.csv.gz", gzip.compress(b"a,b c\n1,2.5\n3,4\n", mtime=0)),
+        ("t.tsv.gz", gzip.compress(b"a\tb c\n1\t2.5\n3\t4\n", mtime=0)),
     ],
 )
 def test_ways_to_write_a_csv(tmp_path, name, content):
@@ -222,7 +222,7 @@ def test_standard_input_stays_open(monkeypatch):
         ("t.csv", "a,b\n1,h\xe9\n".encode("latin1"), r"t\.csv is not UTF-8: it has the byte 0xe9.*iconv"),
         ("t.csv", b"a,\xff\n1,2\n", r"t\.csv is not UTF-8"),
         ("t.csv.gz", b"a,b\n1,2\n", r"t\.csv\.gz is not a whole gzip file"),
-        ("t.csv.gz", gzip.compress(b"a,b\n1,2\n" * 99)[:-9], r"t\.csv\.gz is not a whole gzip file"),
+        ("t.csv.gz", gzip.compress(b"a,b\n1,2\n" * 99, mtime=0)[:-9], r"t\.csv\.gz is not a whole gzip file"),
         ("t.parquet", b"PAR1 not really", r"t\.parquet cannot be read as a Parquet file"),
         ("t.npz", b"PK not really", r"t\.npz cannot be read as an NPZ file"),
         ("t.xlsx", "a", r"t\.xlsx cannot be read: the ending of its name is '\.xlsx', expected one of \.csv, .*\.npz"),
