@@ -51,9 +51,10 @@ $(VENV)/installed: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
+# Not after the rule above: each of the two compiles everything.
+$(VENV)/installed-dev: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+	@touch $(VENV)/installed $@
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

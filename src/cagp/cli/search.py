@@ -19,14 +19,14 @@ def add_to(command: argparse.ArgumentParser) -> None:
         "the rows, and recommend a number. Errors are in standard units. Calling it again goes on."
     )
     command.epilog = (
-        "example:\n  cagp search table.npz --actions 64 128 256 512 --lr 0.03 0.1 --jobs 2 --out table-search"
+        "example:\n  cagp search table.npz --actions 64 128 256 512 --lr 0.1 0.2 --jobs 2 --out table-search"
     )
     command.add_argument("table", type=Path, help="an .npz file")
     command.add_argument(
         "--actions", type=int, nargs="+", default=[64, 128, 256, 512], help="numbers to try (default: 64 128 256 512)"
     )
     command.add_argument(
-        "--lr", type=float, nargs="+", default=[0.03, 0.1], help="learning rates to try (default: 0.03 0.1)"
+        "--lr", type=float, nargs="+", default=[0.1, 0.2], help="learning rates to try (default: 0.1 0.2)"
     )
     command.add_argument("--kernel", choices=KERNELS, default="Matern32", help="(default: %(default)s)")
     command.add_argument("--steps", type=int, default=300, help="steps of each fit (default: %(default)s)")

@@ -192,7 +192,7 @@ class CaGPLocal(Method):
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by the learning rate they share."""
         actions = [] if self.shared is None else [p for p in self.shared.parameters() if p.requires_grad]
-        return {"local_hyperparameters": [p for p in self.prior.parameters() if p.requires_grad], "actions": actions}
+        return {"hyperparameters": [p for p in self.prior.parameters() if p.requires_grad], "actions": actions}
 
     # ---- answers ----
 

@@ -32,7 +32,7 @@ def search(
     *,
     folder: Path | str,
     num_actions: Sequence[int] = (64, 128, 256, 512),
-    lrs: Sequence[float] = (0.03, 0.1),
+    lrs: Sequence[float] = (0.1, 0.2),
     kernel: str = "Matern32",
     seed: int = 0,
     num_steps: int = 300,

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 OPTIMIZERS = ("adam", "lbfgs")
 ADAM_RATES = {
-    "hyperparameters": 0.1,
-    "local_hyperparameters": 0.2,  # learned on minibatches
-    "actions": 0.3,
+    "hyperparameters": 0.2,
+    "actions": 1.0,
     "inducing_points": 0.1,
     "variational": 0.1,
 }
