@@ -24,7 +24,7 @@ def table(tmp_path):
 def test_bench_fit_gives_a_record_for_every_seed_and_learns_the_table(table, capsys):
     assert main(["bench", "fit", str(table), "--seeds", "0", "1", "--actions", "20", "--steps", "40", "--json"]) == 0
     records = json.loads(capsys.readouterr().out)
-    assert [(r["table"], r["seed"], r["n"], r["d"]) for r in records] == [("waves", 0, 180, 2), ("waves", 1, 180, 2)]
+    assert [(r["table"], r["seed"], r["n"], r["d"]) for r in records] == [("waves", 0, 162, 2), ("waves", 1, 162, 2)]
     for record in records:
         assert record["rmse"] < 0.3  # of targets with standard deviation 1
         assert 0.8 <= record["coverage"] <= 1

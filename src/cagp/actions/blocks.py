@@ -1,6 +1,5 @@
 """Learned block-sparse actions (CaGP-Opt): the rows are cut into i blocks, and action j weighs the rows of block j."""
 
-import copy
 import heapq
 from typing import Any, Literal, NamedTuple
 
@@ -9,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cagp.actions.base import Actions
-from cagp.checks import check_count, check_matrix, check_new_inputs
+from cagp.checks import check_count, check_matrix
 from cagp.engine import BlockWeights
 from cagp.kernels import Kernel
 from cagp.linalg import NotPositiveDefiniteError
@@ -214,33 +213,6 @@ class BlockActions(Actions):
         check_count(num_actions, "num_actions", len(self._support), "the number of rows with weights")
         every = Partition(torch.arange(len(self._support), device=X.device), self.offsets)
         self._set_blocks(self._support, refined_blocks(X[self._support], every, num_actions, lengthscale))
-
-    @torch.no_grad()
-    def extended(
-        self, X: Float[Tensor, "n d"], X_new: Float[Tensor, "t d"], lengthscale: Float[Tensor, " d"] | None = None
-    ) -> "BlockActions":
-        """Actions for the rows of ``X``, which these are for, followed by those of ``X_new``.
-
-        Each new row joins the block of the nearest row that has weight, in units of ``lengthscale``, and takes the
-        weight of that row: rows that were held out of training can be conditioned on without training again. Time
-        O(t m d).
-        """
-        check_new_inputs(X_new, X, "X_new")
-        if X.shape[0] != self._num_rows:
-            raise ValueError(f"X has {X.shape[0]:,} rows, these actions are for {self._num_rows:,}.")
-        unit = torch.ones_like(X[0]) if lengthscale is None else lengthscale.to(X)
-        points = X[self._support] / unit
-        nearest = torch.cat([torch.cdist(tile, points).argmin(1) for tile in (X_new / unit).split(1024)])
-        block_of = BlockWeights(self.values, self.offsets).columns()
-        columns = torch.cat([block_of, block_of[nearest]])
-        rows = torch.cat([self._support, X.shape[0] + torch.arange(len(X_new), device=X.device)])
-        extended = copy.deepcopy(self)
-        extended._num_rows = X.shape[0] + len(X_new)
-        extended.values = nn.Parameter(torch.cat([self.values, self.values[self._slots[nearest]]]))
-        order = columns.argsort(stable=True)
-        sizes = columns.bincount(minlength=self.num_actions)
-        extended._support, extended.offsets = rows[order], _offsets(sizes.cpu()).to(X.device)
-        return extended
 
     def _set_blocks(self, rows: Tensor, partition: Partition) -> None:
         self._support, self.offsets = rows[partition.rows], partition.offsets

@@ -2,8 +2,7 @@
 
 Of each table, 90 % of the rows are for training and 10 % for testing, by seed. A tenth of the training rows (at most
 2,000) is held out to choose the step whose parameters are kept, and to stop when four evaluations bring nothing better;
-inputs and targets are standardised with the rows that are left. Predictions condition on all training rows: those held
-out join the blocks that they are nearest to.
+inputs and targets are standardised with the rows that are left, and predictions condition on those.
 """
 
 import time
@@ -15,12 +14,10 @@ import torch
 from torch import Tensor
 
 from cagp import metrics
-from cagp.actions import BlockActions
 from cagp.bench.records import machine, show
 from cagp.data import split, standardized
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPOpt
-from cagp.methods.common import lengthscale_of
 from cagp.prior import GP
 from cagp.starting import start_from_data
 from cagp.training import fit
@@ -107,10 +104,6 @@ def _generalization(X: Tensor, y: Tensor, seed: int, num_actions: int, num_steps
         patience=PATIENCE,
         monitor="nll",
     )
-    actions = method.actions
-    assert isinstance(actions, BlockActions)
-    method.actions = actions.extended(X, X_validation, lengthscale_of(method.prior.kernel))
-    X, y = torch.cat([X, X_validation]), torch.cat([y, y_validation])
     prediction = method.condition(X, y).predict(X_test, noise=True)
     return {
         "n": len(y),
