@@ -61,9 +61,12 @@ def standardized(
 
 
 def _std(values: Tensor) -> Tensor:
-    """The standard deviation of each column, 1 where it is constant; squares of huge or tiny values do no harm."""
-    centred = values - values.mean(0)
-    largest = centred.abs().amax(0)
-    constant = largest <= CONSTANT * torch.finfo(values.dtype).eps * values.abs().amax(0)
-    scale = torch.where(constant, torch.ones_like(largest), largest)
-    return torch.where(constant, torch.ones_like(largest), scale * (centred / scale).std(0))
+    """The standard deviation of each column, 1 where it is constant; squares of huge or tiny values do no harm.
+
+    Columns are first divided by a power of two of their size, which changes no digit.
+    """
+    size = values.abs().amax(0)
+    constant = (values - values.mean(0)).abs().amax(0) <= CONSTANT * torch.finfo(values.dtype).eps * size
+    one = torch.ones_like(size)
+    unit = torch.where(constant, one, torch.ldexp(one, torch.frexp(size).exponent))
+    return torch.where(constant, one, unit * (values / unit).std(0))

@@ -32,7 +32,7 @@ from cagp.linalg import JitterWarning
 from cagp.memory import available_memory, bytes_of
 from cagp.methods import Several
 from cagp.methods.common import lengthscale_of
-from cagp.posteriors import Posterior
+from cagp.posteriors import InducingPosterior, Posterior
 from cagp.prior import GP, GaussianNoise
 from cagp.report import write_report
 from cagp.solver import CGWarning
@@ -70,6 +70,7 @@ class Task:
     folder: Path | None  # for checkpoints
     verbose: bool
     names: tuple[str, ...] | None  # of the inputs, where they have any
+    points: Tensor | None  # inducing points of the last fit, where this one goes on from it
 
     def priors(self, noise_floor: float = 1e-6) -> list[GP]:
         """A prior for each target: the same kernel object, a noise of its own."""
@@ -234,9 +235,11 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         # Divided twice: the square of a tiny unit would be zero.
         row_noise = None if noise is None else torch.from_numpy(noise) / scaler.target_std / scaler.target_std
         kernel, from_data = self._starting_kernel(num_columns)
-        starts = None
+        starts = points = None
         if self._continues(kernel, values.shape[1]):
             kernel.load_state_dict(self.posteriors_[0].prior.kernel.state_dict())
+            if isinstance(last := self.posteriors_[0], InducingPosterior):
+                points = last.X.double().cpu() * self.scaler_.input_std + self.scaler_.input_mean
             from_data, starts = False, (self.noise_std_ / self.scaler_.target_std.numpy()) ** 2
         return Task(
             tensor(scaler.inputs(torch.from_numpy(inputs))),
@@ -251,6 +254,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             None if self.checkpoint_dir is None else Path(self.checkpoint_dir),
             bool(self.verbose),
             names,
+            None if points is None else tensor(scaler.inputs(points)),
         )
 
     def _starting_kernel(self, num_columns: int) -> tuple[Kernel, bool]:

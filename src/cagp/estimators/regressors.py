@@ -11,10 +11,12 @@ from cagp.data.splits import split
 from cagp.estimators import choosing
 from cagp.estimators.base import Fitted, GPRegressor, Task, check_whole_number
 from cagp.estimators.saved import load_model
+from cagp.inducing import choose_inducing_points
 from cagp.kernels import Kernel
 from cagp.memory import bytes_of
-from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Method, Several
+from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Several
 from cagp.methods.cholesky import memory_needed
+from cagp.methods.common import lengthscale_of
 from cagp.methods.local import KEPT_BYTES
 from cagp.prior import GP
 from cagp.training import FitResult, seconds_of
@@ -55,7 +57,7 @@ class CaGPRegressor(GPRegressor):
         dtype: "float32", "float64", or "auto": float64, but float32 for "opt" and "cg" beyond 10,000 rows.
         random_state: of minibatches and splits; the same gives the same result.
         verbose: show progress and the fit report.
-        warm_start: start a further fit at the hyperparameters of the last one.
+        warm_start: start a further fit at the hyperparameters (and inducing points) of the last one.
         checkpoint_dir: folder for checkpoints; the same call with the same data goes on after a crash.
     """
 
@@ -277,15 +279,21 @@ class SGPRRegressor(GPRegressor):
         return torch.float32 if num_rows > SMALL else torch.float64
 
     def _train(self, task: Task) -> Fitted:
-        method = Several(self._methods(task, _priors(task), min(int(self.n_inducing), len(task.X))))
-        result = self._run(task, method, "inducing")
-        name = type(method.parts[0]).__name__.lower()
-        return Fitted(name, method.condition(task.X, task.y, task.row_noise), result, [], None)
+        priors, m = _priors(task), min(int(self.n_inducing), len(task.X))
+        Z = task.points
+        if Z is None or len(Z) != m:
+            Z = choose_inducing_points(priors[0], task.X, m, "greedy", lengthscale_of(priors[0].kernel), task.seed)
+        methods = [self._method(task, prior, Z) for prior in priors]
+        for method in methods:
+            method.inducing_points = methods[0].inducing_points
+        several = Several(methods)
+        result = self._run(task, several, "inducing")
+        name = type(methods[0]).__name__.lower()
+        return Fitted(name, several.condition(task.X, task.y, task.row_noise), result, [], None)
 
-    def _methods(self, task: Task, priors: list[GP], num_inducing: int) -> list[Method]:
-        """One for each target, with the same inducing points."""
-        first = SGPR.from_data(priors[0], task.X, num_inducing, seed=task.seed, max_bytes=task.max_bytes)
-        return [first, *(_sharing(SGPR(p, first.inducing_points(), task.max_bytes), first) for p in priors[1:])]
+    def _method(self, task: Task, prior: GP, Z: Tensor) -> SGPR | SVGP:
+        """The method of one target; inducing points start at ``Z``."""
+        return SGPR(prior, Z, task.max_bytes)
 
 
 class SVGPRegressor(SGPRRegressor):
@@ -295,16 +303,8 @@ class SVGPRegressor(SGPRRegressor):
         n_inducing: m; fewer where there are fewer rows. The other parameters are those of ``CaGPRegressor``.
     """
 
-    def _methods(self, task: Task, priors: list[GP], num_inducing: int) -> list[Method]:
-        choices: dict[str, Any] = {"seed": task.seed, "max_bytes": task.max_bytes}
-        first = SVGP.from_data(priors[0], task.X, num_inducing, **choices)
-        return [first, *(_sharing(SVGP(p, first.inducing_points(), **choices), first) for p in priors[1:])]
-
-
-def _sharing(method: SGPR | SVGP, first: SGPR | SVGP) -> SGPR | SVGP:
-    """The method with the inducing points of the first."""
-    method.inducing_points = first.inducing_points
-    return method
+    def _method(self, task: Task, prior: GP, Z: Tensor) -> SGPR | SVGP:
+        return SVGP(prior, Z, seed=task.seed, max_bytes=task.max_bytes)
 
 
 REGRESSORS: dict[str, type[GPRegressor]] = {
