@@ -19,6 +19,7 @@ from cagp.bench.local import Run, in_new_process, measure
 from cagp.bench.records import best_of
 from cagp.cli import main
 from cagp.data import split
+from cagp.engine import local as engine_local
 from cagp.engine import native
 from cagp.kernels import Matern32, Scale
 
@@ -69,7 +70,7 @@ def small_problem(monkeypatch, d=3, k=5):
     monkeypatch.setattr(bench_local, "BATCH", 20)
     monkeypatch.setattr(bench_local, "SECONDS", 0.0)
     monkeypatch.setattr(bench_local, "NUM_QUESTIONS", {"native": 40, "torch": 30})
-    monkeypatch.setattr(bench_local, "TORCH_ENTRIES", 8 * k**2)  # so that torch works in several tiles
+    monkeypatch.setattr(engine_local, "TORCH_ENTRIES", 8 * k**2)  # so that torch works in several tiles
     monkeypatch.setattr(bench_local, "DIMENSIONS", (d,))
     monkeypatch.setattr(bench_local, "NEIGHBOURS", (k,))
 
@@ -81,7 +82,7 @@ def test_what_is_timed_is_the_exact_answer_from_the_neighbours(monkeypatch, back
     small_problem(monkeypatch)
     problem = bench_local._problem(3, 5)
     prior = GP(Scale(Matern32(3, 1.3), 0.7), noise=GaussianNoise(0.01))
-    answers = bench_local.in_tiles(prior, problem.X, problem.y, problem.questions, problem.neighbours, backend)
+    answers = bench_local.answers(prior, problem.X, problem.y, problem.questions, problem.neighbours, backend)
     for t in range(len(problem.questions)):
         near = problem.neighbours[t]
         mean, covariance = oracle.exact_posterior(prior, problem.X[near], problem.y[near], problem.questions[t : t + 1])

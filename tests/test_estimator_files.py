@@ -232,6 +232,10 @@ def test_control_c_ends_a_fit_with_what_it_has(monkeypatch):
     model = CaGPRegressor(max_epochs=50).fit(X, y)
     assert model.method_ == "local"
     assert model.fit_report_.startswith("Chose local: the fit was interrupted")
+    model = CaGPRegressor("opt", n_actions=8, max_epochs=50).fit(X, y)  # while it learns from neighbours
+    assert "learned in 3 steps" in model.fit_report_
+    assert len(model.fit_result_.steps) == 1
+    assert np.isfinite(model.predict(X)).all()
 
 
 # ---- the choice of a method ----

@@ -17,7 +17,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor
-from cagp.kernels import RBF, Linear, Scale
+from cagp.kernels import RBF, Linear, Matern32, Scale
 
 REGRESSORS = {
     **{
@@ -439,6 +439,19 @@ def test_an_epoch_of_minibatches_is_a_pass_over_the_rows():
     X, y = table(2500)
     model = CaGPRegressor(method="local", n_neighbors=4, max_epochs=2).fit(X, y)
     assert len(model.fit_result_.steps) == 5  # of 1,024 rows each
+
+
+def test_many_rows_start_from_neighbours():
+    X, y = table(2100)
+    model = CaGPRegressor(method="opt", n_actions=16, n_neighbors=8, max_epochs=3).fit(X, y)
+    assert "those that CaGP-Local learned in 7 steps" in model.fit_report_  # three passes over the rows
+    assert len(model.fit_result_.steps) == 3
+    # Blocks are cut once, in units of these lengthscales.
+    assert not any(step.events for step in model.fit_result_.steps)
+    again = CaGPRegressor(method="opt", n_actions=16, n_neighbors=8, max_epochs=3, kernel=Matern32(X.shape[1]))
+    assert "CaGP-Local" not in again.fit(X, y).fit_report_  # a kernel object starts where its owner put it
+    late = CaGPRegressor(method="opt", n_actions=16, max_time=1e-9).fit(X, y)
+    assert len(late.fit_result_.steps) == 1
 
 
 def test_verbose_shows_progress_and_report(capsys):

@@ -35,7 +35,7 @@ from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, 
 from cagp.projection import Projection, project
 from cagp.search import SearchResult, search
 from cagp.solver import CGWarning
-from cagp.starting import start_from_data
+from cagp.starting import raise_noise, start_from_data, start_from_neighbours
 from cagp.training import FitResult, Settings, fit
 
 __version__ = version("cagp")
@@ -91,6 +91,8 @@ __all__ = [
     "metrics",
     "project",
     "projected_nll",
+    "raise_noise",
     "search",
     "start_from_data",
+    "start_from_neighbours",
 ]

@@ -5,9 +5,10 @@ Of each table, 90 % of the rows are for training and 10 % for testing, by seed. 
 inputs and targets are standardised with the rows that are left, and predictions condition on those.
 """
 
+import math
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,22 +19,37 @@ from cagp.bench.records import machine, show
 from cagp.data import split, standardized
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPOpt
-from cagp.prior import GP
-from cagp.starting import start_from_data
+from cagp.prior import GP, GaussianNoise
+from cagp.starting import raise_noise, start_from_data, start_from_neighbours
 from cagp.training import fit
 
+Blocks = Literal["spatial", "ordered"]
+Start = Literal["neighbours", "data", "paper"]
+
 EVALUATE_EVERY, PATIENCE, VALIDATION_ROWS = 20, 4, 2000
+PAPER_START = math.log(2)
+"""Where GPyTorch's lengthscales, outputscale and noise variance start."""
 
 
-def run(tables: list[Path], seeds: list[int], num_actions: int, num_steps: int, blocks: str, as_json: bool) -> int:
+class Choices(NamedTuple):
+    """How CaGP-Opt is trained."""
+
+    num_actions: int = 512
+    num_steps: int = 300
+    blocks: Blocks = "spatial"
+    start: Start = "neighbours"
+
+
+def run(tables: list[Path], seeds: list[int], choices: Choices, as_json: bool) -> int:
     """Fit every table with every seed, and print one record each; return 1 if any failed."""
-    records = [_measure(table, seed, num_actions, num_steps, blocks) for table in tables for seed in seeds]
+    records = [_measure(table, seed, choices) for table in tables for seed in seeds]
     show(
         records,
         {
             "table": lambda r: r["table"],
             "seed": lambda r: str(r["seed"]),
             "blocks": lambda r: r["blocks"],
+            "start": lambda r: r["start"],
             "test NLL": lambda r: "failed" if "error" in r else f"{r['nll']:.3f}",
             "RMSE": lambda r: f"{r.get('rmse', float('nan')):.4f}",
             "95 % coverage": lambda r: f"{r.get('coverage', float('nan')):.3f}",
@@ -46,12 +62,12 @@ def run(tables: list[Path], seeds: list[int], num_actions: int, num_steps: int, 
     return int(any("error" in record for record in records))
 
 
-def _measure(table: Path, seed: int, num_actions: int, num_steps: int, blocks: str) -> dict[str, Any]:
+def _measure(table: Path, seed: int, choices: Choices) -> dict[str, Any]:
     """A failure is a record too: ``error`` says why."""
-    choices = {"table": table.stem, "seed": seed, "i": num_actions, "num_steps": num_steps, "blocks": blocks}
-    record, start = {**machine(), **choices}, time.perf_counter()
+    record = {**machine(), "table": table.stem, "seed": seed, "i": choices.num_actions, **choices._asdict()}
+    start = time.perf_counter()
     try:
-        result = _generalization(*load_table(table), seed, num_actions, num_steps, blocks)
+        result = _generalization(*load_table(table), seed, choices)
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
     return {**record, **result, "total_s": time.perf_counter() - start}
@@ -82,23 +98,33 @@ def rows_by_purpose(num_rows: int, seed: int) -> Rows:
     return Rows(outer.train[inner.train], outer.train[inner.test], outer.test)
 
 
-def new_method(X: Tensor, y: Tensor, num_actions: int, blocks: str, seed: int) -> CaGPOpt:
-    """CaGP-Opt with a Matérn 3/2 kernel, started from the data; "ordered" blocks are the paper's, with its weights."""
-    prior = start_from_data(GP(Scale(Matern32(X.shape[1]))), X, y)
-    start = "constant" if blocks == "spatial" else "random"
+def new_method(X: Tensor, y: Tensor, num_actions: int, blocks: Blocks, start: Start, seed: int) -> CaGPOpt:
+    """CaGP-Opt with a Matérn 3/2 kernel; "ordered" blocks are the paper's, with its random weights."""
+    prior = GP(Scale(Matern32(X.shape[1], PAPER_START), PAPER_START), noise=GaussianNoise(PAPER_START))
+    if start == "neighbours":
+        start_from_neighbours(prior, X, y, seed=seed)
+    elif start == "data":
+        start_from_data(prior, X, y)
+    weights = "constant" if blocks == "spatial" else "random"
     generator = torch.Generator().manual_seed(seed)
-    return CaGPOpt.from_data(prior, X, num_actions, blocks=blocks, start=start, generator=generator)
+    method = CaGPOpt.from_data(prior, X, num_actions, blocks=blocks, start=weights, generator=generator)
+    if start == "neighbours":
+        method.reblock_at = ()  # lengthscales are known from the start
+        raise_noise(method, X, y)
+    return method
 
 
-def _generalization(X: Tensor, y: Tensor, seed: int, num_actions: int, num_steps: int, blocks: str) -> dict[str, Any]:
+def _generalization(X: Tensor, y: Tensor, seed: int, choices: Choices) -> dict[str, Any]:
     parts = standardized(X, y, *rows_by_purpose(len(y), seed), dtype=torch.float32)
     (X, y), (X_validation, y_validation), (X_test, y_test) = parts
-    method = new_method(X, y, num_actions, blocks, seed)
+    begin = time.perf_counter()
+    method = new_method(X, y, choices.num_actions, choices.blocks, choices.start, seed)
+    start_s = time.perf_counter() - begin
     result = fit(
         method,
         X,
         y,
-        num_steps=num_steps,
+        num_steps=choices.num_steps,
         evaluate=lambda: {"nll": metrics.nll(y_validation, *method.condition(X, y).predict(X_validation, noise=True))},
         evaluate_every=EVALUATE_EVERY,
         patience=PATIENCE,
@@ -113,7 +139,8 @@ def _generalization(X: Tensor, y: Tensor, seed: int, num_actions: int, num_steps
         "crps": metrics.crps(y_test, *prediction),
         "coverage": metrics.coverage(y_test, *prediction),
         "best_step": result.best_step,
-        "fit_s": result.seconds,
+        "start_s": start_s,
+        "fit_s": start_s + result.seconds,
         "failures": len(result.failures),
         "hyperparameters": method.hyperparameters(),
         "validation_nll": [step.evaluation["nll"] for step in result.steps if step.evaluation],

@@ -27,6 +27,7 @@ from cagp import metrics
 from cagp.bench.generalization import load_table, new_method
 from cagp.bench.records import best_of, machine, show
 from cagp.data import split, standardized
+from cagp.engine import local as engine_local
 from cagp.engine import native
 from cagp.estimators.choosing import constant_actions
 from cagp.kernels import Matern32, Scale
@@ -52,10 +53,6 @@ NUM_QUESTIONS = {"native": 16_384, "torch": 4_096}
 # long each time, and the fastest call counts.
 TURNS = 3
 SECONDS = 0.15
-# Torch computes as many rows at a time as have this many kernel entries. Of 64, 256 and 1,024 rows, with one thread,
-# this was the fastest for k = 16 and 32 and within a quarter of it for k = 64, where all 1,024 at once take about twice
-# the time: the ratios would double.
-TORCH_ENTRIES = 2**20
 
 
 class Backend(NamedTuple):
@@ -157,35 +154,28 @@ def _seconds(backend: Backend, problem: _Problem, repeats: int) -> tuple[float, 
 
     @torch.no_grad()
     def predict() -> tuple[Tensor, Tensor]:
-        mean, variance = in_tiles(prior, problem.X, problem.y, questions, neighbours, backend.name)
+        mean, variance = answers(prior, problem.X, problem.y, questions, neighbours, backend.name)
         return mean, variance.sqrt()
 
     def step() -> tuple[Tensor, ...]:
         X, y, batch = problem.X, problem.y, problem.batch
-        moments = in_tiles(prior, X, y, X[batch], problem.batch_neighbours, backend.name)
+        moments = answers(prior, X, y, X[batch], problem.batch_neighbours, backend.name)
         return torch.autograd.grad(metrics.row_nll(y[batch], *moments).mean(), parameters)
 
     return best_of(repeats, predict, SECONDS), best_of(repeats, step, SECONDS)
 
 
-def in_tiles(
+def answers(
     prior: GP, X: Tensor, y: Tensor, questions: Tensor, neighbours: Tensor, backend: Literal["native", "torch"]
 ) -> Prediction:
     """Mean and variance of new targets from the neighbours given."""
-    rows = _tile_rows(backend, neighbours.shape[1])
-    tiles = zip(questions.split(rows), neighbours.split(rows), strict=True)
-    means, variances = zip(*(_answers(prior, X, y, *tile, backend) for tile in tiles), strict=True)
-    return Prediction(torch.cat(means), torch.cat(variances))
+    mean, variance = local_answers(prior, X, y, None, questions, neighbours, backend=backend)
+    return Prediction(mean, variance.clamp_min(0) + prior.noise_variance(questions))
 
 
 def _tile_rows(backend: str, num_neighbours: int) -> int:
     rows = NUM_QUESTIONS[backend]
-    return rows if backend == "native" else min(rows, TORCH_ENTRIES // num_neighbours**2)
-
-
-def _answers(prior: GP, X: Tensor, y: Tensor, questions: Tensor, neighbours: Tensor, backend) -> Prediction:
-    mean, variance = local_answers(prior, X, y, None, questions, neighbours, backend=backend)
-    return Prediction(mean, variance.clamp_min(0) + prior.noise_variance(questions))
+    return rows if backend == "native" else min(rows, engine_local.TORCH_ENTRIES // num_neighbours**2)
 
 
 def _ratios(record: dict[str, Any], torch_record: dict[str, Any]) -> dict[str, float]:
@@ -345,7 +335,7 @@ def _ours(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
     start = time.perf_counter()
     details: dict[str, Any] = {} if run.method == "local" else {"i": run.num_actions}
     if run.method == "opt":
-        method = new_method(X, y, run.num_actions, "spatial", run.seed)
+        method = new_method(X, y, run.num_actions, "spatial", "neighbours", run.seed)
         result = fit(method, X, y)
     else:
         prior = start_from_data(GP(Scale(Matern32(X.shape[1])), noise=GaussianNoise(noise_floor=NOISE_FLOOR)), X, y)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from cagp import metrics, plots
-from cagp.bench.generalization import load_table, new_method, rows_by_purpose
+from cagp.bench.generalization import Blocks, load_table, new_method, rows_by_purpose
 from cagp.bench.records import machine, show
 from cagp.data import standardized
 from cagp.training import PRESETS, Settings, fit
@@ -26,7 +26,7 @@ class Candidate(NamedTuple):
 
     name: str
     settings: Settings
-    blocks: str = "spatial"
+    blocks: Blocks = "spatial"
     dtype: torch.dtype = torch.float32
 
 
@@ -78,7 +78,7 @@ def _measure(candidate: Candidate, X: Tensor, y: Tensor, max_time: str, num_acti
 def _train(candidate: Candidate, X: Tensor, y: Tensor, max_time: str, num_actions: int) -> dict[str, Any]:
     rows = rows_by_purpose(len(y), SEED)
     (X, y), (X_validation, y_validation) = standardized(X, y, rows.train, rows.validation, dtype=candidate.dtype)
-    method = new_method(X, y, num_actions, candidate.blocks, SEED)
+    method = new_method(X, y, num_actions, candidate.blocks, "data", SEED)
 
     def nll() -> float:
         return metrics.nll(y_validation, *method.condition(X, y).predict(X_validation, noise=True))

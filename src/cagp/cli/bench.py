@@ -50,8 +50,15 @@ def add_to(command: argparse.ArgumentParser) -> None:
         default="spatial",
         help="blocks of nearby rows with equal weights, or the paper's: in the order of the rows, with random weights",
     )
+    suite.add_argument(
+        "--start",
+        choices=("neighbours", "data", "paper"),
+        default="neighbours",
+        help="where hyperparameters start: at those of a short fit of CaGP-Local, at values read off the data, or at "
+        "the paper's (default: %(default)s)",
+    )
     suite.add_argument("--json", action="store_true", help="print records for machines instead of a table")
-    suite.set_defaults(run=lambda a: bench_generalization.run(a.tables, a.seeds, a.actions, a.steps, a.blocks, a.json))
+    suite.set_defaults(run=_bench_fit)
     suite = suites.add_parser(
         "presets",
         help="loss and validation NLL against time, for each preset of training",
@@ -94,6 +101,13 @@ def add_to(command: argparse.ArgumentParser) -> None:
     suite.add_argument("--repeats", type=int, default=3, help="speed: the best of this many (default: %(default)s)")
     suite.add_argument("--json", action="store_true", help="print records for machines instead of a table")
     suite.set_defaults(run=_bench_local)
+
+
+def _bench_fit(arguments: argparse.Namespace) -> int:
+    choices = (arguments.actions, arguments.steps, arguments.blocks, arguments.start)
+    return bench_generalization.run(
+        arguments.tables, arguments.seeds, bench_generalization.Choices(*choices), arguments.json
+    )
 
 
 def _bench_local(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """Many small conditionals at once: each question is answered from a few rows of its own."""
 
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,9 @@ from cagp.kernels import Kernel, Stationary
 NEGLIGIBLE = 256
 """A row is left out when its variance given the rows before it is below this times round-off of its prior variance; the
 same constant as in src/native/local.h."""
+
+TORCH_ENTRIES = 2**18
+"""In torch on a CPU: as many questions at a time as have this many entries in their matrices stay in the cache."""
 
 
 class LocalMoments(NamedTuple):
@@ -59,7 +63,7 @@ def local_moments(
     if backend != "torch" and reason is None:
         assert isinstance(part, Stationary)
         return LocalMoments(*_native_moments(part, coefficient, questions, X, neighbours, *values))
-    return LocalMoments(*_torch_moments(kernel, questions, X, neighbours, *values))
+    return _torch_moments(kernel, questions, X, neighbours, *values)
 
 
 # ---- compiled ----
@@ -172,7 +176,19 @@ class _Native(torch.autograd.Function):
 # ---- torch: any kernel, any device ----
 
 
-def _torch_moments(kernel: Kernel, questions, X, neighbours, noise, residual, gram, cross):
+def _torch_moments(kernel: Kernel, questions, X, neighbours, *values) -> LocalMoments:
+    """On a CPU in tiles; elsewhere all questions at once, which is what keeps such a device busy."""
+    t, k = neighbours.shape
+    rows = max(1, TORCH_ENTRIES // k**2) if X.device.type == "cpu" else t
+    if t <= rows:
+        return LocalMoments(*_torch_tile(kernel, questions, X, neighbours, *values))
+    arguments = (questions, neighbours, *values)
+    parts = [repeat(None) if value is None else value.split(rows) for value in arguments]
+    tiles = [_torch_tile(kernel, asked, X, near, *tile) for asked, near, *tile in zip(*parts, strict=False)]
+    return LocalMoments(*(torch.cat(moments) for moments in zip(*tiles, strict=True)))
+
+
+def _torch_tile(kernel: Kernel, questions, X, neighbours, noise, residual, gram, cross) -> tuple[Tensor, Tensor]:
     present = neighbours >= 0
     both = present[:, :, None] & present[:, None, :]
     near = X.detach()[neighbours.clamp_min(0)]

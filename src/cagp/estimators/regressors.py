@@ -19,6 +19,7 @@ from cagp.methods.cholesky import memory_needed
 from cagp.methods.common import lengthscale_of
 from cagp.methods.local import KEPT_BYTES
 from cagp.prior import GP
+from cagp.starting import LOCAL_STEPS, raise_noise
 from cagp.training import FitResult, seconds_of
 
 CaGPMethod = Literal["auto", "exact", "opt", "cg", "local", "hybrid"]
@@ -101,7 +102,7 @@ class CaGPRegressor(GPRegressor):
         if self.method == "exact":
             return _exact(self, task)
         if self.method == "opt":
-            return self._train_opt(task, _priors(task))
+            return self._train_opt_alone(task)
         if self.method == "cg":
             return self._train_cg(task)
         return self._train_local(task, self.method == "hybrid")
@@ -134,18 +135,35 @@ class CaGPRegressor(GPRegressor):
         posteriors = self._local(task, priors, shared).condition(task.X, task.y, task.row_noise)
         return Fitted("hybrid" if hybrid else "local", posteriors, result, notes, _every(task))
 
-    def _train_opt(self, task: Task, priors: list[GP], **limits: Any) -> Fitted:
+    def _train_opt_alone(self, task: Task) -> Fitted:
+        """With many rows, from the hyperparameters of a short fit of CaGP-Local, unless an earlier fit left some."""
+        start, priors = time.perf_counter(), _priors(task)
+        if not task.from_data or len(task.X) <= choosing.EXACT_ROWS:
+            return self._train_opt(task, priors)
+        local = self._run(task, self._local(task, priors), "start", most_steps=LOCAL_STEPS)
+        steps = 1 if local.interrupted else None
+        fitted = self._train_opt(task, priors, True, most_steps=steps, max_time=self._time_left(start))
+        return fitted._replace(notes=[_started_at(local)])
+
+    def _time_left(self, start: float) -> float:
+        return max(seconds_of(self.max_time) - (time.perf_counter() - start), 1e-9)
+
+    def _train_opt(self, task: Task, priors: list[GP], learned: bool = False, **limits: Any) -> Fitted:
+        """CaGP-Opt; ``learned``: the hyperparameters are those of CaGP-Local, not a guess or those of CaGP-Opt."""
         num_actions, n = self._num_actions(task), len(task.X)
         first = CaGPOpt.from_data(
             priors[0],
             task.X,
             num_actions,
             max_bytes=task.max_bytes,
+            reblock_at=() if learned else None,
             support_size=choosing.SUPPORT_SIZE if n > choosing.SUPPORT_ROWS else None,
             generator=torch.Generator().manual_seed(task.seed),
         )
         others = [CaGPOpt(p, first.actions, first.loss, first.max_bytes, first.reblock_at) for p in priors[1:]]
         method = Several([first, *others])
+        if learned:
+            raise_noise(method, task.X, task.y, task.row_noise)
         result = self._run(task, method, "opt", **limits)
         return Fitted(
             "opt", method.condition(task.X, task.y, task.row_noise), result, [], first.actions.support.detach().clone()
@@ -189,10 +207,13 @@ class CaGPRegressor(GPRegressor):
         ]
         if choice.method != "opt":
             return self._conditioned(task, priors, choice.method == "hybrid", result, notes)
-        notes[1] = f"Hyperparameters start at those that local learned in {len(result.steps)} steps."
-        left = max(seconds_of(self.max_time) - (time.perf_counter() - start), 1.0)
-        fitted = self._train_opt(task, priors, most_steps=REFINING_STEPS, max_time=left)
+        notes[1] = _started_at(result)
+        fitted = self._train_opt(task, priors, True, most_steps=REFINING_STEPS, max_time=self._time_left(start))
         return fitted._replace(notes=notes)
+
+
+def _started_at(local: FitResult) -> str:
+    return f"Hyperparameters start at those that CaGP-Local learned in {len(local.steps):,} steps."
 
 
 def _priors(task: Task, noise_floor: float = NOISE_FLOOR) -> list[GP]:
