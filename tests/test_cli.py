@@ -23,13 +23,26 @@ def table(tmp_path):
 
 def test_bench_fit_gives_a_record_for_every_seed_and_learns_the_table(table, capsys):
     assert main(["bench", "fit", str(table), "--seeds", "0", "1", "--actions", "20", "--steps", "40", "--json"]) == 0
-    records = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    records = json.loads(printed.out)
+    assert f"bench: 2/2 waves, seed 1: NLL {records[1]['nll']:.3f}" in printed.err
     assert [(r["table"], r["seed"], r["n"], r["d"]) for r in records] == [("waves", 0, 162, 2), ("waves", 1, 162, 2)]
     for record in records:
         assert record["rmse"] < 0.3  # of targets with standard deviation 1
         assert 0.8 <= record["coverage"] <= 1
         assert len(record["validation_nll"]) == 2
         assert record["best_step"] in (21, 41)
+
+
+@pytest.mark.parametrize("start", ["data", "paper"])
+def test_bench_fit_starts_where_it_is_told(table, capsys, start):
+    command = ["bench", "fit", str(table), "--actions", "20", "--steps", "1", "--blocks", "ordered", "--start", start]
+    assert main([*command, "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert (record["start"], record["blocks"]) == (start, "ordered")
+    lengthscales = record["hyperparameters"]["kernel.kernel.lengthscale"]  # after one step
+    expected = {"paper": math.log(2), "data": 2 * 2**0.5}[start]
+    assert lengthscales == pytest.approx([expected] * 2, rel=0.3)
 
 
 def test_a_table_that_cannot_be_read_is_a_row_and_an_exit_code(table, capsys):

@@ -7,6 +7,7 @@ inputs and targets are standardised with the rows that are left, and predictions
 
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cagp import metrics
-from cagp.bench.records import machine, show
+from cagp.bench.records import collect, machine, show
 from cagp.data import split, standardized
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPOpt
@@ -42,7 +43,18 @@ class Choices(NamedTuple):
 
 def run(tables: list[Path], seeds: list[int], choices: Choices, as_json: bool) -> int:
     """Fit every table with every seed, and print one record each; return 1 if any failed."""
-    records = [_measure(table, seed, choices) for table in tables for seed in seeds]
+    measurements = [partial(_measure, table, seed, choices) for table in tables for seed in seeds]
+    return collect(measurements, _in_words, partial(_show, as_json=as_json))
+
+
+def _in_words(record: dict[str, Any]) -> str:
+    start = f"{record['table']}, seed {record['seed']}"
+    if "error" in record:
+        return f"{start} failed: {record['error']}"
+    return f"{start}: NLL {record['nll']:.3f} with step {record['best_step']}, fit {record['fit_s']:.0f} s"
+
+
+def _show(records: list[dict[str, Any]], as_json: bool) -> None:
     show(
         records,
         {
@@ -59,7 +71,6 @@ def run(tables: list[Path], seeds: list[int], choices: Choices, as_json: bool) -
         },
         as_json,
     )
-    return int(any("error" in record for record in records))
 
 
 def _measure(table: Path, seed: int, choices: Choices) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from cagp import metrics
 from cagp.bench.generalization import load_table, new_method
-from cagp.bench.records import best_of, machine, show
+from cagp.bench.records import best_of, collect, machine, show
 from cagp.data import split, standardized
 from cagp.engine import local as engine_local
 from cagp.engine import native
@@ -227,14 +228,9 @@ class Outcome(NamedTuple):
 def run_quality(runs: list[Run], max_time: str, as_json: bool) -> int:
     """Carry out each run in a fresh process, and print one record each; return 1 if any failed."""
     seconds_of(max_time)  # a limit that cannot be read is an error now, not after the first table
-    records: list[dict[str, Any]] = []
-    try:
-        for done, run in enumerate(runs, start=1):
-            records.append(in_new_process(run, max_time))
-            print(f"bench: {done}/{len(runs)} {_in_words(records[-1])}", file=sys.stderr, flush=True)
-    finally:  # hours may have gone into these: Ctrl-C does not lose them
-        _show_quality(records, as_json)
-    return int(any("error" in record for record in records))
+    return collect(
+        [partial(in_new_process, run, max_time) for run in runs], _in_words, partial(_show_quality, as_json=as_json)
+    )
 
 
 def _show_quality(records: list[dict[str, Any]], as_json: bool) -> None:

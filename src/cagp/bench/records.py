@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,25 @@ def show(records: list[dict[str, Any]], columns: dict[str, Callable[[dict[str, A
     for record in records:
         if "error" in record:
             console.print(f"failed: {record['error']}", style="red", soft_wrap=True, markup=False)
+
+
+def collect(
+    measurements: list[Callable[[], dict[str, Any]]],
+    in_words: Callable[[dict[str, Any]], str],
+    show_all: Callable[[list[dict[str, Any]]], None],
+) -> int:
+    """Carry out one measurement after the other, each a line on the standard error; return 1 if any failed.
+
+    The records are shown at the end, after Ctrl-C, too: hours may have gone into them.
+    """
+    records: list[dict[str, Any]] = []
+    try:
+        for done, measure in enumerate(measurements, start=1):
+            records.append(measure())
+            print(f"bench: {done}/{len(measurements)} {in_words(records[-1])}", file=sys.stderr, flush=True)
+    finally:
+        show_all(records)
+    return int(any("error" in record for record in records))
 
 
 def best_of(repeats: int, function: Callable[[], Any], at_least_s: float = 0.0) -> float:
