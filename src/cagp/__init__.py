@@ -30,12 +30,13 @@ from cagp.methods import (
     Method,
 )
 from cagp.neighbours import NeighbourSearch
+from cagp.noise_search import calibrate_noise, raise_noise
 from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, Posterior, Prediction
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, ZeroMean
 from cagp.projection import Projection, project
 from cagp.search import SearchResult, search
 from cagp.solver import CGWarning
-from cagp.starting import raise_noise, start_from_data, start_from_neighbours
+from cagp.starting import start_from_data, start_from_neighbours
 from cagp.training import FitResult, Settings, fit
 
 __version__ = version("cagp")
@@ -82,6 +83,7 @@ __all__ = [
     "Stopping",
     "ZeroMean",
     "backend_for",
+    "calibrate_noise",
     "elbo",
     "fit",
     "iterate",

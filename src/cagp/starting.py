@@ -1,8 +1,5 @@
 """Starting values of the hyperparameters, read off the data, so that training does not begin by finding the scale."""
 
-import math
-import warnings
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -10,8 +7,7 @@ from torch import Tensor
 from cagp.checks import check_data
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.kernels import Scale, Stationary
-from cagp.linalg import JitterWarning, NotPositiveDefiniteError
-from cagp.methods import CaGPLocal, Method
+from cagp.methods import CaGPLocal
 from cagp.prior import GP, ConstantMean, GaussianNoise, LinearMean
 from cagp.training import fit
 
@@ -23,8 +19,6 @@ NOISE = 0.3
 
 LOCAL_STEPS = 100
 """Steps on the nearest neighbours, whose cost hardly depends on n."""
-
-RAISED_BY = 4.0
 
 
 @torch.no_grad()
@@ -69,37 +63,3 @@ def start_from_neighbours(
     local = CaGPLocal(prior, seed=seed, max_bytes=max_bytes)
     fit(local, X.double(), y.double(), row_noise, num_steps=num_steps)
     return prior
-
-
-@torch.no_grad()
-def raise_noise(
-    method: Method, X: Float[Tensor, "n d"], y: Float[Tensor, "n *q"], row_noise: Float[Tensor, "n *q"] | None = None
-) -> None:
-    """Multiply the noise of the method by ``RAISED_BY`` as long as its loss falls.
-
-    What a method does not explain is noise to it, at most the variance of the targets. Where the noise is far too
-    small, training would spend its first steps on this alone. A noise that is not trained stays as it is.
-    """
-    limit = float(y.double().var(correction=0))
-    for noise in (part for part in method.modules() if isinstance(part, GaussianNoise)):
-        if not noise.raw_noise.requires_grad:
-            continue
-        lowest = _loss(method, X, y, row_noise)
-        while float(noise.noise) < limit:
-            before = float(noise.noise)
-            noise.noise = RAISED_BY * before
-            loss = _loss(method, X, y, row_noise)
-            if math.isfinite(lowest) and not loss < lowest:
-                noise.noise = before
-                break
-            lowest = loss
-
-
-def _loss(method: Method, X: Tensor, y: Tensor, row_noise: Tensor | None) -> float:
-    """The loss, infinite where it cannot be computed; a loss that needed jitter is as good as any to compare."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", JitterWarning)
-        try:
-            return float(sum(method.objective_terms(X, y, row_noise).values()))
-        except NotPositiveDefiniteError:
-            return math.inf

@@ -18,8 +18,9 @@ from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyG
 from cagp.methods.cholesky import memory_needed
 from cagp.methods.common import lengthscale_of
 from cagp.methods.local import KEPT_BYTES
+from cagp.noise_search import raise_noise
 from cagp.prior import GP
-from cagp.starting import LOCAL_STEPS, raise_noise
+from cagp.starting import LOCAL_STEPS
 from cagp.training import FitResult, seconds_of
 
 CaGPMethod = Literal["auto", "exact", "opt", "cg", "local", "hybrid"]
