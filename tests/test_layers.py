@@ -10,6 +10,7 @@ import cagp
 ORDER = [
     "checks",
     "memory",
+    "progress",
     "storage",
     "parameters",
     "kernels",

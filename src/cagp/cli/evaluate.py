@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 
 from cagp.cli import options
-from cagp.cli.progress import TableProgress
 from cagp.cli.scores import Tallies
 from cagp.cli.tables import PIECE_ROWS, as_target, pieces, targets_of
 from cagp.cli.words import Voice, count, print_json
 from cagp.estimators import GPRegressor, load
+from cagp.progress import TableProgress
 
 REPORT_ROWS = 20_000
 """A report is on at most so many rows, drawn at random."""

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 
 from cagp.cli import options
-from cagp.cli.progress import TableProgress
 from cagp.cli.tables import PIECE_ROWS, pieces
 from cagp.cli.words import UsageError, Voice, count, names
 from cagp.data import TableWriter, stream_table
 from cagp.data.tables import CSV_ENDINGS
 from cagp.estimators import GPRegressor, load
+from cagp.progress import TableProgress
 
 COLUMNS = ("mean", "std", "lower", "upper")
 
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = time.perf_counter() - start
     if arguments.out != "-":
         written = [*keep, *results]
-        voice.say(f"Wrote {arguments.out}: {count(progress.num_rows, 'row')} in {seconds:.1f} s; {names(written, 12)}.")
+        voice.say(f"Wrote {arguments.out}: {count(progress.done, 'row')} in {seconds:.1f} s; {names(written, 12)}.")
     return 0
 
 

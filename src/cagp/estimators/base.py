@@ -34,11 +34,11 @@ from cagp.methods import Several
 from cagp.methods.common import lengthscale_of
 from cagp.posteriors import InducingPosterior, Posterior
 from cagp.prior import GP, GaussianNoise
+from cagp.progress import RowProgress
 from cagp.report import write_report
 from cagp.solver import CGWarning
 from cagp.starting import start_from_data
 from cagp.training import FitResult, fit
-from cagp.training.progress import RowProgress
 
 KERNELS: dict[str, type[kernels.Stationary]] = {
     "matern12": kernels.Matern12,

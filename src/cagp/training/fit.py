@@ -15,7 +15,7 @@ from cagp.storage import fingerprint
 from cagp.training.checkpoints import load_checkpoint, save_checkpoint
 from cagp.training.history import History, Step
 from cagp.training.optimizers import Optimizer
-from cagp.training.progress import Progress
+from cagp.training.progress import StepProgress
 from cagp.training.report import memory, trend
 from cagp.training.settings import PRESETS, Settings, seconds_of
 
@@ -113,7 +113,7 @@ def fit(
             raise ValueError(f"settings is {settings!r}, expected a Settings or one of {', '.join(PRESETS)}.")
         settings = PRESETS[settings]
     run = _Run(method, X, y, row_noise, settings.with_changes(**changes), evaluate, callback, checkpoint_dir)
-    with Progress(run.settings.num_steps, enabled=progress) as bar:
+    with StepProgress(run.settings.num_steps, enabled=progress) as bar:
         return run.run(bar)
 
 
@@ -144,7 +144,7 @@ class _Run:
 
     # ---- the loop ----
 
-    def run(self, bar: Progress) -> FitResult:
+    def run(self, bar: StepProgress) -> FitResult:
         if self.folder is not None:
             self._resume()
         reason, interrupted = None, False
@@ -169,7 +169,7 @@ class _Run:
             interrupted,
         )
 
-    def _attempt(self, bar: Progress) -> str | None:
+    def _attempt(self, bar: StepProgress) -> str | None:
         """One step, or its failure taken back; a reason where the fit cannot go on."""
         index, start = len(self.history.steps), time.perf_counter()
         before = {"parameters": self._parameters(), "optimizer": self.optimizer.state()}
