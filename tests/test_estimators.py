@@ -450,6 +450,8 @@ def test_many_rows_start_from_neighbours():
     assert not any(step.events for step in model.fit_result_.steps)
     again = CaGPRegressor(method="opt", n_actions=16, n_neighbors=8, max_epochs=3, kernel=Matern32(X.shape[1]))
     assert "CaGP-Local" not in again.fit(X, y).fit_report_  # a kernel object starts where its owner put it
+    single = CaGPRegressor(method="opt", n_actions=16, n_neighbors=8, max_epochs=3, dtype="float32").fit(X, y)
+    np.testing.assert_allclose(single.lengthscales_, model.lengthscales_, rtol=1e-2)
     late = CaGPRegressor(method="opt", n_actions=16, max_time=1e-9).fit(X, y)
     assert len(late.fit_result_.steps) == 1
 

@@ -87,6 +87,11 @@ class Task:
         row_noise = None if self.row_noise is None else self.row_noise[rows]
         return replace(self, X=self.X[rows], y=self.y[rows], row_noise=row_noise)
 
+    def in_double(self) -> "Task":
+        """The same task in float64."""
+        row_noise = None if self.row_noise is None else self.row_noise.double()
+        return replace(self, X=self.X.double(), y=self.y.double(), row_noise=row_noise)
+
     def column(self, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs, targets and known noise of one target."""
         return self.X, self.y[:, j].contiguous(), None if self.row_noise is None else self.row_noise[:, j].contiguous()

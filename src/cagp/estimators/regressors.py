@@ -141,7 +141,7 @@ class CaGPRegressor(GPRegressor):
         start, priors = time.perf_counter(), _priors(task)
         if not task.from_data or len(task.X) <= choosing.EXACT_ROWS:
             return self._train_opt(task, priors)
-        local = self._run(task, self._local(task, priors), "start", most_steps=LOCAL_STEPS)
+        local = self._run(task.in_double(), self._local(task, priors), "start", most_steps=LOCAL_STEPS)
         steps = 1 if local.interrupted else None
         fitted = self._train_opt(task, priors, True, most_steps=steps, max_time=self._time_left(start))
         return fitted._replace(notes=[_started_at(local)])
