@@ -592,6 +592,8 @@ def test_what_is_kept_for_the_rows_changes_no_answer(monkeypatch):
     y, row_noise = X.sum(1).sin(), torch.rand(60, generator=g, dtype=torch.float64)
     method = CaGPLocal(GP(Matern32(2)), shared=BlockActions.from_data(X, 7))
     kept = method.condition(X, y, row_noise, num_neighbours=5)
+    method.max_bytes = 2000  # a few rows at a time
+    assert_close(method.condition(X, y, row_noise, num_neighbours=5)._kept, kept._kept, 1e-12)
     monkeypatch.setattr("cagp.methods.local.KEPT_BYTES", 0)
     computed = method.condition(X, y, row_noise, num_neighbours=5)
     assert kept._kept is not None

@@ -31,7 +31,7 @@ CANDIDATES = 3
 DEFAULT_REFRESH_AT = (5, 10, 20, 40, 80, 160)
 """Steps before which neighbours are sought anew in units of the lengthscales learned so far; see docs/local.md."""
 
-KEPT_BYTES = 2**30
+KEPT_BYTES = 2**31
 """What the hybrid posterior may keep of the shared actions for all training rows; beyond, it is computed when asked."""
 
 
@@ -268,8 +268,16 @@ class LocalPosterior(Posterior):
         self.search, self.shared, self.selection = search, shared, selection
         self._kept = None
         if shared is not None and num_neighbours and 8 * X.shape[0] * shared.num_actions <= KEPT_BYTES:
-            every = torch.arange(X.shape[0], device=X.device)
-            self._kept = shared.rows(self.X, every, self.prior.noise_variance(self.X, self.row_noise))
+            self._kept = self._rows_kept(shared)
+
+    def _rows_kept(self, shared: SharedActions) -> Tensor:
+        """What the shared actions say about every training row, computed a part at a time: temporaries stay small."""
+        noise = self.prior.noise_variance(self.X, self.row_noise)
+        kept = torch.empty(len(self.X), shared.num_actions, dtype=torch.float64, device=self.X.device)
+        tile = max(1, self.max_bytes // (4 * 8 * shared.num_actions))
+        for part in torch.arange(len(self.X), device=self.X.device).split(tile):
+            kept[part] = shared.rows(self.X, part, noise[part])
+        return kept
 
     @property
     def _width(self) -> int:
