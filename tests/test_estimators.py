@@ -444,8 +444,11 @@ def test_an_epoch_of_minibatches_is_a_pass_over_the_rows():
 def test_many_rows_start_from_neighbours():
     X, y = table(2100)
     model = CaGPRegressor(method="opt", n_actions=16, n_neighbors=8, max_epochs=3).fit(X, y)
-    assert "those that CaGP-Local learned in 7 steps" in model.fit_report_  # three passes over the rows
+    assert "those that CaGP-Local learned in 6 steps" in model.fit_report_  # three passes over the rows
     assert len(model.fit_result_.steps) == 3
+    assert "210 rows were held out to choose the step and the noise, which is" in model.fit_report_
+    assert "predictions use the other 1,890." in model.fit_report_
+    assert len(model.posteriors_[0].X) == 1890
     # Blocks are cut once, in units of these lengthscales.
     assert not any(step.events for step in model.fit_result_.steps)
     again = CaGPRegressor(method="opt", n_actions=16, n_neighbors=8, max_epochs=3, kernel=Matern32(X.shape[1]))
@@ -454,6 +457,22 @@ def test_many_rows_start_from_neighbours():
     np.testing.assert_allclose(single.lengthscales_, model.lengthscales_, rtol=1e-2)
     late = CaGPRegressor(method="opt", n_actions=16, max_time=1e-9).fit(X, y)
     assert len(late.fit_result_.steps) == 1
+
+
+def test_held_out_rows_end_a_fit_that_no_longer_gains_and_set_a_noise_for_each_target():
+    """Noise-free targets and few actions: the loss asks for more noise than predictions need."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, size=(2100, 1))
+    y = np.column_stack([np.sin(5 * X[:, 0]), np.cos(4 * X[:, 0]) + 0.3 * rng.normal(size=2100)])
+    known = np.column_stack([np.zeros(2100), np.full(2100, 0.01)])
+    model = CaGPRegressor(method="opt", n_actions=16, n_neighbors=8, max_epochs=150)
+    report = model.fit(X, y, sample_noise=known).fit_report_
+    smooth, noisy = (float(word) for word in report.split("noise, which is ")[1].split(" times")[0].split(" and "))
+    assert smooth < 0.75
+    assert 0.7 < noisy < 1.5
+    assert 0.25 < model.noise_std_[1] < 0.35
+    assert len(model.fit_result_.steps) <= 150
+    assert model.score(X, y) > 0.9
 
 
 def test_verbose_shows_progress_and_report(capsys):

@@ -39,6 +39,7 @@ def calibrate_noise(
     X_held_out: Float[Tensor, "t d"],
     y_held_out: Float[Tensor, " t"],
     row_noise: Float[Tensor, " n"] | None = None,
+    row_noise_held_out: Float[Tensor, " t"] | None = None,
 ) -> None:
     """Change the noise of a fitted method, by factors of √2, as long as held-out rows become more likely.
 
@@ -47,12 +48,13 @@ def calibrate_noise(
 
     Args:
         X, y: what the posterior is conditioned on.
-        X_held_out, y_held_out: rows that are in no part of ``X``; predictions for them are judged without known noise.
+        X_held_out, y_held_out: rows that are in no part of ``X``.
+        row_noise, row_noise_held_out: what is known of the noise of each row.
     """
 
     def score() -> float:
         posterior = method.condition(X, y, row_noise)  # pyright: ignore[reportCallIssue]
-        return metrics.nll(y_held_out, *posterior.predict(X_held_out, noise=True))
+        return metrics.nll(y_held_out, *posterior.predict(X_held_out, noise=True, row_noise=row_noise_held_out))
 
     for noise in _trained_noises(method):
         before = noise.noise.clone()

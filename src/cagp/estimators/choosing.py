@@ -7,8 +7,11 @@ from torch import Tensor
 
 from cagp import metrics
 from cagp.actions import BlockActions
-from cagp.methods import CaGPLocal
+from cagp.data.splits import split
+from cagp.estimators.base import Task
+from cagp.methods import CaGPLocal, Method, Several
 from cagp.methods.common import lengthscale_of
+from cagp.noise_search import calibrate_noise
 from cagp.posteriors import Posterior
 from cagp.prior import GP
 
@@ -44,6 +47,46 @@ def constant_actions(kernel, X: Tensor, num_actions: int, seed: int) -> BlockAct
         support_size=SUPPORT_SIZE if len(X) > SUPPORT_ROWS else None,
         generator=torch.Generator().manual_seed(seed),
     )
+
+
+class Parts(NamedTuple):
+    """A task in two: what is learned from, and what judges it."""
+
+    rows: Tensor  # of the whole task, those of ``train``
+    train: Task
+    held_out: Task
+
+
+def hold_out(task: Task) -> Parts:
+    """A tenth of the rows, at most ``VALIDATION_ROWS``, drawn with the task's seed."""
+    n, device = len(task.X), task.X.device
+    train, test = split(n, min(VALIDATION_SHARE, VALIDATION_ROWS / n), task.seed)
+    return Parts(train.to(device), task.rows(train.to(device)), task.rows(test.to(device)))
+
+
+@torch.no_grad()
+def held_out_nll(method: Several, train: Task, held_out: Task) -> float:
+    """Negative log density of the held-out targets, the mean of all."""
+    posteriors = method.condition(train.X, train.y, train.row_noise)
+    return sum(_nll(p, held_out.column(j)) for j, p in enumerate(posteriors)) / len(posteriors)
+
+
+def _nll(posterior: Posterior, held_out: tuple[Tensor, Tensor, Tensor | None]) -> float:
+    X, y, row_noise = held_out
+    return metrics.nll(y, *posterior.predict(X, noise=True, row_noise=row_noise))
+
+
+def calibrate(method: Method, train: Task, held_out: Task, j: int) -> float:
+    """Calibrate the noise of the method of the j-th target; the factor that it changes by."""
+    (X, y, row_noise), (X_held_out, y_held_out, row_noise_held_out) = train.column(j), held_out.column(j)
+    before = noise_of(method)
+    calibrate_noise(method, X, y, X_held_out, y_held_out, row_noise, row_noise_held_out)
+    return noise_of(method) / before
+
+
+def noise_of(method: Method) -> float:
+    """The learned noise variance."""
+    return method.hyperparameters()["noise.noise"]
 
 
 class Choice(NamedTuple):

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from cagp.data.splits import split
 from cagp.estimators import choosing
 from cagp.estimators.base import Fitted, GPRegressor, Task, check_whole_number
 from cagp.estimators.saved import load_model
@@ -32,6 +31,9 @@ NOISE_FLOOR, LOW_NOISE_FLOOR = 1e-6, 1e-9
 REFINING_STEPS = 50
 """Steps of CaGP-Opt after "auto" has found the hyperparameters and chosen it."""
 
+EVALUATE_EVERY, PATIENCE = 20, 4
+"""CaGP-Opt is judged by held-out rows after so many steps, and ends when so many judgements bring nothing better."""
+
 SMALL = 10_000
 """Up to so many rows, methods that would use float32 for speed use float64."""
 
@@ -46,6 +48,8 @@ class CaGPRegressor(GPRegressor):
             questions share, "opt" (CaGP-Opt) from learned actions alone, "cg" (CaGP-CG) from those of conjugate
             gradients, "exact" from all rows. "auto" chooses and says why in ``fit_report_``: exact up to 2,000 rows;
             beyond, what predicts held-out training rows best, or local where actions that all share take too much.
+            With more than 2,000 rows "opt" holds a tenth of them out, at most 2,000, to choose its last step and the
+            noise; predictions do not use these.
         n_actions: of "opt", "cg" and "hybrid"; "auto" is one for eight rows, at most 512, fewer where ``max_memory``
             does not allow them.
         n_neighbors: rows that a question is answered from in training; predictions use twice as many.
@@ -137,19 +141,29 @@ class CaGPRegressor(GPRegressor):
         return Fitted("hybrid" if hybrid else "local", posteriors, result, notes, _every(task))
 
     def _train_opt_alone(self, task: Task) -> Fitted:
-        """With many rows, from the hyperparameters of a short fit of CaGP-Local, unless an earlier fit left some."""
-        start, priors = time.perf_counter(), _priors(task)
-        if not task.from_data or len(task.X) <= choosing.EXACT_ROWS:
-            return self._train_opt(task, priors)
-        local = self._run(task.in_double(), self._local(task, priors), "start", most_steps=LOCAL_STEPS)
-        steps = 1 if local.interrupted else None
-        fitted = self._train_opt(task, priors, True, most_steps=steps, max_time=self._time_left(start))
-        return fitted._replace(notes=[_started_at(local)])
+        """With many rows: from the hyperparameters of a short fit of CaGP-Local, unless an earlier fit left some, and
+        judged by held-out rows.
+        """
+        if len(task.X) <= choosing.EXACT_ROWS:
+            return self._train_opt(task, _priors(task))
+        start, parts, notes = time.perf_counter(), choosing.hold_out(task), []
+        priors, steps = _priors(parts.train), None
+        if task.from_data:
+            method = self._local(parts.train, priors)
+            local = self._run(parts.train.in_double(), method, "start", most_steps=LOCAL_STEPS)
+            steps = 1 if local.interrupted else None
+            notes = [_started_at(local)]
+        limits = {"most_steps": steps, "max_time": self._time_left(start)}
+        fitted = self._train_opt(parts.train, priors, task.from_data, parts.held_out, **limits)
+        assert fitted.held is not None
+        return fitted._replace(held=parts.rows[fitted.held], notes=[*notes, *fitted.notes])
 
     def _time_left(self, start: float) -> float:
         return max(seconds_of(self.max_time) - (time.perf_counter() - start), 1e-9)
 
-    def _train_opt(self, task: Task, priors: list[GP], learned: bool = False, **limits: Any) -> Fitted:
+    def _train_opt(
+        self, task: Task, priors: list[GP], learned: bool = False, held_out: Task | None = None, **limits: Any
+    ) -> Fitted:
         """CaGP-Opt; ``learned``: the hyperparameters are those of CaGP-Local, not a guess or those of CaGP-Opt."""
         num_actions, n = self._num_actions(task), len(task.X)
         first = CaGPOpt.from_data(
@@ -162,13 +176,22 @@ class CaGPRegressor(GPRegressor):
             generator=torch.Generator().manual_seed(task.seed),
         )
         others = [CaGPOpt(p, first.actions, first.loss, first.max_bytes, first.reblock_at) for p in priors[1:]]
-        method = Several([first, *others])
+        method, notes = Several([first, *others]), []
         if learned:
             raise_noise(method, task.X, task.y, task.row_noise)
+        if held_out is not None:
+            limits |= {"evaluate": lambda: {"nll": choosing.held_out_nll(method, task, held_out)}, "monitor": "nll"}
+            limits |= {"evaluate_every": EVALUATE_EVERY, "patience": PATIENCE}
         result = self._run(task, method, "opt", **limits)
-        return Fitted(
-            "opt", method.condition(task.X, task.y, task.row_noise), result, [], first.actions.support.detach().clone()
-        )
+        if held_out is not None:
+            factors = [choosing.calibrate(part, task, held_out, j) for j, part in enumerate(method.parts)]
+            notes = [
+                f"{len(held_out.X):,} rows were held out to choose the step and the noise, which is "
+                f"{' and '.join(f'{factor:.2g}' for factor in factors)} times that of the loss; predictions use the "
+                f"other {n:,}."
+            ]
+        posteriors = method.condition(task.X, task.y, task.row_noise)
+        return Fitted("opt", posteriors, result, notes, first.actions.support.detach().clone())
 
     def _train_cg(self, task: Task) -> Fitted:
         num_actions = self._num_actions(task)
@@ -182,8 +205,7 @@ class CaGPRegressor(GPRegressor):
         if n <= choosing.EXACT_ROWS and memory_needed(n) <= task.memory:
             reason = f"Chose exact inference: {n:,} rows are few enough (at most {choosing.EXACT_ROWS:,})."
             return _exact(self, task)._replace(notes=[reason])
-        rows = split(n, min(choosing.VALIDATION_SHARE, choosing.VALIDATION_ROWS / n), task.seed)
-        train, held_out = task.rows(rows.train.to(task.X.device)), task.rows(rows.test.to(task.X.device))
+        _, train, held_out = choosing.hold_out(task)
         priors = _priors(train, _low_floor(task))
         result = self._run(train, self._local(train, priors), "local")
         num_actions = self._num_actions(task)
