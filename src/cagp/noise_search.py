@@ -47,9 +47,12 @@ def calibrate_noise(
     of it. Predictions add this variance to the noise, and so it would count twice. Each factor costs one ``condition``.
 
     Args:
-        X, y: what the posterior is conditioned on.
-        X_held_out, y_held_out: rows that are in no part of ``X``.
-        row_noise, row_noise_held_out: what is known of the noise of each row.
+        X: what the posterior is conditioned on.
+        y: its targets.
+        X_held_out: rows that are not in ``X``.
+        y_held_out: their targets.
+        row_noise: what is known of the noise of each row of ``X``.
+        row_noise_held_out: the same of the rows held out.
     """
 
     def score() -> float:
