@@ -37,6 +37,9 @@ class KnownModel:
     def get_params(self):
         return {"method": "auto", "kernel": "<b>matern32</b>"}
 
+    def noise_std(self, X):
+        return np.tile(self.noise_std_, (len(X), 1))
+
     def predict(self, X, return_std=False, return_components=False):
         self.num_asked += len(X)
         mean = np.asarray(self.function(X), float)

@@ -156,7 +156,7 @@ def test_a_backend_that_fails_is_a_row_and_an_exit_code(monkeypatch, capsys):
 # ---- quality ----
 
 
-@pytest.mark.parametrize("method", ["local", "hybrid", "opt"])
+@pytest.mark.parametrize("method", ["local", "local-scale", "hybrid", "opt"])
 def test_a_table_is_learned_and_its_record_is_complete(table, method, few_steps):
     record = measure(Run(str(table), method, 0, **SMALL))
     assert "error" not in record
@@ -168,7 +168,8 @@ def test_a_table_is_learned_and_its_record_is_complete(table, method, few_steps)
     assert record["fit_s"] > record["train_s"] > 0
     assert record["predict_s"] > 0
     assert record["peak_bytes"] >= record["imports_bytes"] > 0
-    assert ("i" in record, "k" in record) == (method != "local", method != "opt")
+    assert ("i" in record, "k" in record) == (method in ("hybrid", "opt"), method != "opt")
+    assert ("local_scale" in record) == (method == "local-scale")
     json.dumps(record)
 
 
@@ -178,6 +179,21 @@ def test_the_hybrid_has_the_hyperparameters_of_local_and_other_predictions(table
     assert local["nll"] != hybrid["nll"]
     # More is conditioned on at equal hyperparameters: intervals can only become narrower.
     assert hybrid["interval_width"] < local["interval_width"]
+
+
+def test_a_local_scale_changes_the_variances_alone(tmp_path, few_steps):
+    """A function that varies ten times as much, noise included, beyond a half."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(600, 1, generator=g, dtype=torch.float64)
+    y = torch.where(X[:, 0] > 0.5, 1.0, 0.1) * ((20 * X[:, 0]).sin() + 0.3 * torch.randn(600, generator=g))
+    np.savez(tmp_path / "varied.npz", X=X.numpy(), y=y.numpy())
+    runs = (Run(str(tmp_path / "varied.npz"), method, 0, 16) for method in ("local", "local-scale"))
+    local, scaled = (measure(run) for run in runs)
+    assert local["rmse"] == scaled["rmse"]
+    assert local["hyperparameters"] == scaled["hyperparameters"]
+    assert scaled["local_scale"] > 0
+    assert scaled["scale_rows"] == 540
+    assert scaled["nll"] < local["nll"] - 0.1
 
 
 def test_metrics_are_those_of_standardised_test_rows(table, monkeypatch):
@@ -260,7 +276,7 @@ def test_an_interrupt_does_not_lose_what_was_measured(table, monkeypatch, capsys
         return {"table": "waves", "method": run.method, "seed": 0, "nll": -1.5, "fit_s": 2.0, "predict_s": 3.0}
 
     monkeypatch.setattr(bench_local, "in_new_process", interrupted)
-    assert main(["bench", "local", str(table), "--json"]) == 130
+    assert main(["bench", "local", str(table), "--json", "--methods", "local", "hybrid"]) == 130
     assert [r["nll"] for r in json.loads(capsys.readouterr().out)] == [-1.5]
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import cagp
-from cagp import metrics
+from cagp import load, metrics
 from cagp.cli import app, compare, main
 from cagp.cli.evaluate import Sample
 from cagp.cli.scores import Tally
@@ -56,6 +56,15 @@ def fit(folder, model, *more):
         main(["fit", str(folder / "houses.csv"), "--out", str(folder / model), "--max-epochs", "3", "--quiet", *more])
         == 0
     )
+
+
+@pytest.mark.parametrize(("words", "expected"), [((), "auto"), (("none",), None), (("4",), 4.0)])
+def test_local_scale_is_passed_on(folder, words, expected):
+    option = ("--local-scale", *words) if words else ()
+    fit(folder, "scale.cagp", "--target", "price", "--drop", "id", "rent", "--method", "local", *option)
+    model = load(folder / "scale.cagp")
+    assert model.local_scale == expected
+    assert expected == "auto" or model.posteriors_[0].local_scale == expected
 
 
 @pytest.fixture
@@ -536,6 +545,9 @@ def test_wrong_usage_of_compare(folder, capsys):
     assert "end it with .png" in usage_error([*command, "--out", "picture.txt"], capsys)
     assert "invalid choice: 'best'" in usage_error([*command, "--methods", "best"], capsys)
     assert "--neighbours is for" in usage_error([*command, "--methods", "opt", "--neighbours", "3"], capsys)
+    assert "--local-scale is for" in usage_error([*command, "--methods", "opt", "--local-scale", "3"], capsys)
+    for wrong in ("0", "-1", "nan", "some"):
+        assert "no positive number of neighbours" in usage_error([*command, f"--local-scale={wrong}"], capsys)
 
 
 # ---- what goes wrong ----

@@ -298,9 +298,9 @@ def test_held_out_rows_are_training_rows_that_nothing_was_learned_from(monkeypat
     seen = []
     compare = choosing.compare
 
-    def watch(prior, shared, num_neighbours, train, held_out, max_bytes):
+    def watch(local, hybrid, train, held_out):
         seen.append((train, held_out))
-        return compare(prior, shared, num_neighbours, train, held_out, max_bytes)
+        return compare(local, hybrid, train, held_out)
 
     monkeypatch.setattr(choosing, "compare", watch)
     monkeypatch.setattr(choosing, "EXACT_ROWS", 100)
@@ -348,11 +348,13 @@ def test_memory_limits_the_number_of_actions(monkeypatch):
     assert CGGPRegressor(max_memory="1MB", max_epochs=1).fit(X, y).n_rows_ == 200
 
 
-def test_too_many_rows_for_shared_actions(monkeypatch):
+def test_rows_that_are_too_many_to_be_kept_are_compared_all_the_same(monkeypatch):
     X, y = table(200)
-    monkeypatch.setattr("cagp.estimators.regressors.KEPT_BYTES", 8 * 200 * 20)
+    kept = auto(monkeypatch, X, y, max_epochs=1, n_actions=21)
+    monkeypatch.setattr("cagp.methods.local.KEPT_BYTES", 0)
     model = auto(monkeypatch, X, y, max_epochs=1, n_actions=21)
-    assert "Chose local: 200 rows are too many for 21 actions" in model.fit_report_
+    assert "held-out rows: local" in model.fit_report_
+    assert model.fit_report_.splitlines()[0] == kept.fit_report_.splitlines()[0]
 
 
 def test_several_targets_are_judged_together(monkeypatch):

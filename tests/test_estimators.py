@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor
+from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor, load
 from cagp.kernels import RBF, Linear, Matern32, Scale
 
 REGRESSORS = {
@@ -140,6 +140,9 @@ def test_text_and_categories_become_inputs():
         ({"n_actions": 0}, 'n_actions is 0, expected a whole number, 1 or more .or "auto"'),
         ({"n_actions": 2.5}, "n_actions is 2.5"),
         ({"n_neighbors": True}, "n_neighbors is True"),
+        ({"local_scale": 0}, 'local_scale is 0, expected "auto", None or a positive number'),
+        ({"local_scale": True}, "local_scale is True"),
+        ({"local_scale": "never"}, "local_scale is 'never'"),
         ({"random_state": "today"}, "today"),
     ],
 )
@@ -433,6 +436,54 @@ def test_limits_of_epochs_and_time(regressor):
     model = regressor(max_time=1e-9).fit(X, y)
     assert len(model.fit_result_.steps) <= 1
     assert "time limit" in model.fit_report_
+
+
+def calm_and_rough(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A function of one input that varies ten times as much, noise included, beyond a half."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(n, 1))
+    return X, np.where(X[:, 0] > 0.5, 1.0, 0.1) * (np.sin(40 * X[:, 0]) + 0.3 * rng.normal(size=n))
+
+
+@pytest.mark.parametrize("method", ["local", "hybrid", "auto"])
+def test_error_bars_follow_the_neighbours_unless_one_scale_is_asked_for(method, tmp_path):
+    X, y = calm_and_rough(2600)
+    choices = {"method": method, "n_neighbors": 16, "n_actions": 16, "max_epochs": 40}
+    model = CaGPRegressor(**choices).fit(X, y)
+    assert "Local scale: error bars follow the neighbours of each question" in model.fit_report_
+    calm, rough = np.array([[0.1], [0.2], [0.3]]), np.array([[0.7], [0.8], [0.9]])
+    ratios = []
+    for local_scale in ("auto", 1.0, None):
+        fitted = CaGPRegressor(local_scale=local_scale, **choices).fit(X, y)
+        ratios.append(
+            fitted.predict(rough, return_std=True)[1].mean() / fitted.predict(calm, return_std=True)[1].mean()
+        )
+        assert ("Local scale" in fitted.fit_report_) == (local_scale == "auto")
+    assert ratios[0] > 5
+    assert 3 < ratios[1] <= ratios[0] + 1
+    assert ratios[2] < 1.5
+    for rows in (calm, rough):
+        parts = model.predict(rows, return_components=True)[1]
+        total = parts["noise"] + parts["latent"] + parts["computational"]
+        np.testing.assert_allclose(total, model.predict(rows, return_std=True)[1] ** 2, rtol=1e-9)
+        np.testing.assert_allclose(parts["noise"], model.noise_std(rows) ** 2, rtol=1e-9)
+        assert (parts["computational"] >= 0).all()
+    assert model.noise_std(rough).min() > model.noise_std_ > model.noise_std(calm).max()
+    model.save(tmp_path / "model.cagp")
+    again = load(tmp_path / "model.cagp")
+    assert again.get_params()["local_scale"] == "auto"
+    np.testing.assert_array_equal(again.predict(X, return_std=True), model.predict(X, return_std=True))
+
+
+def test_each_target_has_a_local_scale_of_its_own():
+    X, y = calm_and_rough(600)
+    rng = np.random.default_rng(1)
+    model = CaGPRegressor("local", n_neighbors=16, max_epochs=60)
+    model.fit(X, np.column_stack([y, np.sin(9 * X[:, 0]) + 0.3 * rng.normal(size=600)]))
+    varied, even = (posterior.local_scale for posterior in model.posteriors_)
+    assert varied is not None
+    assert even is None or even > varied
+    assert model.fit_report_.count("each predicted from others") == 2
 
 
 def test_an_epoch_of_minibatches_is_a_pass_over_the_rows():

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import KERNELS, STATIONARY, Problem, Recipe, make_prior, recipes
 from test_engine import DTYPES, INSTRUCTION_SETS, InstructionSet, needs_native, periodic
@@ -29,11 +29,13 @@ from cagp import (
     NeighbourSearch,
     ZeroMean,
     fit,
+    metrics,
 )
 from cagp.actions import Partition, ordered_blocks
 from cagp.engine import local_moments, native
+from cagp.engine.local import LocalMoments
 from cagp.kernels import RBF, Constant, Kernel, Matern32, Scale
-from cagp.local import greedy_rows, local_answers
+from cagp.local import SharedActions, greedy_rows, local_answers
 from cagp.methods.common import idle_inputs
 
 BACKENDS = [pytest.param("native", marks=needs_native), "torch"]
@@ -63,11 +65,11 @@ class Case(NamedTuple):
     gram: Tensor | None = None
     cross: Tensor | None = None
 
-    def moments(self, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    def moments(self, backend: str = "auto") -> LocalMoments:
         return local_moments(*self, backend=backend)
 
-    def expected(self) -> tuple[np.ndarray, np.ndarray]:
-        """cᵀC⁻¹r and cᵀC⁻¹c, a question at a time."""
+    def expected(self) -> list[np.ndarray]:
+        """cᵀC⁻¹r, cᵀC⁻¹c, rᵀC⁻¹r and the number of rows, a question at a time."""
         answers = []
         for q, rows in enumerate(self.neighbours.tolist()):
             here = [a for a, row in enumerate(rows) if row >= 0]
@@ -77,10 +79,10 @@ class Case(NamedTuple):
             if self.gram is not None and self.cross is not None:
                 C = C - oracle.array(self.gram)[q][np.ix_(here, here)]
                 c = c - oracle.array(self.cross)[q, here]
-            solved = np.linalg.solve(C, np.stack([oracle.array(self.residual)[q, here], c], axis=1))
-            answers.append(c @ solved)
-        mean, explained = np.array(answers).T
-        return mean, explained
+            r = oracle.array(self.residual)[q, here]
+            a, b = np.linalg.solve(C, np.stack([r, c], axis=1)).T
+            answers.append([c @ a, c @ b, r @ a, len(here)])
+        return list(np.array(answers).T)
 
 
 def make_case(
@@ -178,8 +180,8 @@ def test_noise_that_is_one_number_need_not_be_written_out():
     one = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     means = []
     for noise in (one.expand(case.noise.shape), one.expand(case.noise.shape).contiguous()):
-        mean, explained = case._replace(noise=noise).moments("native")
-        means.append([mean, explained, *torch.autograd.grad((mean + explained).sum(), one)])
+        mean, explained, *others = case._replace(noise=noise).moments("native")
+        means.append([mean, explained, *others, *torch.autograd.grad((mean + explained).sum(), one)])
     for a, b in zip(*means, strict=True):
         assert torch.equal(a, b)
 
@@ -250,7 +252,9 @@ def leaves(case: Case) -> list[Tensor]:
 
 def weighted_sum(case: Case, backend: str) -> Tensor:
     weights = torch.randn(2, len(case.questions), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    mean, explained = case.moments(backend)
+    mean, explained, misfit, num_rows = case.moments(backend)
+    assert not misfit.requires_grad
+    assert not num_rows.requires_grad
     return (weights[0] * mean.double() + weights[1] * explained.double()).sum()
 
 
@@ -316,7 +320,7 @@ def test_sums_and_products_take_a_path_that_knows_them(name, given):
 def test_a_kernel_of_ones_own_is_enough():
     kernel = periodic()
     case = make_case(kernel, 5)
-    mean, explained = case.moments()
+    mean, explained, *_ = case.moments()
     for q, rows in enumerate(case.neighbours):
         near = case.X[rows]
         C = (kernel(near, near) + torch.diag(case.noise[q])).detach()
@@ -364,7 +368,7 @@ def test_wrong_arguments_and_paths_that_do_not_apply_are_refused(monkeypatch):
             case._replace(kernel=RBF(3) + Constant()).moments("native")
         with pytest.raises(ValueError, match="Periodic is not compiled"):
             case._replace(kernel=periodic()).moments("native")
-    mean, explained = (value.sum() for value in case._replace(questions=case.questions.requires_grad_()).moments())
+    mean, explained, *_ = (value.sum() for value in case._replace(questions=case.questions.requires_grad_()).moments())
     with pytest.raises(RuntimeError, match="differentiable once"):
         torch.autograd.grad(mean + explained, case.questions, create_graph=True)
     monkeypatch.setattr(native, "_native", None)
@@ -526,6 +530,113 @@ def test_samples_are_drawn_around_the_mean_of_the_union():
     assert float(((posterior.mean(new) - joint.mean).abs() / error).max()) > 20
 
 
+@settings(max_examples=25)
+@given(recipes(), st.data())
+def test_a_local_scale_multiplies_kernel_and_learned_noise_by_what_the_neighbours_say(recipe, data):
+    """(ν + rᵀC⁻¹r) / (ν + k), from dense formulas; known noise and means stay."""
+    p, k = recipe.build(), draw_neighbours(data, recipe.n)
+    strength = data.draw(st.sampled_from([0.5, 4.0, 100.0]), label="strength")
+    plain = condition(p, k, hybrid=False)
+    posterior = CaGPLocal(p.prior, local_scale=strength).condition(p.X, p.y, p.row_noise, num_neighbours=k)
+    K = oracle.kernel_matrix(p.prior.kernel, p.X, p.X) + np.diag(oracle.array(p.prior.noise_variance(p.X, p.row_noise)))
+    residual = oracle.array(p.y - p.prior.mean(p.X))
+    scales = []
+    for rows in plain._neighbours(p.Z).numpy():
+        r, C = residual[rows], K[np.ix_(rows, rows)]
+        assume(np.linalg.cond(C) < 1e10)  # no row is left out; duplicates have a test of their own
+        scales.append((strength + r @ np.linalg.solve(C, r)) / (strength + k))
+    scale = torch.tensor(scales)
+    slack = 1e-7 * max(1.0, p.scale) * max(1.0, float(scale.max()))
+    known = torch.linspace(0.1, 0.2, len(p.Z), dtype=torch.float64)
+    assert_close(posterior.predict(p.Z).mean, plain.predict(p.Z).mean, 0.0)
+    assert_close(posterior.variance(p.Z), scale * plain.variance(p.Z), slack)
+    of_targets = scale * (plain.variance(p.Z) + p.prior.noise.learned(p.Z)) + known
+    assert_close(posterior.variance(p.Z, noise=True, row_noise=known), of_targets, slack)
+    root = scale.sqrt()
+    expected = root[:, None] * plain.covariance(p.Z) * root
+    assert_close(posterior.covariance(p.Z), expected, slack)
+    assert_close(posterior.joint(p.Z).covariance, expected, slack)
+    noise = posterior.covariance(p.Z, noise=True, row_noise=known) - posterior.covariance(p.Z)
+    assert_close(noise, torch.diag(scale * p.prior.noise.learned(p.Z) + known), slack)
+
+
+def test_duplicates_and_missing_rows_do_not_count_for_the_scale():
+    X = torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64)
+    y = torch.tensor([1.0, 1.0, -2.0], dtype=torch.float64)
+    prior = GP(RBF(1), noise=GaussianNoise(1e-15, noise_floor=0.0))
+    method = CaGPLocal(prior, local_scale=1.0)
+    once, twice = (method.condition(X[r], y[r], num_neighbours=3) for r in ([0, 2], [0, 1, 2]))
+    new = torch.linspace(-1, 2, 5, dtype=torch.float64)[:, None]
+    assert_close(once.variance(new), twice.variance(new), 1e-6)
+    shared = BlockActions(Partition(torch.arange(3), torch.tensor([0, 3])), dtype=torch.float64)
+    hybrids = (CaGPLocal(prior, shared=shared, local_scale=scale) for scale in (None, 1.0))
+    alone = [hybrid.condition(X, y, num_neighbours=0) for hybrid in hybrids]
+    assert_close(alone[0].variance(new), alone[1].variance(new), 0.0)
+
+
+def test_with_little_weight_on_the_learned_scale_it_does_not_matter():
+    """Kernel and noise a hundred times larger: the neighbours say a hundred times smaller."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(200, 2, generator=g, dtype=torch.float64)
+    y, new = (9 * X).sin().sum(1), torch.rand(20, 2, generator=g, dtype=torch.float64)
+    answers = []
+    for size in (1.0, 100.0):
+        prior = GP(Scale(Matern32(2, 0.3), size), noise=GaussianNoise(0.01 * size))
+        answers.append(CaGPLocal(prior, 8, local_scale=1e-9).condition(X, y).predict(new, noise=True))
+    for a, b in zip(*answers, strict=True):
+        assert_close(a, b, 1e-8)
+
+
+def quiet_and_loud(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """A function of one input that varies ten times as much, noise included, beyond a half."""
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, 1, generator=g, dtype=torch.float64)
+    size = torch.where(X[:, 0] > 0.5, 1.0, 0.1)
+    return X, size * ((40 * X[:, 0]).sin() + 0.3 * torch.randn(n, generator=g, dtype=torch.float64))
+
+
+def test_error_bars_follow_the_neighbours_where_that_predicts_better():
+    X, y = quiet_and_loud(3000, 0)
+    new, targets = quiet_and_loud(2000, 1)
+    prior = GP(Scale(Matern32(1, 0.1), 0.5), noise=GaussianNoise(0.05))
+    method = CaGPLocal(prior, 16)
+    plain = method.condition(X, y).predict(new, noise=True)
+    choice = method.learn_local_scale(X, y)
+    assert choice.local_scale == method.local_scale
+    assert choice.num_rows == 3000
+    assert choice.nll < choice.nll_without - 0.3
+    scaled = method.condition(X, y).predict(new, noise=True)
+    assert abs(metrics.nll(targets, *scaled) - choice.nll) < 0.1  # rows left out one at a time are an honest test
+    assert abs(metrics.nll(targets, *plain) - choice.nll_without) < 0.1
+    for side in (new[:, 0] > 0.52, new[:, 0] < 0.48):
+        covered = metrics.coverage(targets[side], scaled.mean[side], scaled.variance[side])
+        assert abs(covered - 0.95) < 0.03
+    quiet = new[:, 0] < 0.48
+    assert metrics.coverage(targets[quiet], plain.mean[quiet], plain.variance[quiet]) > 0.995
+
+
+def test_one_scale_stays_where_the_prior_is_right():
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(800, 1, generator=g, dtype=torch.float64)
+    prior = GP(Scale(Matern32(1, 0.2), 2.0), noise=GaussianNoise(0.1))
+    covariance = torch.from_numpy(oracle.kernel_matrix(prior.kernel, X, X)) + 0.1 * torch.eye(800)
+    y = torch.linalg.cholesky(covariance) @ torch.randn(800, generator=g, dtype=torch.float64)
+    method = CaGPLocal(prior, 16, local_scale=3.0)
+    choice = method.learn_local_scale(X, y)
+    assert choice.local_scale is None
+    assert method.local_scale is None
+    assert choice.nll == choice.nll_without
+
+
+def test_a_local_scale_that_makes_no_sense_is_refused():
+    for scale in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=r"local_scale is .*, expected None or a positive number"):
+            CaGPLocal(GP(Matern32(1)), local_scale=scale)
+    X = torch.zeros(1, 1, dtype=torch.float64)
+    with pytest.raises(ValueError, match="a local scale needs neighbours"):
+        CaGPLocal(GP(Matern32(1))).learn_local_scale(X, X[:, 0])
+
+
 def test_joint_answers_that_need_too_many_rows_are_refused(monkeypatch):
     g = torch.Generator().manual_seed(0)
     X = torch.randn(50, 2, generator=g, dtype=torch.float64)
@@ -598,8 +709,27 @@ def test_what_is_kept_for_the_rows_changes_no_answer(monkeypatch):
     computed = method.condition(X, y, row_noise, num_neighbours=5)
     assert kept._kept is not None
     assert computed._kept is None
-    for a, b in zip(kept.predict(X + 0.1), computed.predict(X + 0.1), strict=True):
+    questions = torch.rand(400, 2, generator=g, dtype=torch.float64, requires_grad=True)
+    for a, b in zip(kept.predict(questions), computed.predict(questions), strict=True):
         assert_close(a, b, 1e-12)
+        slopes = [torch.autograd.grad(answer.sum(), questions, retain_graph=True)[0] for answer in (a, b)]
+        assert_close(*slopes, 1e-10)
+
+
+def test_near_questions_are_answered_together_where_nothing_is_kept(monkeypatch):
+    """Each row that occurs in a tile is computed once: in an order by place, hardly more rows than there are."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(4000, 2, generator=g, dtype=torch.float64)
+    monkeypatch.setattr("cagp.methods.local.KEPT_BYTES", 0)
+    method = CaGPLocal(GP(Matern32(2)), shared=BlockActions.from_data(X, 4, support_size=8))
+    posterior = method.condition(X, X.sum(1).sin(), num_neighbours=8)
+    posterior.max_bytes = 4 * 8 * posterior._width * 100  # a hundred questions at a time
+    computed = []
+    rows_of = SharedActions.rows
+    monkeypatch.setattr(SharedActions, "rows", lambda *args: computed.append(len(args[2])) or rows_of(*args))
+    posterior.predict(torch.rand(2000, 2, generator=g, dtype=torch.float64))
+    assert len(computed) == 20
+    assert sum(computed) < 2 * len(X)  # in a random order of the questions: 20 times 700
 
 
 # --- objectives -------------------------------------------------------------------------------------------------------

@@ -140,8 +140,8 @@ def variance_ratio(
     posterior: Posterior, X: Float[Tensor, "t d"], row_noise: Float[Tensor, " t"] | None = None
 ) -> Float[Tensor, " t"]:
     """k_post(x, x) / (k_post(x, x) + D(x)): near zero where a posterior is certain, whatever the noise."""
-    variance = posterior.variance(X).double()
-    return variance / (variance + posterior.prior.noise_variance(X, row_noise))
+    with_noise = posterior.variance(X, noise=True, row_noise=row_noise)
+    return posterior.variance(X).double() / with_noise.double()
 
 
 # ---- where the variance comes from ----

@@ -22,10 +22,12 @@ from cagp.projection import Projection
 
 
 class Moments(NamedTuple):
-    """Mean and variance of the function at each question, float64."""
+    """Mean and variance of the function at each question, and how its rows fit the prior, float64."""
 
     mean: Float[Tensor, " t"]
     variance: Float[Tensor, " t"]
+    misfit: Float[Tensor, " t"]  # rᵀC⁻¹r: what is expected is ``num_rows``
+    num_rows: Float[Tensor, " t"]  # that carry information
 
 
 class SharedActions:
@@ -116,7 +118,7 @@ def local_answers(
 ) -> Moments:
     """Mean and variance of the function at each question from its own rows, and from the shared actions if given.
 
-    Differentiable once in the prior's parameters, the shared actions and the questions.
+    Mean and variance are differentiable once in the prior's parameters, the shared actions and the questions.
 
     Args:
         neighbours: rows of ``X`` for each question; -1 for none.
@@ -140,11 +142,13 @@ def local_answers(
         gram, cross = v @ v.mT, (v @ u[:, :, None])[:, :, 0]
         residual = residual - v @ shared.targets
         mean, variance = mean + u @ shared.targets, variance - u.square().sum(1)
-    if last >= 0:
-        rows = (neighbours, noise, residual, gram, cross)
-        update, explained = local_moments(prior.kernel, questions, X, *rows, backend=backend)
-        mean, variance = mean + update.double(), variance - explained.double()
-    return Moments(mean, variance)
+    if last < 0:
+        nothing = torch.zeros_like(mean)
+        return Moments(mean, variance, nothing, nothing)
+    rows = (neighbours, noise, residual, gram, cross)
+    found = local_moments(prior.kernel, questions, X, *rows, backend=backend)
+    update, explained, misfit, num_rows = (value.double() for value in found)
+    return Moments(mean + update, variance - explained, misfit, num_rows)
 
 
 def _rows_of(

@@ -100,6 +100,11 @@ class NeighbourSearch:
         _, rows = self.tree.query(points.cpu().numpy(), k=k, workers=torch.get_num_threads())
         return torch.as_tensor(rows).view(len(points), k).to(points.device)
 
+    def spatial_order(self, questions: Float[Tensor, "t d"]) -> Int[Tensor, " t"]:
+        """The questions in an order in which near ones are close to each other: by the leaves of a k-d tree."""
+        order = KDTree(self._scaled(questions).cpu().numpy()).indices
+        return torch.as_tensor(order, dtype=torch.long, device=questions.device)
+
     def earlier(self, rows: Int[Tensor, " t"], position: Int[Tensor, " n"], k: int) -> Int[Tensor, "t k"]:
         """The ``k`` nearest among the rows that come before each of ``rows`` in an order; -1 where there are fewer.
 

@@ -331,6 +331,7 @@ def _local_state(posterior: LocalPosterior, rows: Rows) -> State:
         "row_noise": None if posterior.row_noise is None else rows(posterior.row_noise, "row_noise"),
         "num_neighbours": posterior.num_neighbours,
         "selection": posterior.selection,
+        "local_scale": posterior.local_scale,
         "search": {"method": search.method, "lengthscale": search.lengthscale, "origin": search.origin},
         "shared": None
         if shared is None
@@ -357,7 +358,8 @@ def _local_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> Loc
     if k > n or selection not in ("nearest", "greedy"):
         raise _strange("'num_neighbours' or 'selection'")
     shared = _shared(_entry(state, "shared", dict), prior, X) if _has(state, "shared") else None
-    return LocalPosterior(prior, X, y, row_noise, k, search, shared, selection, max_bytes)  # pyright: ignore[reportArgumentType]
+    scale = _entry(state, "local_scale", float) if _has(state, "local_scale") else None
+    return LocalPosterior(prior, X, y, row_noise, k, search, shared, selection, max_bytes, scale)  # pyright: ignore[reportArgumentType]
 
 
 def _shared(state: State, prior: GP, X: Tensor) -> SharedActions:

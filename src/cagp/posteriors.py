@@ -50,8 +50,12 @@ class Posterior(ABC):
         """Float64 numbers that ``_moments`` holds for each row asked for, up to a factor of about four."""
 
     @abstractmethod
-    def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the function at a tile of rows, float64."""
+    def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
+        """Mean and variance of the function at a tile of rows, float64; a third number is that of ``scale``."""
+
+    def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
+        """What learned kernel and noise are multiplied by around each row; None where they are the same everywhere."""
+        return None
 
     @abstractmethod
     def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
@@ -75,16 +79,23 @@ class Posterior(ABC):
     ) -> Prediction:
         """Mean and variance in one pass over the kernel; of new targets if ``noise``, else of the function."""
         check_new_inputs(X, self.X)
-        rows = max(1, self.max_bytes // (4 * 8 * self._width))
-        parts = [self._moments(tile) for tile in X.split(rows)]
-        mean, variance = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        _check_row_noise(noise, row_noise)
+        mean, variance, *scale = self._moments_in_tiles(X)
         # Round-off can leave the difference of two almost equal numbers a little below zero.
         variance = variance.clamp_min(0)
         if noise:
-            variance = variance + self.prior.noise_variance(X, row_noise)
-        elif row_noise is not None:
-            raise ValueError("row_noise was given without noise=True, which is what adds it.")
+            variance = variance + self._noise(X, row_noise, scale[0] if scale else None)
         return Prediction(mean.to(X), variance.to(X))
+
+    def _moments_in_tiles(self, X: Tensor) -> tuple[Tensor, ...]:
+        rows = max(1, self.max_bytes // (4 * 8 * self._width))
+        parts = [self._moments(tile) for tile in X.split(rows)]
+        return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
+
+    def _noise(self, X: Tensor, row_noise: Tensor | None, scale: Tensor | None) -> Tensor:
+        """The noise variance of each row: the learned one is scaled, what is known of the row is not."""
+        noise = self.prior.noise_variance(X, row_noise)
+        return noise if scale is None else noise + (scale - 1) * self.prior.noise.learned(X)
 
     def covariance(
         self,
@@ -103,14 +114,11 @@ class Posterior(ABC):
         return self._covariance_of_targets(X, Z, noise, row_noise).to(X)
 
     def _covariance_of_targets(self, X: Tensor, Z: Tensor | None, noise: bool, row_noise: Tensor | None) -> Tensor:
+        _check_row_noise(noise, row_noise)
         covariance = self._covariance(X, Z)
         if Z is None:
             covariance = (covariance + covariance.mT) / 2
-        if noise:
-            return covariance + torch.diag(self.prior.noise_variance(X, row_noise))
-        if row_noise is not None:
-            raise ValueError("row_noise was given without noise=True, which is what adds it.")
-        return covariance
+        return covariance + torch.diag(self._noise(X, row_noise, self.scale(X))) if noise else covariance
 
     def sample(
         self,
@@ -135,6 +143,11 @@ class Posterior(ABC):
     def _joint_mean(self, X: Tensor) -> Tensor:
         """The mean of joint draws; another than ``mean`` where each row alone is answered from other projections."""
         return self.mean(X)
+
+
+def _check_row_noise(noise: bool, row_noise: Tensor | None) -> None:
+    if row_noise is not None and not noise:
+        raise ValueError("row_noise was given without noise=True, which is what adds it.")
 
 
 class CaGPPosterior(Posterior):

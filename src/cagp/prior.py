@@ -74,6 +74,10 @@ class Noise(nn.Module, ABC):
         """D of X[rows]; noise that does not look at the inputs need not gather them."""
         return self(X[rows], None if row_noise is None else row_noise[rows])
 
+    def learned(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """D without what is known of each row: the part that a local scale multiplies."""
+        return self(X)
+
 
 class GaussianNoise(Noise):
     """D = noise + row_noise: one learned variance for all rows, on top of what is known of each row.
@@ -110,6 +114,9 @@ class KnownNoise(Noise):
         if not bool((row_noise > 0).all()):
             raise ValueError("row_noise has zeros, KnownNoise needs positive variances; use GaussianNoise to add some.")
         return row_noise.double()
+
+    def learned(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        return torch.zeros(X.shape[0], dtype=torch.float64, device=X.device)
 
 
 class GP(nn.Module):

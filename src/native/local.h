@@ -3,7 +3,7 @@
 //
 // For a question x with rows N, everything is measured from x in lengthscale units, which keeps the digits of close
 // rows. The factorisation C = L D L', whose pivots wait for no square roots, works on C bordered by two more rows, c'
-// and r', which come out as w' = (L^-1 c)' and u' = (L^-1 r)': mean = u'D^-1 w, explained = w'D^-1 w. A row whose variance
+// and r', which come out as w' = (L^-1 c)' and u' = (L^-1 r)': mean = u'D^-1 w, explained = w'D^-1 w, misfit = u'D^-1 u. A row whose variance
 // given the rows before it (its entry of D) is zero to round-off carries no information: its pivot counts as infinite,
 // and it is left out.
 //
@@ -67,18 +67,21 @@ template <class T, class Profile> class LocalPanel {
         factorise();
     }
 
-    void write(T* mean, T* explained) {
+    void write(const LocalResults<T>& out) {
         m = e = V{};
+        V misfit{}, rows{};
         const V *w = row(p.k), *u = row(p.k + 1);
         for (Index a = 0; a < p.k; ++a) {
             const V share = w[a] * inverse[a];
             m += share * u[a];
             e += share * w[a];
+            misfit += u[a] * u[a] * inverse[a];
+            rows += inverse[a] > V{} ? present[a] : V{};
         }
-        for (int l = 0; l < count; ++l) {
-            mean[first + l] = m[l];
-            explained[first + l] = e[l];
-        }
+        write_lanes(out.mean, 1, 0, m);
+        write_lanes(out.explained, 1, 0, e);
+        write_lanes(out.misfit, 1, 0, misfit);
+        write_lanes(out.rows, 1, 0, rows);
     }
 
     // After write(), whose results it uses.
@@ -423,12 +426,12 @@ template <class T, class Profile> class LocalPanel {
 template <class T, class Profile> Index local_scratch(const LocalProblem<T>& p) { return LocalPanel<T, Profile>::bytes(p); }
 
 template <class T, class Profile>
-void local(const LocalProblem<T>& p, Range questions, T* mean, T* explained, const LocalGradients<T>& gradients,
+void local(const LocalProblem<T>& p, Range questions, const LocalResults<T>& results, const LocalGradients<T>& gradients,
            void* memory) {
     LocalPanel<T, Profile> panel(p, memory);
     for (Index q = questions.begin; q < questions.end; q += kLanes<T>) {
         panel.solve(q, smaller(questions.end - q, kLanes<T>), gradients.parameters != nullptr);
-        panel.write(mean, explained);
+        panel.write(results);
         if (gradients.alpha) panel.write_gradients(gradients);
     }
 }

@@ -274,15 +274,15 @@ template <class T>
 void local(int kind, Matrix<const T> questions, Matrix<const T> X, Array<const T> inverse_lengthscale,
            Matrix<const Index> neighbours, double alpha, double outputscale, StridedMatrix<const T> noise,
            Matrix<const T> residual, std::optional<Cube<const T>> gram, std::optional<Matrix<const T>> cross,
-           Array<T> mean, Array<T> explained, std::optional<Matrix<T>> solution_r, std::optional<Matrix<T>> solution_c,
-           std::optional<Cube<T>> of_parameters, std::optional<Cube<T>> of_questions, int threads,
-           const std::string& isa) {
+           Array<T> mean, Array<T> explained, Array<T> misfit, Array<T> rows, std::optional<Matrix<T>> solution_r,
+           std::optional<Matrix<T>> solution_c, std::optional<Cube<T>> of_parameters,
+           std::optional<Cube<T>> of_questions, int threads, const std::string& isa) {
     const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
     auto p = local_problem<T>(questions, X, inverse_lengthscale, neighbours, alpha, outputscale);
     p.noise = {data_of(noise, p.t, p.k), noise.stride(0), noise.stride(1)};
     p.residual = data_of(residual, p.t, p.k);
     p.gram = data_of(gram, p.t, p.k, p.k), p.cross = data_of(cross, p.t, p.k);
-    T *m = data_of(mean, p.t), *e = data_of(explained, p.t);
+    const LocalResults<T> results{data_of(mean, p.t), data_of(explained, p.t), data_of(misfit, p.t), data_of(rows, p.t)};
     require(solution_r.has_value() == solution_c.has_value(), "both solutions or none");
     require(solution_r || !of_parameters, "slopes come with the solutions");
     require(of_parameters || !of_questions, "slopes of questions come with those of parameters");
@@ -291,7 +291,7 @@ void local(int kind, Matrix<const T> questions, Matrix<const T> X, Array<const T
     const Tasks tasks(p.t, kLocalQuestions, kForwardTasks);
     nb::gil_scoped_release release;
     run_tasks(tasks.count, threads, s.local_scratch_bytes(p),
-              [&](Index t, void* scratch) { s.local(p, tasks[t], m, e, gradients, scratch); });
+              [&](Index t, void* scratch) { s.local(p, tasks[t], results, gradients, scratch); });
 }
 
 // Gradients of a function of mean and explained, whose own gradients in them are g and h. Of noise, residual, cross and
@@ -349,8 +349,8 @@ template <class T> void define(nb::module_& m) {
           "isa"_a = "");
     m.def("local", &local<T>, "kind"_a, "questions"_a, "X"_a, "inverse_lengthscale"_a, "neighbours"_a, "alpha"_a,
           "outputscale"_a, "noise"_a, "residual"_a, "gram"_a.none(), "cross"_a.none(), "mean"_a, "explained"_a,
-          "solution_r"_a.none(), "solution_c"_a.none(), "of_parameters"_a.none(), "of_questions"_a.none(), "threads"_a,
-          "isa"_a = "");
+          "misfit"_a, "rows"_a, "solution_r"_a.none(), "solution_c"_a.none(), "of_parameters"_a.none(),
+          "of_questions"_a.none(), "threads"_a, "isa"_a = "");
     m.def("local_gradient", &local_gradient<T>, "solution_r"_a, "solution_c"_a, "grad_mean"_a, "grad_explained"_a,
           "of_parameters"_a.none(), "of_questions"_a.none(), "grad_parameters"_a.none(), "grad_questions"_a.none(),
           "grad_noise"_a.none(), "grad_residual"_a.none(), "grad_gram"_a.none(), "grad_cross"_a.none(), "threads"_a);

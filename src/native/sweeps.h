@@ -53,7 +53,12 @@ template <class T> struct LocalProblem {
     std::int64_t t, k, d;
     double alpha, outputscale;
 };
-// What the gradients of any function of the results are made of; pointers that were not asked for are null, all of
+// One number for each question.
+template <class T> struct LocalResults {
+    T *mean, *explained;  // c'C^-1 r and c'C^-1 c
+    T *misfit, *rows;     // r'C^-1 r and the number of rows it is of; without gradients
+};
+// What the gradients of any function of mean and explained are made of; pointers that were not asked for are null, all of
 // them or from `parameters` on.
 template <class T> struct LocalGradients {
     T *alpha, *beta;  // (t, k): C^-1 r and C^-1 c
@@ -86,7 +91,7 @@ template <class T> struct Sweeps {
     std::int64_t (*nearest_scratch_bytes)(std::int64_t d, std::int64_t k);
     void (*nearest)(const Problem<T>&, Range rows, const Nearest&, void* scratch);
     std::int64_t (*local_scratch_bytes)(const LocalProblem<T>&);
-    void (*local)(const LocalProblem<T>&, Range questions, T* mean, T* explained, const LocalGradients<T>&,
+    void (*local)(const LocalProblem<T>&, Range questions, const LocalResults<T>&, const LocalGradients<T>&,
                   void* scratch);
 };
 

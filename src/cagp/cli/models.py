@@ -10,11 +10,17 @@ METHODS = ("auto", "exact", "opt", "cg", "local", "hybrid", "sgpr", "svgp", "cgg
 USERS = {
     "actions": ("auto", "opt", "cg", "hybrid"),
     "neighbours": ("auto", "local", "hybrid"),
+    "local_scale": ("auto", "local", "hybrid"),
     "inducing": ("sgpr", "svgp"),
 }
 """The methods that have a use for an option."""
 
-PARAMETERS = {"actions": "n_actions", "neighbours": "n_neighbors", "inducing": "n_inducing"}
+PARAMETERS = {
+    "actions": "n_actions",
+    "neighbours": "n_neighbors",
+    "local_scale": "local_scale",
+    "inducing": "n_inducing",
+}
 CLASSES: dict[str, type[GPRegressor]] = {
     "exact": ExactGPRegressor,
     "sgpr": SGPRRegressor,
@@ -27,7 +33,9 @@ def check_options(arguments: argparse.Namespace, methods: list[str]) -> None:
     """Raise UsageError for an option that none of the methods has a use for."""
     for option, users in USERS.items():
         if getattr(arguments, option) is not None and not set(methods) & set(users):
-            raise UsageError(f"--{option} is for {', '.join(users)}: {', '.join(methods)} has no use for it.")
+            raise UsageError(
+                f"--{option.replace('_', '-')} is for {', '.join(users)}: {', '.join(methods)} has no use for it."
+            )
 
 
 def regressor(method: str, arguments: argparse.Namespace, **choices: Any) -> GPRegressor:
@@ -42,7 +50,8 @@ def regressor(method: str, arguments: argparse.Namespace, **choices: Any) -> GPR
     }
     for option, users in USERS.items():
         if method in users and getattr(arguments, option) is not None:
-            choices[PARAMETERS[option]] = getattr(arguments, option)
+            value = getattr(arguments, option)
+            choices[PARAMETERS[option]] = None if value == "none" else value
     if method in CLASSES:
         return CLASSES[method](**choices)
     return CaGPRegressor(method=method, **choices)  # pyright: ignore[reportArgumentType]

@@ -1,6 +1,7 @@
 """Options that commands share, and values that are checked while they are parsed."""
 
 import argparse
+import math
 import textwrap
 from pathlib import Path
 from typing import Literal
@@ -70,6 +71,19 @@ def actions(text: str) -> int | Literal["auto"]:
     return "auto" if text == "auto" else positive(text)
 
 
+def local_scale(text: str) -> float | Literal["auto", "none"]:
+    """A positive number, "auto" or "none"."""
+    if text in ("auto", "none"):
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f'{text!r} is no positive number of neighbours, "auto" or "none"')
+    return number
+
+
 def picture(text: str) -> Path:
     """The path of a picture."""
     if Path(text).suffix.lower() not in (".png", ".pdf", ".svg"):
@@ -123,6 +137,13 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
     )
     command.add_argument(
         "--neighbours", type=positive, metavar="K", help="rows near a question (default: 32); auto, local, hybrid"
+    )
+    command.add_argument(
+        "--local-scale",
+        type=local_scale,
+        metavar="N",
+        help="how many neighbours of a question the learned scale counts for in its error bars: a number, "
+        '"none" (the same scale everywhere), or "auto" (default: auto); auto, local, hybrid',
     )
     command.add_argument(
         "--inducing", type=positive, metavar="M", help="number of inducing points (default: 512); sgpr, svgp"

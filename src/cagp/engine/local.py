@@ -25,6 +25,8 @@ class LocalMoments(NamedTuple):
 
     mean: Float[Tensor, " t"]  # cᵀC⁻¹r
     explained: Float[Tensor, " t"]  # cᵀC⁻¹c
+    misfit: Float[Tensor, " t"]  # rᵀC⁻¹r
+    num_rows: Float[Tensor, " t"]  # rows that count: what misfit is the sum of squares of
 
 
 def local_moments(
@@ -39,10 +41,11 @@ def local_moments(
     *,
     backend: Backend = "auto",
 ) -> LocalMoments:
-    """cᵀC⁻¹r and cᵀC⁻¹c for every question x with its rows N, C = k(N, N) + diag(noise) - gram, c = k(N, x) - cross.
+    """Moments of every question x with its rows N, C = k(N, N) + diag(noise) - gram, c = k(N, x) - cross.
 
-    Rows that the rows before them determine already (duplicates without noise) are left out. Differentiable once, in
-    the kernel's parameters, ``questions``, ``noise``, ``residual``, ``gram`` and ``cross``, not in ``X``.
+    Rows that the rows before them determine already (duplicates without noise) are left out. Mean and explained are
+    differentiable once, in the kernel's parameters, ``questions``, ``noise``, ``residual``, ``gram`` and ``cross``, not
+    in ``X``.
 
     Args:
         neighbours: rows of ``X`` for each question; -1 for none.
@@ -114,9 +117,9 @@ class _Native(torch.autograd.Function):
         lengthscale,
         alpha,
         scale,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> LocalMoments:
         (t, k), d = neighbours.shape, X.shape[1]
-        mean, explained = X.new_empty(t), X.new_empty(t)
+        moments = LocalMoments(*(X.new_empty(t) for _ in LocalMoments._fields))
         solutions = [X.new_empty(t, k) if any(needed) else None for _ in range(2)]
         of_parameters = X.new_empty(t, 2, d + 2) if needed.slopes else None
         of_questions = X.new_empty(t, 2, d) if needed.questions else None
@@ -129,14 +132,14 @@ class _Native(torch.autograd.Function):
             float(scale),
             noise.detach(),
             *(None if v is None else v.detach().contiguous() for v in (residual, gram, cross)),
-            mean,
-            explained,
+            *moments,
             *saved,
             torch.get_num_threads(),
         )
         ctx.needed = needed
         ctx.save_for_backward(lengthscale, alpha, scale, *saved)
-        return mean, explained
+        ctx.mark_non_differentiable(moments.misfit, moments.num_rows)
+        return moments
 
     @staticmethod
     def backward(ctx, *grad_outputs: Tensor):
@@ -158,7 +161,7 @@ class _Native(torch.autograd.Function):
         ]
         native.module().local_gradient(
             *saved[:2],
-            *(g.contiguous() for g in grad_outputs),
+            *(g.contiguous() for g in grad_outputs[:2]),
             *saved[2:],
             parameters,
             *gradients,
@@ -181,14 +184,14 @@ def _torch_moments(kernel: Kernel, questions, X, neighbours, *values) -> LocalMo
     t, k = neighbours.shape
     rows = max(1, TORCH_ENTRIES // k**2) if X.device.type == "cpu" else t
     if t <= rows:
-        return LocalMoments(*_torch_tile(kernel, questions, X, neighbours, *values))
+        return _torch_tile(kernel, questions, X, neighbours, *values)
     arguments = (questions, neighbours, *values)
     parts = [repeat(None) if value is None else value.split(rows) for value in arguments]
     tiles = [_torch_tile(kernel, asked, X, near, *tile) for asked, near, *tile in zip(*parts, strict=False)]
     return LocalMoments(*(torch.cat(moments) for moments in zip(*tiles, strict=True)))
 
 
-def _torch_tile(kernel: Kernel, questions, X, neighbours, noise, residual, gram, cross) -> tuple[Tensor, Tensor]:
+def _torch_tile(kernel: Kernel, questions, X, neighbours, noise, residual, gram, cross) -> LocalMoments:
     present = neighbours >= 0
     both = present[:, :, None] & present[:, None, :]
     near = X.detach()[neighbours.clamp_min(0)]
@@ -200,32 +203,34 @@ def _torch_tile(kernel: Kernel, questions, X, neighbours, noise, residual, gram,
         C = C - torch.where(both, gram, 0.0)
     if cross is not None:
         c = c - torch.where(present, cross, 0.0)
-    return _Conditional.apply(C, c, torch.where(present, residual, 0.0), smallest)
+    return LocalMoments(*_Conditional.apply(C, c, torch.where(present, residual, 0.0), smallest, present.to(X.dtype)))
 
 
 class _Conditional(torch.autograd.Function):
-    """cᵀC⁻¹r and cᵀC⁻¹c; with a = C⁻¹r, b = C⁻¹c and cotangents g, h:
+    """The moments; with a = C⁻¹r, b = C⁻¹c and cotangents g, h of mean and explained:
 
     ∂c = g a + 2h b,    ∂r = g b,    ∂C = -(g (a bᵀ + b aᵀ) / 2 + h b bᵀ).
     """
 
     @staticmethod
-    def forward(ctx, C: Tensor, c: Tensor, r: Tensor, smallest: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx, C: Tensor, c: Tensor, r: Tensor, smallest: Tensor, present: Tensor) -> LocalMoments:
         L, kept = _cholesky_without_negligible(C, smallest)
         right = torch.stack([r, c], dim=-1) * kept[:, :, None]
         a, b = torch.cholesky_solve(right, L).unbind(-1)
         a, b = a * kept, b * kept
         ctx.save_for_backward(a, b)
-        return (c * a).sum(-1), (c * b).sum(-1)
+        moments = LocalMoments((c * a).sum(-1), (c * b).sum(-1), (r * a).sum(-1), (kept * present).sum(-1))
+        ctx.mark_non_differentiable(moments.misfit, moments.num_rows)
+        return moments
 
     @staticmethod
     def backward(ctx, *grad_outputs: Tensor):
         check_first_order()
         a, b = ctx.saved_tensors
-        g, h = (grad[:, None] for grad in grad_outputs)
+        g, h = (grad[:, None] for grad in grad_outputs[:2])
         half = (g / 2 * a + h * b)[:, :, None] * b[:, None, :]
         grad_C = -(half + (g / 2 * b)[:, :, None] * a[:, None, :])
-        return grad_C, g * a + 2 * h * b, g * b, None
+        return grad_C, g * a + 2 * h * b, g * b, None, None
 
 
 def _cholesky_without_negligible(C: Tensor, smallest: Tensor) -> tuple[Tensor, Tensor]:

@@ -402,6 +402,17 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         ]
         return np.sqrt(variances) * self.scaler_.target_std.numpy()
 
+    def noise_std(self, X: Any) -> Any:
+        """The standard deviation of the noise at each row: ``noise_std_`` unless a local scale says otherwise."""
+        inputs, back = self._inputs(X)
+        std = np.tile(self.noise_std_, (len(inputs), 1))
+        for rows, tile in self._tiles(inputs):
+            for j, posterior in enumerate(self.posteriors_):
+                scale = posterior.scale(self._standard(tile, posterior))
+                if scale is not None:
+                    std[rows, j] *= np.sqrt(_array(scale))
+        return back(std)
+
     # ---- files ----
 
     def save(self, path: str | Path, dtype: str | None = None) -> Path:

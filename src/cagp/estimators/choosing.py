@@ -13,7 +13,6 @@ from cagp.methods import CaGPLocal, Method, Several
 from cagp.methods.common import lengthscale_of
 from cagp.noise_search import calibrate_noise
 from cagp.posteriors import Posterior
-from cagp.prior import GP
 
 EXACT_ROWS = 2000
 """Up to so many rows exact inference takes seconds, and nothing is better."""
@@ -23,8 +22,8 @@ SUPPORT_ROWS, SUPPORT_SIZE = 50_000, 32
 """With more rows than this, shared actions weigh at most so many rows of each block: their cost is linear in n then."""
 
 VALIDATION_SHARE, VALIDATION_ROWS = 0.1, 2000
-MARGIN = 0.01
-"""Nats per row that a more costly method must gain on the validation rows to be chosen."""
+MARGIN = 0.02
+"""Nats per row that a more costly method must gain on the validation rows to be chosen, if that is not by chance."""
 
 
 def number_of_actions(num_rows: int, memory: int) -> int:
@@ -104,10 +103,19 @@ class Candidates(NamedTuple):
     hybrid: Tensor
 
     def choose(self) -> Choice:
-        """The simplest method that is within ``MARGIN`` of the best: local, then shared actions alone, then both."""
-        means = {name: float(values.mean()) for name, values in self._asdict().items()}
-        best = min(means.values())
-        method = next(name for name, value in means.items() if value <= best + MARGIN)
+        """The simplest method that is as good as the best: local, then shared actions alone, then both.
+
+        As good is within ``MARGIN``, or within two standard errors of what the best gains.
+        """
+        found = self._asdict()
+        means = {name: float(values.mean()) for name, values in found.items()}
+        best = found[min(means, key=lambda name: means[name])]
+
+        def as_good(values: Tensor) -> bool:
+            loss = values - best
+            return float(loss.mean()) <= max(MARGIN, 2 * float(loss.std(correction=0)) / len(loss) ** 0.5)
+
+        method = next(name for name, values in found.items() if as_good(values))
         listed = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
         reason = {
             "local": "nearest rows alone do as well as anything here",
@@ -119,23 +127,44 @@ class Candidates(NamedTuple):
 
 @torch.no_grad()
 def compare(
-    prior: GP,
-    shared: BlockActions,
-    num_neighbours: int,
+    local: Method,
+    hybrid: Method,
     train: tuple[Tensor, Tensor, Tensor | None],
     held_out: tuple[Tensor, Tensor, Tensor | None],
-    max_bytes: int,
 ) -> Candidates:
-    """How well the three ways predict held-out rows at the hyperparameters of ``prior``."""
+    """How well the three ways predict held-out rows at the same hyperparameters; the hybrid takes local's scale."""
     X, y, row_noise = held_out
+    assert isinstance(local, CaGPLocal)
+    assert isinstance(hybrid, CaGPLocal)
+    hybrid.local_scale = local.local_scale
 
     def nll(posterior: Posterior) -> Tensor:
         return metrics.row_nll(y, *posterior.predict(X, noise=True, row_noise=row_noise))
 
-    local = CaGPLocal(prior, num_neighbours, max_bytes=max_bytes)
-    hybrid = CaGPLocal(prior, num_neighbours, shared=shared, max_bytes=max_bytes)
     return Candidates(
         nll(local.condition(*train)),
         nll(hybrid.condition(*train, num_neighbours=0)),
         nll(hybrid.condition(*train)),
     )
+
+
+def learn_local_scales(method: Several, task: Task) -> list[str]:
+    """Let the method of each target learn its local scale; what was found, in words.
+
+    Where predictions see all rows, nothing is local.
+    """
+    notes = []
+    for j, part in enumerate(method.parts):
+        assert isinstance(part, CaGPLocal)
+        if part.num_neighbours_predict >= len(task.X):
+            continue
+        scale, nll, without, num_rows = part.learn_local_scale(*task.column(j))
+        found = f"negative log density of {num_rows:,} rows, each predicted from others: {without:.3f}"
+        if scale is None:
+            notes.append(f"One scale everywhere ({found}; no local scale gains enough).")
+        else:
+            notes.append(
+                f"Local scale: error bars follow the neighbours of each question, the learned scale counts as much as "
+                f"{scale:g} of them ({found}, with it {nll:.3f})."
+            )
+    return notes

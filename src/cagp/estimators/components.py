@@ -63,9 +63,13 @@ def reference_for(posterior: Posterior, row_noise: Float[Tensor, " m"] | None, n
 def variance_components(posterior: Posterior, reference: Reference, X: Float[Tensor, "t d"]) -> Components:
     """The variance at the rows of ``X``, taken apart, in float64."""
     variance = posterior.variance(X).double()
-    noise = posterior.prior.noise_variance(X)
+    noise, scale = posterior.prior.noise_variance(X), posterior.scale(X)
+    if scale is not None:
+        noise = scale * noise
     if reference.kind == "unknown":
         return Components(noise, variance, torch.full_like(variance, torch.nan))
     exact = variance if reference.posterior is None else reference.posterior.variance(X).double()
+    if scale is not None and reference.posterior is not None:
+        exact = scale * exact
     exact = torch.minimum(variance, exact)  # both are bounds from above
     return Components(noise, exact, variance - exact)

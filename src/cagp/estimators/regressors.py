@@ -1,6 +1,8 @@
 """The regressors: each says how it trains; everything else is in ``base``."""
 
+import math
 import time
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +18,6 @@ from cagp.memory import bytes_of
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Several
 from cagp.methods.cholesky import memory_needed
 from cagp.methods.common import lengthscale_of
-from cagp.methods.local import KEPT_BYTES
 from cagp.noise_search import raise_noise
 from cagp.prior import GP
 from cagp.starting import LOCAL_STEPS
@@ -47,12 +48,16 @@ class CaGPRegressor(GPRegressor):
         method: "local" answers every question from its nearest rows, "hybrid" from these and from actions that all
             questions share, "opt" (CaGP-Opt) from learned actions alone, "cg" (CaGP-CG) from those of conjugate
             gradients, "exact" from all rows. "auto" chooses and says why in ``fit_report_``: exact up to 2,000 rows;
-            beyond, what predicts held-out training rows best, or local where actions that all share take too much.
+            beyond, what predicts held-out training rows best, or local where shared actions need too much memory.
             With more than 2,000 rows "opt" holds a tenth of them out, at most 2,000, to choose its last step and the
             noise; predictions do not use these.
         n_actions: of "opt", "cg" and "hybrid"; "auto" is one for eight rows, at most 512, fewer where ``max_memory``
             does not allow them.
         n_neighbors: rows that a question is answered from in training; predictions use twice as many.
+        local_scale: of "local" and "hybrid". "auto": where rows that are predicted from others say so, error bars
+            follow the neighbours of each question, narrow where they vary little and wide where they vary much; None:
+            one scale everywhere, with which variances are never below the exact ones; a number: how many neighbours
+            the learned scale counts for.
         kernel: "matern12", "matern32", "matern52", "rbf", "rational_quadratic", or a kernel of ``cagp.kernels`` for
             standardised inputs, which then starts at its own hyperparameters.
         max_epochs: passes over the rows at most; None for 300 steps, be they of all rows or of minibatches.
@@ -72,6 +77,7 @@ class CaGPRegressor(GPRegressor):
         method: CaGPMethod = "auto",
         n_actions: int | Literal["auto"] = "auto",
         n_neighbors: int = 32,
+        local_scale: float | Literal["auto"] | None = "auto",
         kernel: str | Kernel = "matern32",
         max_epochs: int | None = None,
         max_time: float | str | None = None,
@@ -86,6 +92,7 @@ class CaGPRegressor(GPRegressor):
         self.method = method
         self.n_actions = n_actions
         self.n_neighbors = n_neighbors
+        self.local_scale = local_scale
         super().__init__(
             kernel, max_epochs, max_time, max_memory, device, dtype, random_state, verbose, warm_start, checkpoint_dir
         )
@@ -97,6 +104,10 @@ class CaGPRegressor(GPRegressor):
         if self.n_actions != "auto":
             check_whole_number(self.n_actions, "n_actions", ' (or "auto")')
         check_whole_number(self.n_neighbors, "n_neighbors")
+        scale = self.local_scale
+        is_number = isinstance(scale, Real) and not isinstance(scale, bool) and 0 < float(scale) < math.inf
+        if not (scale is None or scale == "auto" or is_number):
+            raise ValueError(f'local_scale is {scale!r}, expected "auto", None or a positive number of neighbours.')
 
     def _default_dtype(self, num_rows: int) -> torch.dtype:
         return torch.float32 if self.method in ("opt", "cg") and num_rows > SMALL else torch.float64
@@ -118,12 +129,10 @@ class CaGPRegressor(GPRegressor):
         return min(int(self.n_actions), len(task.X))
 
     def _local(self, task: Task, priors: list[GP], shared=None) -> Several:
-        return Several(
-            [
-                CaGPLocal(prior, int(self.n_neighbors), shared=shared, seed=task.seed, max_bytes=task.max_bytes)
-                for prior in priors
-            ]
-        )
+        k, scale = int(self.n_neighbors), self.local_scale
+        choices = {"shared": shared, "seed": task.seed, "max_bytes": task.max_bytes}
+        choices["local_scale"] = None if scale is None or scale == "auto" else float(scale)
+        return Several([CaGPLocal(prior, k, **choices) for prior in priors])
 
     def _train_local(self, task: Task, hybrid: bool) -> Fitted:
         priors = _priors(task, _low_floor(task))
@@ -137,7 +146,10 @@ class CaGPRegressor(GPRegressor):
         if hybrid:
             shared = choosing.constant_actions(priors[0].kernel, task.X, self._num_actions(task), task.seed)
             notes = [*notes, f"All questions share {shared.num_actions:,} actions of equal weights on nearby rows."]
-        posteriors = self._local(task, priors, shared).condition(task.X, task.y, task.row_noise)
+        method = self._local(task, priors, shared)
+        if self.local_scale == "auto":
+            notes = [*notes, *choosing.learn_local_scales(method, task)]
+        posteriors = method.condition(task.X, task.y, task.row_noise)
         return Fitted("hybrid" if hybrid else "local", posteriors, result, notes, _every(task))
 
     def _train_opt_alone(self, task: Task) -> Fitted:
@@ -214,14 +226,15 @@ class CaGPRegressor(GPRegressor):
             reason = "Chose local: the fit was interrupted before other methods could be compared."
         elif 64 * n * num_actions > task.memory:
             reason = f"Chose local: memory does not allow {num_actions:,} actions that all questions share."
-        elif 8 * n * num_actions > KEPT_BYTES:
-            reason = f"Chose local: {n:,} rows are too many for {num_actions:,} actions that all questions share."
         if reason is not None:
             return self._conditioned(task, priors, False, result, [reason])
         shared = choosing.constant_actions(priors[0].kernel, train.X, self._num_actions(train), task.seed)
+        local, hybrid = self._local(train, priors), self._local(train, priors, shared)
+        if self.local_scale == "auto":
+            choosing.learn_local_scales(local, train)
         found = [
-            choosing.compare(p, shared, int(self.n_neighbors), train.column(j), held_out.column(j), task.max_bytes)
-            for j, p in enumerate(priors)
+            choosing.compare(a, b, train.column(j), held_out.column(j))
+            for j, (a, b) in enumerate(zip(local.parts, hybrid.parts, strict=True))
         ]
         choice = choosing.Candidates(*(torch.stack(part).mean(0) for part in zip(*found, strict=True))).choose()
         notes = [

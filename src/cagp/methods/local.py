@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cagp.actions import Actions
 from cagp.checks import check_count, check_data, check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.local import Joint, SharedActions, greedy_rows, joint_answers, local_answers
+from cagp.local import Joint, Moments, SharedActions, greedy_rows, joint_answers, local_answers
 from cagp.methods.base import Method
 from cagp.methods.common import lengthscale_of, prior_findings
 from cagp.neighbours import Method as SearchMethod
@@ -31,6 +31,13 @@ CANDIDATES = 3
 DEFAULT_REFRESH_AT = (5, 10, 20, 40, 80, 160)
 """Steps before which neighbours are sought anew in units of the lengthscales learned so far; see docs/local.md."""
 
+LOCAL_SCALES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+"""What ``learn_local_scale`` tries."""
+
+SCALE_ROWS, SCALE_GAIN = 10_000, 0.01
+"""Rows that choose among them, many because a few improbable ones weigh much, and the nats per row that the best must
+gain over one scale everywhere, besides two standard errors of what it gains."""
+
 KEPT_BYTES = 2**31
 """What the hybrid posterior may keep of the shared actions for all training rows; beyond, it is computed when asked."""
 
@@ -44,6 +51,15 @@ class _Index:
     search: NeighbourSearch
 
 
+class ScaleChoice(NamedTuple):
+    """What ``learn_local_scale`` found: mean negative log density of rows, each predicted from others."""
+
+    local_scale: float | None
+    nll: float
+    nll_without: float
+    num_rows: int
+
+
 class CaGPLocal(Method):
     """A computation-aware GP whose actions depend on the question: unit vectors at its nearest rows.
 
@@ -55,6 +71,9 @@ class CaGPLocal(Method):
         num_neighbours: rows per question in training, fewer where there are not so many.
         num_neighbours_predict: rows per question in predictions; None for twice as many as in training.
         shared: actions that all questions condition on first; None for none.
+        local_scale: None for one scale everywhere, as learned. A number ν: in predictions, kernel and noise around a
+            question are multiplied by what its k neighbours say of them, the learned scale counting as much as ν
+            neighbours; see ``learn_local_scale``.
         objective: "loo" predicts each row from its nearest others; "ordered" from its nearest among the rows before
             it in a random order, which makes the sum a proper log density of all targets (Vecchia).
         batch_size: rows in a step.
@@ -74,6 +93,7 @@ class CaGPLocal(Method):
         *,
         num_neighbours_predict: int | None = None,
         shared: Actions | None = None,
+        local_scale: float | None = None,
         objective: Objective = "loo",
         batch_size: int = 1024,
         seed: int = 0,
@@ -90,6 +110,7 @@ class CaGPLocal(Method):
         self.num_neighbours = num_neighbours
         self.num_neighbours_predict = 2 * num_neighbours if num_neighbours_predict is None else num_neighbours_predict
         self.shared = shared
+        self.local_scale = _checked_scale(local_scale)
         self.objective_name = objective
         self.batch_size, self.seed = batch_size, seed
         self.search: SearchMethod = search
@@ -164,16 +185,13 @@ class CaGPLocal(Method):
             return index.earlier(rows, self._positions(X), k)
         return index.nearest(X[rows], k, left_out=rows)
 
-    def _search(self, X: Tensor) -> NeighbourSearch:
-        """The index of the rows of ``X``, made anew when the data or the lengthscales of the search are others."""
-        known = self._index
-        if known is None or known.X is not X or not torch.equal(known.lengthscale, self.search_lengthscale):
-            search = self._new_search(X, self.search_lengthscale)
-            self._index = known = _Index(X, self.search_lengthscale.clone(), search)
+    def _search(self, X: Tensor, lengthscale: Tensor | None = None) -> NeighbourSearch:
+        """The index of the rows of ``X`` for these lengthscales, by default those of training; the last one is kept."""
+        known, unit = self._index, self.search_lengthscale if lengthscale is None else lengthscale
+        if known is None or known.X is not X or not torch.equal(known.lengthscale, unit):
+            search = NeighbourSearch(X, unit if len(unit) else None, self.search)
+            self._index = known = _Index(X, unit.detach().clone(), search)
         return known.search
-
-    def _new_search(self, X: Tensor, lengthscale: Tensor) -> NeighbourSearch:
-        return NeighbourSearch(X, lengthscale if len(lengthscale) else None, self.search)
 
     def _positions(self, X: Tensor) -> Tensor:
         """The place of every row in a random order, which depends on the seed and the number of rows alone."""
@@ -220,13 +238,52 @@ class CaGPLocal(Method):
         if k < 0:
             raise ValueError(f"num_neighbours is {k}, expected 0 (shared actions alone) or more.")
         prior = copy.deepcopy(self.prior).requires_grad_(False)
-        lengthscale = lengthscale_of(prior.kernel)
-        search = self._new_search(X, self.search_lengthscale if lengthscale is None else lengthscale)
+        search = self._search(X, lengthscale_of(prior.kernel))
         shared = None
         if self.shared is not None:
             projection = project(prior, self.shared, X, y, row_noise, self.max_bytes)
             shared = SharedActions(prior, projection, self.shared.support.clone(), self.max_bytes)
-        return LocalPosterior(prior, X, y, row_noise, min(k, X.shape[0]), search, shared, selection, self.max_bytes)
+        return LocalPosterior(
+            prior, X, y, row_noise, min(k, X.shape[0]), search, shared, selection, self.max_bytes, self.local_scale
+        )
+
+    @torch.no_grad()
+    def learn_local_scale(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> ScaleChoice:
+        """Choose ``local_scale`` by how well rows are predicted from their neighbours, at the present hyperparameters.
+
+        ``SCALE_ROWS`` rows, each predicted from others alone, choose among ``LOCAL_SCALES``; where the best gains less
+        than ``SCALE_GAIN`` nats per row or two standard errors, the scale stays the same everywhere. Shared actions
+        are left aside: they have seen the rows.
+        """
+        check_data(X, y, row_noise)
+        generator = torch.Generator().manual_seed(self.seed)
+        rows = torch.randperm(X.shape[0], generator=generator)[:SCALE_ROWS].to(X.device)
+        k = min(self.num_neighbours_predict, X.shape[0] - 1)
+        if k == 0:
+            raise ValueError("a local scale needs neighbours; expected num_neighbours_predict and rows to have some.")
+        near = self._search(X, lengthscale_of(self.prior.kernel)).nearest(X[rows], k, left_out=rows)
+        tile = max(1, self.max_bytes // (4 * 8 * k * (k + 8)))
+        tiles = [
+            local_answers(self.prior, X, y, row_noise, X[part], of_part)
+            for part, of_part in zip(rows.split(tile), near.split(tile), strict=True)
+        ]
+        found = Moments(*(torch.cat(columns) for columns in zip(*tiles, strict=True)))
+        known = 0.0 if row_noise is None else row_noise[rows].double()
+        variance = found.variance.clamp_min(0) + self.prior.noise.learned(X[rows])
+
+        def nll(scale: Tensor | float) -> Tensor:
+            total = scale * variance + known
+            return 0.5 * ((y[rows] - found.mean).square() / total + torch.log(2 * math.pi * total))
+
+        without = nll(1.0)
+        best = min(LOCAL_SCALES, key=lambda local_scale: float(nll(_scale_around(found, local_scale)).mean()))
+        gains = without - nll(_scale_around(found, best))
+        gain, error = float(gains.mean()), float(gains.std(correction=0)) / len(rows) ** 0.5
+        self.local_scale = best if gain > max(SCALE_GAIN, 2 * error) else None
+        before = float(without.mean())
+        return ScaleChoice(self.local_scale, before if self.local_scale is None else before - gain, before, len(rows))
 
     def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
         """What a user should know of the fitted method, in words."""
@@ -239,12 +296,25 @@ class CaGPLocal(Method):
         return [summary, *prior_findings(self.prior, X, y, self.input_names)]
 
 
+def _checked_scale(local_scale: float | None) -> float | None:
+    if local_scale is not None and not 0 < local_scale < math.inf:
+        raise ValueError(f"local_scale is {local_scale}, expected None or a positive number of neighbours.")
+    return local_scale
+
+
+def _scale_around(found: Moments, local_scale: float) -> Tensor:
+    """(ν + rᵀC⁻¹r) / (ν + k): with an inverse gamma prior of mean one, the posterior mean of a question's scale."""
+    return (local_scale + found.misfit) / (local_scale + found.num_rows)
+
+
 class LocalPosterior(Posterior):
     """At each question x, exact inference on the projections S_xᵀy: those of its nearest rows and of shared actions.
 
-    The variance at a question is never below the exact posterior's. Different questions use different projections: a
-    joint covariance or joint samples take the union of the questions' rows, at most ``MOST_JOINT_ROWS``, so that its
-    diagonal can be smaller than ``variance``.
+    With one scale everywhere, the variance at a question is never below the exact posterior's. With a local scale it is
+    that variance times what the question's neighbours say, which can be less than one.
+
+    Different questions use different projections: a joint covariance or joint samples take the union of the questions'
+    rows, at most ``MOST_JOINT_ROWS``, so that its diagonal can be smaller than ``variance``.
     """
 
     MOST_JOINT_ROWS = 8192
@@ -260,8 +330,10 @@ class LocalPosterior(Posterior):
         shared: SharedActions | None = None,
         selection: Selection = "nearest",
         max_bytes: int = DEFAULT_MAX_BYTES,
+        local_scale: float | None = None,
     ):
         super().__init__(prior, X, X.new_zeros(X.shape[0]), max_bytes)
+        self.local_scale = _checked_scale(local_scale)
         self.y = y.detach().clone()
         self.row_noise = None if row_noise is None else row_noise.detach().clone()
         self.num_neighbours = num_neighbours
@@ -293,10 +365,32 @@ class LocalPosterior(Posterior):
         with torch.no_grad():
             return greedy_rows(self.prior, self.X, self.row_noise, X, candidates, self.num_neighbours)
 
-    def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        neighbours = self._neighbours(X)
-        answers = local_answers(self.prior, self.X, self.y, self.row_noise, X, neighbours, self.shared, self._kept)
-        return answers.mean, answers.variance
+    def _answers(self, X: Tensor) -> Moments:
+        near = self._neighbours(X)
+        return local_answers(self.prior, self.X, self.y, self.row_noise, X, near, self.shared, self._kept)
+
+    def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
+        found = self._answers(X)
+        if self.local_scale is None:
+            return found.mean, found.variance
+        scale = _scale_around(found, self.local_scale)
+        return found.mean, scale * found.variance, scale
+
+    @torch.no_grad()
+    def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
+        check_new_inputs(X, self.X)
+        return self._moments_in_tiles(X)[2] if self.local_scale is not None else None
+
+    def _moments_in_tiles(self, X: Tensor) -> tuple[Tensor, ...]:
+        """Near questions are answered together where shared actions are computed when asked.
+
+        The neighbours of near questions are much the same rows, and each row costs as much as many questions.
+        """
+        if self.shared is None or self._kept is not None or self.num_neighbours == 0:
+            return super()._moments_in_tiles(X)
+        order = self.search.spatial_order(X)
+        back = order.argsort()
+        return tuple(values[back] for values in super()._moments_in_tiles(X[order]))
 
     def mean(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"]:
         """The mean at each question; it costs as much as mean and variance."""
@@ -317,7 +411,11 @@ class LocalPosterior(Posterior):
                 f"joint answers at {len(questions):,} rows need {len(rows):,} training rows together, the limit is "
                 f"{self.MOST_JOINT_ROWS:,}; ask for fewer rows at once, or for fewer neighbours."
             )
-        return joint_answers(self.prior, self.X, self.y, self.row_noise, questions, rows, self.shared)
+        joint = joint_answers(self.prior, self.X, self.y, self.row_noise, questions, rows, self.shared)
+        scale = self.scale(questions)
+        if scale is None:
+            return joint
+        return joint._replace(covariance=joint.covariance * (scale[:, None] * scale).sqrt())
 
     def _joint_mean(self, X: Tensor) -> Tensor:
         return self._joint(X).mean

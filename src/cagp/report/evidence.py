@@ -81,7 +81,7 @@ def ask(model: Any, X: pd.DataFrame | np.ndarray) -> Answers:
             f"the model's predictions of {int(wrong.sum())} of {len(X)} rows are not finite, or have no positive "
             "standard deviation; a report would say nothing of use. See model.fit_report_ for what the fit found."
         )
-    noise = np.asarray(model.noise_std_, float).reshape(1, -1)
+    noise = _matrix(model.noise_std(X), len(X))
     return Answers(mean, std, std * np.sqrt((1 - np.square(noise / std)).clip(0)))
 
 
