@@ -188,6 +188,23 @@ def test_predictions_of_many_rows_come_in_tiles(monkeypatch):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
+def test_tiles_are_by_place_where_that_costs_less_and_answers_stay_with_their_rows(monkeypatch):
+    X, y = table(60)
+    noise = np.linspace(0.1, 0.9, 60)
+    monkeypatch.setattr("cagp.methods.local.KEPT_BYTES", 0)
+    model = CaGPRegressor("hybrid", n_actions=8, n_neighbors=4, max_epochs=2).fit(X, y)
+    whole = (*model.predict(X, return_std=True, sample_noise=noise), model.noise_std(X))
+    monkeypatch.setattr("cagp.estimators.base.PREDICT_ROWS", 7)
+    tiles = (*model.predict(X, return_std=True, sample_noise=noise), model.noise_std(X))
+    for one, other in zip(whole, tiles, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+    rows = [tile[0] for tile in model._tiles(X)]
+    assert sorted(np.concatenate(rows)) == list(range(60))
+    assert len(rows) == 9
+    spread = np.mean([np.linalg.norm(X[part] - X[part].mean(0), axis=1).mean() for part in rows])
+    assert spread < 0.8 * np.linalg.norm(X - X.mean(0), axis=1).mean()
+
+
 # ---- what follows from mean and deviation ----
 
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.checks import check_new_inputs
@@ -57,6 +57,10 @@ class Posterior(ABC):
         """What learned kernel and noise are multiplied by around each row; None where they are the same everywhere."""
         return None
 
+    def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
+        """An order of the rows in which answers to many of them cost less; None where it does not matter."""
+        return None
+
     @abstractmethod
     def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
         """Covariance of the function between the rows of ``X`` and those of ``Z``, or of ``X`` itself, float64."""
@@ -89,8 +93,10 @@ class Posterior(ABC):
 
     def _moments_in_tiles(self, X: Tensor) -> tuple[Tensor, ...]:
         rows = max(1, self.max_bytes // (4 * 8 * self._width))
-        parts = [self._moments(tile) for tile in X.split(rows)]
-        return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
+        order = self.order(X)
+        parts = [self._moments(tile) for tile in (X if order is None else X[order]).split(rows)]
+        columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+        return columns if order is None else tuple(column[order.argsort()] for column in columns)
 
     def _noise(self, X: Tensor, row_noise: Tensor | None, scale: Tensor | None) -> Tensor:
         """The noise variance of each row: the learned one is scaled, what is known of the row is not."""

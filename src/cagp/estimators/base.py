@@ -53,6 +53,9 @@ PREDICT_ROWS = 16_384
 
 COVARIANCE_ROWS = 20_000
 
+Rows = slice | np.ndarray
+"""Which rows of a table: some that follow each other, or any."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -481,19 +484,23 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def _in_units(self, mean: np.ndarray) -> np.ndarray:
         return mean * self.scaler_.target_std.numpy() + self.scaler_.target_mean.numpy()
 
-    def _known(self, sample_noise: np.ndarray | None, rows: slice, j: int, like: Tensor) -> Tensor | None:
+    def _known(self, sample_noise: np.ndarray | None, rows: Rows, j: int, like: Tensor) -> Tensor | None:
         """Known noise of some rows of one target, in standard units."""
         if sample_noise is None:
             return None
         scale = _number(self.scaler_.target_std, j)
         return like.new_tensor(sample_noise[rows, j] / scale / scale)
 
-    def _tiles(self, inputs: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-        with RowProgress(len(inputs), enabled=bool(self.verbose) and len(inputs) > PREDICT_ROWS) as progress:
+    def _tiles(self, inputs: np.ndarray) -> Iterator[tuple[Rows, np.ndarray]]:
+        many, first, order = len(inputs) > PREDICT_ROWS, self.posteriors_[0], None
+        if many:
+            order = first.order(self._standard(inputs, first))
+        with RowProgress(len(inputs), enabled=bool(self.verbose) and many) as progress:
             for start in range(0, len(inputs), PREDICT_ROWS):
-                tile = inputs[start : start + PREDICT_ROWS]
-                yield slice(start, start + len(tile)), tile
-                progress.advance(len(tile))
+                part = slice(start, min(start + PREDICT_ROWS, len(inputs)))
+                rows = part if order is None else order[part].cpu().numpy()
+                yield rows, inputs[rows]
+                progress.advance(part.stop - start)
 
     def _covariance(self, inputs: np.ndarray, sample_noise: np.ndarray | None) -> np.ndarray:
         """Joint covariance of new observations, (n, n, q)."""

@@ -381,16 +381,14 @@ class LocalPosterior(Posterior):
         check_new_inputs(X, self.X)
         return self._moments_in_tiles(X)[2] if self.local_scale is not None else None
 
-    def _moments_in_tiles(self, X: Tensor) -> tuple[Tensor, ...]:
-        """Near questions are answered together where shared actions are computed when asked.
+    def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
+        """By place, where shared actions are computed when asked.
 
         The neighbours of near questions are much the same rows, and each row costs as much as many questions.
         """
         if self.shared is None or self._kept is not None or self.num_neighbours == 0:
-            return super()._moments_in_tiles(X)
-        order = self.search.spatial_order(X)
-        back = order.argsort()
-        return tuple(values[back] for values in super()._moments_in_tiles(X[order]))
+            return None
+        return self.search.spatial_order(X)
 
     def mean(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"]:
         """The mean at each question; it costs as much as mean and variance."""
