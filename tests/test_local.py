@@ -533,7 +533,7 @@ def test_samples_are_drawn_around_the_mean_of_the_union():
 @settings(max_examples=25)
 @given(recipes(), st.data())
 def test_a_local_scale_multiplies_kernel_and_learned_noise_by_what_the_neighbours_say(recipe, data):
-    """(ν + rᵀC⁻¹r) / (ν + k), from dense formulas; known noise and means stay."""
+    """(ν + rᵀC⁻¹r) / (ν + k) where rows are close, from dense formulas; known noise and means stay."""
     p, k = recipe.build(), draw_neighbours(data, recipe.n)
     strength = data.draw(st.sampled_from([0.5, 4.0, 100.0]), label="strength")
     plain = condition(p, k, hybrid=False)
@@ -541,10 +541,12 @@ def test_a_local_scale_multiplies_kernel_and_learned_noise_by_what_the_neighbour
     K = oracle.kernel_matrix(p.prior.kernel, p.X, p.X) + np.diag(oracle.array(p.prior.noise_variance(p.X, p.row_noise)))
     residual = oracle.array(p.y - p.prior.mean(p.X))
     scales = []
-    for rows in plain._neighbours(p.Z).numpy():
+    for z, rows in zip(p.Z, plain._neighbours(p.Z).numpy(), strict=True):
         r, C = residual[rows], K[np.ix_(rows, rows)]
         assume(np.linalg.cond(C) < 1e10)  # no row is left out; duplicates have a test of their own
-        scales.append((strength + r @ np.linalg.solve(C, r)) / (strength + k))
+        pair = oracle.kernel_matrix(p.prior.kernel, *2 * [torch.stack([z, p.X[rows[0]]])])
+        close = 1 - (1 - abs(pair[0, 1]) / np.sqrt(pair[0, 0] * pair[1, 1])) ** 4
+        scales.append(1 + close * ((strength + r @ np.linalg.solve(C, r)) / (strength + k) - 1))
     scale = torch.tensor(scales)
     slack = 1e-7 * max(1.0, p.scale) * max(1.0, float(scale.max()))
     known = torch.linspace(0.1, 0.2, len(p.Z), dtype=torch.float64)
@@ -578,13 +580,28 @@ def test_with_little_weight_on_the_learned_scale_it_does_not_matter():
     """Kernel and noise a hundred times larger: the neighbours say a hundred times smaller."""
     g = torch.Generator().manual_seed(0)
     X = torch.rand(200, 2, generator=g, dtype=torch.float64)
-    y, new = (9 * X).sin().sum(1), torch.rand(20, 2, generator=g, dtype=torch.float64)
-    answers = []
+    y, answers = (9 * X).sin().sum(1), []
     for size in (1.0, 100.0):
         prior = GP(Scale(Matern32(2, 0.3), size), noise=GaussianNoise(0.01 * size))
-        answers.append(CaGPLocal(prior, 8, local_scale=1e-9).condition(X, y).predict(new, noise=True))
+        answers.append(CaGPLocal(prior, 8, local_scale=1e-9).condition(X, y).predict(X, noise=True))
     for a, b in zip(*answers, strict=True):
         assert_close(a, b, 1e-8)
+
+
+def test_far_from_all_rows_the_scale_is_the_learned_one():
+    """Calm rows say nothing of places that they are not correlated with."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(100, 1, generator=g, dtype=torch.float64)
+    prior = GP(Scale(Matern32(1, 0.3), 2.0), noise=GaussianNoise(0.01))
+    posterior = CaGPLocal(prior, local_scale=0.125).condition(X, 0.01 * (9 * X[:, 0]).sin())
+    places = torch.tensor([[0.5], [1.2], [2.0], [1e3], [1e9]], dtype=torch.float64, requires_grad=True)
+    scale = posterior.scale(places)
+    assert scale[0] < 0.05
+    assert bool((scale.diff() > 0)[:3].all())
+    assert_close(scale[3:], torch.ones(2), 1e-6)
+    assert_close(posterior.variance(places[3:], noise=True), torch.full((2,), 2.01), 1e-6)
+    (slopes,) = torch.autograd.grad(posterior.variance(places).sum(), places)
+    assert bool(torch.isfinite(slopes).all())
 
 
 def quiet_and_loud(n: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -270,6 +270,7 @@ class CaGPLocal(Method):
             for part, of_part in zip(rows.split(tile), near.split(tile), strict=True)
         ]
         found = Moments(*(torch.cat(columns) for columns in zip(*tiles, strict=True)))
+        closeness = _closeness(self.prior, X[rows], X, near)
         known = 0.0 if row_noise is None else row_noise[rows].double()
         variance = found.variance.clamp_min(0) + self.prior.noise.learned(X[rows])
 
@@ -278,8 +279,9 @@ class CaGPLocal(Method):
             return 0.5 * ((y[rows] - found.mean).square() / total + torch.log(2 * math.pi * total))
 
         without = nll(1.0)
-        best = min(LOCAL_SCALES, key=lambda local_scale: float(nll(_scale_around(found, local_scale)).mean()))
-        gains = without - nll(_scale_around(found, best))
+        nlls = {value: nll(_scale_around(found, closeness, value)) for value in LOCAL_SCALES}
+        best = min(nlls, key=lambda value: float(nlls[value].mean()))
+        gains = without - nlls[best]
         gain, error = float(gains.mean()), float(gains.std(correction=0)) / len(rows) ** 0.5
         self.local_scale = best if gain > max(SCALE_GAIN, 2 * error) else None
         before = float(without.mean())
@@ -302,9 +304,21 @@ def _checked_scale(local_scale: float | None) -> float | None:
     return local_scale
 
 
-def _scale_around(found: Moments, local_scale: float) -> Tensor:
-    """(ν + rᵀC⁻¹r) / (ν + k): with an inverse gamma prior of mean one, the posterior mean of a question's scale."""
-    return (local_scale + found.misfit) / (local_scale + found.num_rows)
+def _scale_around(found: Moments, closeness: Tensor, local_scale: float) -> Tensor:
+    """(ν + rᵀC⁻¹r) / (ν + k), the posterior mean of a scale with an inverse gamma prior of mean one; far off, one."""
+    return 1 + closeness * ((local_scale + found.misfit) / (local_scale + found.num_rows) - 1)
+
+
+def _closeness(prior: GP, questions: Tensor, X: Tensor, neighbours: Tensor) -> Tensor:
+    """1 - (1 - ρ)⁴ with the correlation ρ of the function at each question and at the first of its rows; zero for none.
+
+    It is close to one among the rows, also where these are a lengthscale apart, and falls to zero far from all of them.
+    """
+    first = neighbours[:, 0]
+    row = X[first.clamp_min(0)]
+    covariance = prior.kernel(questions[:, None], row[:, None])[:, 0, 0].double()
+    size = (prior.kernel.diag(questions).double() * prior.kernel.diag(row).double()).sqrt()
+    return torch.where(first >= 0, 1 - (1 - covariance.abs() / size) ** 4, 0.0)
 
 
 class LocalPosterior(Posterior):
@@ -365,18 +379,14 @@ class LocalPosterior(Posterior):
         with torch.no_grad():
             return greedy_rows(self.prior, self.X, self.row_noise, X, candidates, self.num_neighbours)
 
-    def _answers(self, X: Tensor) -> Moments:
-        near = self._neighbours(X)
-        return local_answers(self.prior, self.X, self.y, self.row_noise, X, near, self.shared, self._kept)
-
     def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
-        found = self._answers(X)
+        near = self._neighbours(X)
+        found = local_answers(self.prior, self.X, self.y, self.row_noise, X, near, self.shared, self._kept)
         if self.local_scale is None:
             return found.mean, found.variance
-        scale = _scale_around(found, self.local_scale)
+        scale = _scale_around(found, _closeness(self.prior, X, self.X, near), self.local_scale)
         return found.mean, scale * found.variance, scale
 
-    @torch.no_grad()
     def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
         check_new_inputs(X, self.X)
         return self._moments_in_tiles(X)[2] if self.local_scale is not None else None
