@@ -36,7 +36,7 @@ from cagp.engine import local_moments, native
 from cagp.engine.local import LocalMoments
 from cagp.kernels import RBF, Constant, Kernel, Matern32, Scale
 from cagp.local import SharedActions, greedy_rows, local_answers
-from cagp.methods.common import idle_inputs
+from cagp.methods.common import idle_inputs, is_gain
 
 BACKENDS = [pytest.param("native", marks=needs_native), "torch"]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-4}
@@ -643,6 +643,20 @@ def test_one_scale_stays_where_the_prior_is_right():
     assert choice.local_scale is None
     assert method.local_scale is None
     assert choice.nll == choice.nll_without
+
+
+def test_a_gain_is_large_enough_and_not_by_chance():
+    g = torch.Generator().manual_seed(0)
+    noise = torch.randn(1000, generator=g, dtype=torch.float64)
+    assert is_gain(0.1 + 0.5 * noise, 0.01)
+    assert not is_gain(0.1 + 0.5 * noise, 0.2)  # too small
+    assert not is_gain(0.02 + 0.5 * (noise - noise.mean()), 0.01)  # one standard error and a quarter
+    outlier = torch.zeros(1000, dtype=torch.float64)
+    outlier[3] = 1e5
+    assert not is_gain(outlier, 0.01)  # one row alone
+    assert is_gain(outlier + 0.1 + 0.5 * noise, 0.01)  # beside what all gain it does no harm
+    assert not is_gain(-outlier + 0.1 + 0.5 * noise, 0.01)  # but a loss is a loss
+    assert not is_gain(outlier * math.nan, 0.01)
 
 
 def test_a_local_scale_that_makes_no_sense_is_refused():

@@ -10,7 +10,7 @@ from cagp.actions import BlockActions
 from cagp.data.splits import split
 from cagp.estimators.base import Task
 from cagp.methods import CaGPLocal, Method, Several
-from cagp.methods.common import lengthscale_of
+from cagp.methods.common import is_gain, lengthscale_of
 from cagp.noise_search import calibrate_noise
 from cagp.posteriors import Posterior
 
@@ -105,17 +105,12 @@ class Candidates(NamedTuple):
     def choose(self) -> Choice:
         """The simplest method that is as good as the best: local, then shared actions alone, then both.
 
-        As good is within ``MARGIN``, or within two standard errors of what the best gains.
+        As good is within ``MARGIN``, or what the best may gain by chance.
         """
         found = self._asdict()
         means = {name: float(values.mean()) for name, values in found.items()}
         best = found[min(means, key=lambda name: means[name])]
-
-        def as_good(values: Tensor) -> bool:
-            loss = values - best
-            return float(loss.mean()) <= max(MARGIN, 2 * float(loss.std(correction=0)) / len(loss) ** 0.5)
-
-        method = next(name for name, values in found.items() if as_good(values))
+        method = next(name for name, values in found.items() if not is_gain(values - best, MARGIN))
         listed = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
         reason = {
             "local": "nearest rows alone do as well as anything here",

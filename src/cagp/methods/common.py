@@ -87,3 +87,13 @@ def lengthscale_of(kernel: Kernel) -> Float[Tensor, " d"] | None:
     if isinstance(kernel, Sum | Product):
         return next((found for part in kernel.parts if (found := lengthscale_of(part)) is not None), None)
     return None
+
+
+def is_gain(gains: Float[Tensor, " n"], least: float) -> bool:
+    """Whether rows gain at least ``least`` on average, and not by chance: more than two standard errors.
+
+    For the latter no row counts for more than one nat: a single one that was very improbable decides nothing.
+    """
+    typical = gains.clamp(-1, 1)
+    error = float(typical.std(correction=0)) / len(typical) ** 0.5
+    return float(gains.mean()) > least and float(typical.mean()) > 2 * error

@@ -15,7 +15,7 @@ from cagp.checks import check_count, check_data, check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.local import Joint, Moments, SharedActions, greedy_rows, joint_answers, local_answers
 from cagp.methods.base import Method
-from cagp.methods.common import lengthscale_of, prior_findings
+from cagp.methods.common import is_gain, lengthscale_of, prior_findings
 from cagp.neighbours import Method as SearchMethod
 from cagp.neighbours import NeighbourSearch
 from cagp.posteriors import Posterior
@@ -36,7 +36,7 @@ LOCAL_SCALES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 2
 
 SCALE_ROWS, SCALE_GAIN = 10_000, 0.01
 """Rows that choose among them, many because a few improbable ones weigh much, and the nats per row that the best must
-gain over one scale everywhere, besides two standard errors of what it gains."""
+gain over one scale everywhere, not by chance."""
 
 KEPT_BYTES = 2**31
 """What the hybrid posterior may keep of the shared actions for all training rows; beyond, it is computed when asked."""
@@ -254,8 +254,8 @@ class CaGPLocal(Method):
         """Choose ``local_scale`` by how well rows are predicted from their neighbours, at the present hyperparameters.
 
         ``SCALE_ROWS`` rows, each predicted from others alone, choose among ``LOCAL_SCALES``; where the best gains less
-        than ``SCALE_GAIN`` nats per row or two standard errors, the scale stays the same everywhere. Shared actions
-        are left aside: they have seen the rows.
+        than ``SCALE_GAIN`` nats per row, or might by chance, the scale stays the same everywhere. Shared actions are
+        left aside: they have seen the rows.
         """
         check_data(X, y, row_noise)
         generator = torch.Generator().manual_seed(self.seed)
@@ -282,10 +282,10 @@ class CaGPLocal(Method):
         nlls = {value: nll(_scale_around(found, closeness, value)) for value in LOCAL_SCALES}
         best = min(nlls, key=lambda value: float(nlls[value].mean()))
         gains = without - nlls[best]
-        gain, error = float(gains.mean()), float(gains.std(correction=0)) / len(rows) ** 0.5
-        self.local_scale = best if gain > max(SCALE_GAIN, 2 * error) else None
+        self.local_scale = best if is_gain(gains, SCALE_GAIN) else None
         before = float(without.mean())
-        return ScaleChoice(self.local_scale, before if self.local_scale is None else before - gain, before, len(rows))
+        after = before if self.local_scale is None else before - float(gains.mean())
+        return ScaleChoice(self.local_scale, after, before, len(rows))
 
     def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
         """What a user should know of the fitted method, in words."""
