@@ -15,9 +15,18 @@ from jaxtyping import Float, Int
 from scipy.linalg.lapack import dpstrf  # pyright: ignore[reportAttributeAccessIssue]
 from torch import Tensor
 
-from cagp.engine import DEFAULT_MAX_BYTES, NEGLIGIBLE, Backend, BlockWeights, kernel_product, local_moments
+from cagp.engine import (
+    DEFAULT_MAX_BYTES,
+    NEGLIGIBLE,
+    Backend,
+    BlockWeights,
+    kernel_product,
+    local_density,
+    local_moments,
+)
 from cagp.linalg import safe_cholesky
-from cagp.prior import GP
+from cagp.metrics import row_nll
+from cagp.prior import GP, ZeroMean
 from cagp.projection import Projection
 
 
@@ -128,27 +137,51 @@ def local_answers(
     Time O(t k² (k + d)), with i shared actions on m rows another O(t k² i) and O(u m d + u i²) for the u rows that
     occur, unless they are kept.
     """
-    first, last = (int(row) for row in neighbours.aminmax())
-    near = neighbours if first >= 0 else neighbours.clamp_min(0)
-    flat = near.reshape(-1)
-    noise = prior.noise.of_rows(X, flat, row_noise).view(near.shape)
-    residual = (y.index_select(0, flat) - prior.mean.of_rows(X, flat)).double().view(near.shape)
     mean = prior.mean(questions).double()
     variance = prior.kernel.diag(questions).double()
+    noise, residual = prior.noise.of_all(row_noise), y
     gram = cross = None
-    if shared is not None:
-        u = shared.questions(questions)
-        v = _rows_of(shared, X, row_noise, near, kept_rows)
-        gram, cross = v @ v.mT, (v @ u[:, :, None])[:, :, 0]
-        residual = residual - v @ shared.targets
-        mean, variance = mean + u @ shared.targets, variance - u.square().sum(1)
-    if last < 0:
-        nothing = torch.zeros_like(mean)
-        return Moments(mean, variance, nothing, nothing)
+    if noise is None or shared is not None or not isinstance(prior.mean, ZeroMean):
+        near = neighbours.clamp_min(0)
+        flat = near.reshape(-1)
+        noise = prior.noise.of_rows(X, flat, row_noise).view(near.shape)
+        residual = (y.index_select(0, flat) - prior.mean.of_rows(X, flat)).double().view(near.shape)
+        if shared is not None:
+            u = shared.questions(questions)
+            v = _rows_of(shared, X, row_noise, near, kept_rows)
+            gram, cross = v @ v.mT, (v @ u[:, :, None])[:, :, 0]
+            residual = residual - v @ shared.targets
+            mean, variance = mean + u @ shared.targets, variance - u.square().sum(1)
     rows = (neighbours, noise, residual, gram, cross)
     found = local_moments(prior.kernel, questions, X, *rows, backend=backend)
     update, explained, misfit, num_rows = (value.double() for value in found)
     return Moments(mean + update, variance - explained, misfit, num_rows)
+
+
+def local_nll(
+    prior: GP,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    row_noise: Float[Tensor, " n"] | None,
+    rows: Int[Tensor, " t"],
+    neighbours: Int[Tensor, "t k"],
+    shared: SharedActions | None = None,
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, ""]:
+    """Negative log density of the targets of ``rows``, each predicted from its neighbours, summed; see
+    ``local_answers``.
+
+    With prior mean zero, one noise variance and a compiled kernel, value and gradient take one sweep.
+    """
+    noise = prior.noise.of_all(row_noise)
+    if noise is not None and shared is None and isinstance(prior.mean, ZeroMean):
+        density = local_density(prior.kernel, X, y, rows, neighbours, noise, backend=backend)
+        if density is not None:
+            return density
+    found = local_answers(prior, X, y, row_noise, X[rows], neighbours, shared, backend=backend)
+    noise = prior.noise_variance(X[rows], None if row_noise is None else row_noise[rows])
+    return row_nll(y[rows], found.mean, found.variance.clamp_min(0) + noise).sum()
 
 
 def _rows_of(

@@ -29,7 +29,8 @@ class Positive:
     def __get__(self, module: nn.Module | None, owner: type) -> "Positive | Tensor":
         if module is None:
             return self
-        return torch.exp(getattr(module, f"raw_{self.name}")) + self.floor_of(module)
+        value, floor = torch.exp(getattr(module, f"raw_{self.name}")), self.floor_of(module)
+        return value + floor if floor else value
 
     def __set__(self, module: nn.Module, value: Any) -> None:
         value = torch.as_tensor(value, dtype=torch.float64).detach()

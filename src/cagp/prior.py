@@ -74,6 +74,10 @@ class Noise(nn.Module, ABC):
         """D of X[rows]; noise that does not look at the inputs need not gather them."""
         return self(X[rows], None if row_noise is None else row_noise[rows])
 
+    def of_all(self, row_noise: Float[Tensor, " n"] | None = None) -> Float[Tensor, ""] | None:
+        """D where it is the same for all rows; None where it may differ."""
+        return None
+
     def learned(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """D without what is known of each row: the part that a local scale multiplies."""
         return self(X)
@@ -103,6 +107,9 @@ class GaussianNoise(Noise):
     ) -> Float[Tensor, " m"]:
         noise = self.noise.to(X.device).expand(rows.shape[0])
         return noise if row_noise is None else noise + row_noise[rows].double()
+
+    def of_all(self, row_noise: Float[Tensor, " n"] | None = None) -> Float[Tensor, ""] | None:
+        return self.noise if row_noise is None else None
 
 
 class KnownNoise(Noise):

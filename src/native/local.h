@@ -13,6 +13,8 @@
 // more row, the question, with a = 0 and b = -1.
 #pragma once
 
+#include <cmath>
+
 #include "profiles.h"
 #include "sweeps.h"
 
@@ -36,7 +38,7 @@ template <class T, class Profile> class LocalPanel {
   public:
     static Index bytes(const LocalProblem<T>& p) {
         const Index matrices = Profile::has_alpha ? 3 : 2;
-        return 64 + Index(sizeof(V)) * ((p.k + 1) * p.d + matrices * (p.k + 2) * p.k + 6 * (p.k + 1) + p.d);
+        return 64 + Index(sizeof(V)) * ((p.k + 1) * p.d + matrices * (p.k + 2) * p.k + 6 * (p.k + 1) + 2 * p.d + 3);
     }
 
     LocalPanel(const LocalProblem<T>& problem, void* memory) : p(problem), profile(problem.alpha), scale(T(p.outputscale)) {
@@ -51,7 +53,8 @@ template <class T, class Profile> class LocalPanel {
         alpha = inverse + p.k + 1;
         beta = alpha + p.k + 1;
         origin = beta + p.k + 1;
-        shapes = origin + p.d;
+        sums = origin + p.d;
+        shapes = sums + p.d + 3;
     }
 
     // Loads the questions [first, first + count), factorises, and solves; with slopes of the kernel if wanted.
@@ -68,13 +71,10 @@ template <class T, class Profile> class LocalPanel {
     }
 
     void write(const LocalResults<T>& out) {
-        m = e = V{};
+        moments();
         V misfit{}, rows{};
-        const V *w = row(p.k), *u = row(p.k + 1);
+        const V* u = row(p.k + 1);
         for (Index a = 0; a < p.k; ++a) {
-            const V share = w[a] * inverse[a];
-            m += share * u[a];
-            e += share * w[a];
             misfit += u[a] * u[a] * inverse[a];
             rows += inverse[a] > V{} ? present[a] : V{};
         }
@@ -103,6 +103,48 @@ template <class T, class Profile> class LocalPanel {
         for (Index j = p.d % kColumns; j < p.d; j += kColumns) distance_gradients<kColumns>(j, out);
     }
 
+    // The sums of a task, which starts and ends with these.
+    void clear_sums() {
+        for (Index e = 0; e < p.d + 3; ++e) sums[e] = V{};
+        total = 0;
+    }
+    void write_sums(const LocalDensity& out) const {
+        out.sums[0] = total;
+        for (Index e = 0; out.slopes && e < p.d + 3; ++e) out.sums[1 + e] = sum_lanes_double<T>(sums[e]);
+    }
+
+    // After solve(): adds the negative log densities of the questions' own targets, error^2 / 2v + log(2 pi v) / 2 with
+    // v = (scale - explained) + noise. What they depend on through C is -(gamma_i beta_j + beta_i gamma_j) for both
+    // triangles of an entry together, where gamma = g alpha + h beta with their slopes g in mean and h in explained.
+    void add_density(bool with_slopes) {
+        moments();
+        V error, v, g{}, h{}, of_variance{}, of_scale{};
+        const V noise_of_all = splat<T>(*p.noise.data);
+        for (int l = 0; l < kLanes<T>; ++l) error[l] = p.targets[p.asked[question(l)]];
+        error -= m;
+        const V left = scale - e;
+        v = (left < V{} ? V{} : left) + noise_of_all;  // what is not a number stays so
+        const V standard = error / v;
+        for (int l = 0; l < count; ++l) {
+            total += 0.5 * (double(error[l]) * double(standard[l]) + std::log(6.283185307179586 * double(v[l])));
+            g[l] = -standard[l];
+            of_variance[l] = T(0.5) * (T(1) / v[l] - standard[l] * standard[l]);
+            of_scale[l] = left[l] >= T(0) ? of_variance[l] : T(0);
+        }
+        if (!with_slopes) return;
+        h = -of_scale;
+        back_substitute();
+        V* gamma = alpha;
+        V diagonal{};
+        for (Index a = 0; a <= p.k; ++a) {
+            gamma[a] = g * alpha[a] + h * beta[a];
+            if (a < p.k) diagonal += gamma[a] * beta[a];
+        }
+        add_distance_slopes(gamma);
+        sums[p.d + 1] += of_scale + (h * e + noise_of_all * diagonal) / scale;
+        sums[p.d + 2] += of_variance - diagonal;
+    }
+
   private:
     using V = Vec<T>;
     static constexpr int kColumns = 4;   // of the matrix, or of the inputs, that are worked on together
@@ -112,23 +154,37 @@ template <class T, class Profile> class LocalPanel {
     const LocalProblem<T>& p;
     const Profile profile;
     const T scale;
-    V *points, *A, *slopes, *present, *noise, *variance, *inverse, *alpha, *beta, *origin, *shapes;
+    V *points, *A, *slopes, *present, *noise, *variance, *inverse, *alpha, *beta, *origin, *sums, *shapes;
     V m{}, e{};  // mean and explained
     Index first = 0;
     int count = 0;
     bool complete = true;
 
+    double total = 0;  // of the negative log densities
+
     V* row(Index a) { return A + a * p.k; }
+
+    void moments() {
+        m = e = V{};
+        const V *w = row(p.k), *u = row(p.k + 1);
+        for (Index a = 0; a < p.k; ++a) {
+            const V share = w[a] * inverse[a];
+            m += share * u[a];
+            e += share * w[a];
+        }
+    }
 
     // Lanes without a question repeat the last one.
     Index question(int l) const { return first + (l < count ? l : count - 1); }
+
+    const T* inputs_of(Index q) const { return p.questions ? p.questions + q * p.d : p.X + p.asked[q] * p.d; }
 
     void gather() {
         const T* x[kLanes<T>];
         const Index* rows[kLanes<T>];
         Index least = 0;
         for (int l = 0; l < kLanes<T>; ++l) {
-            x[l] = p.questions + question(l) * p.d;
+            x[l] = inputs_of(question(l));
             rows[l] = p.neighbours + question(l) * p.k;
         }
         for (Index j = 0; j < p.d; ++j) origin[j] = lanes(x, j);
@@ -159,10 +215,20 @@ template <class T, class Profile> class LocalPanel {
         return v;
     }
 
+    // Of the a-th neighbour of each question; rows that are missing are seen to later.
+    V target(Index a) const {
+        V v;
+        for (int l = 0; l < kLanes<T>; ++l) {
+            const Index n = p.neighbours[question(l) * p.k + a];
+            v[l] = p.targets[n >= 0 ? n : 0];
+        }
+        return v;
+    }
+
     void load_targets() {
         V* r = row(p.k + 1);
         for (Index a = 0; a < p.k; ++a) {
-            r[a] = read_lanes(p.residual, p.k, a);
+            r[a] = p.targets ? target(a) : read_lanes(p.residual, p.k, a);
             noise[a] = read_lanes(p.noise.data, p.noise.row, a * p.noise.column);
             present[a] = splat<T>(T(1));
         }
@@ -207,7 +273,7 @@ template <class T, class Profile> class LocalPanel {
     }
 
     // From squared distances to covariances, in their place; and to slopes in the squared distance.
-    template <bool with_slopes> void covariances() {
+    template <bool with_slopes> CAGP_FLAT void covariances() {
         for (Index a = 0; a <= p.k; ++a) {
             V *entries = row(a), *slope = slopes + a * p.k, *shape = shapes + a * p.k;
             for (Index b = 0; b < before(a); ++b) {
@@ -396,6 +462,49 @@ template <class T, class Profile> class LocalPanel {
         for (int c = 0; c < C; ++c) write_parameter(out, j + c, of_mean[c], of_explained[c]);
     }
 
+    // Both sums over pairs: of the slopes in alpha; and of those in the squared distances, which take the place of the
+    // slopes of the kernel, times the squared differences in each column of the inputs.
+    void add_distance_slopes(const V* gamma) {
+        for (Index a = 1; a <= p.k; ++a) {
+            V *slope = slopes + a * p.k, of_alpha{};
+            const V* shape = shapes + a * p.k;
+            for (Index b = 0; b < before(a); ++b) {
+                const V weight = -(gamma[a] * beta[b] + beta[a] * gamma[b]);
+                if (Profile::has_alpha) of_alpha += weight * shape[b];
+                slope[b] *= weight;
+            }
+            sums[p.d] += of_alpha;
+        }
+        switch (p.d % kColumns) {
+            case 1: add_squares<1>(0); break;
+            case 2: add_squares<2>(0); break;
+            case 3: add_squares<3>(0); break;
+        }
+        for (Index j = p.d % kColumns; j < p.d; j += kColumns) add_squares<kColumns>(j);
+    }
+
+    template <int C> CAGP_FLAT void add_squares(Index j) {
+        V sum[C];
+        repeat<C>([&](auto c) { sum[c] = sums[j + c]; });
+        for (Index a = 1; a <= p.k; ++a) {
+            const V *weight = slopes + a * p.k, *z = points + j;
+            V x[C], of_row[C];  // a sum of its own for each row: the additions wait for each other
+            repeat<C>([&](auto c) {
+                x[c] = points[a * p.d + j + c];
+                of_row[c] = V{};
+            });
+            const Index size = before(a);
+            for (Index b = 0; b < size; ++b, z += p.d) {
+                repeat<C>([&](auto c) {
+                    const V difference = x[c] - z[c];
+                    of_row[c] += weight[b] * (difference * difference);
+                });
+            }
+            repeat<C>([&](auto c) { sum[c] += of_row[c]; });
+        }
+        repeat<C>([&](auto c) { sums[j + c] = sum[c]; });
+    }
+
     void question_gradients(const LocalGradients<T>& out) {
         const V* slope = slopes + p.k * p.k;
         for (Index j = 0; j < p.d; ++j) {
@@ -434,6 +543,17 @@ void local(const LocalProblem<T>& p, Range questions, const LocalResults<T>& res
         panel.write(results);
         if (gradients.alpha) panel.write_gradients(gradients);
     }
+}
+
+template <class T, class Profile>
+void local_density(const LocalProblem<T>& p, Range questions, const LocalDensity& density, void* memory) {
+    LocalPanel<T, Profile> panel(p, memory);
+    panel.clear_sums();
+    for (Index q = questions.begin; q < questions.end; q += kLanes<T>) {
+        panel.solve(q, smaller(questions.end - q, kLanes<T>), density.slopes);
+        panel.add_density(density.slopes);
+    }
+    panel.write_sums(density);
 }
 
 }  // namespace

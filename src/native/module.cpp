@@ -242,19 +242,23 @@ void nearest(Matrix<const T> X, Matrix<const T> Z, std::optional<Array<const Ind
 
 template <class T> using Cube = nb::ndarray<T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 template <class T> using StridedMatrix = nb::ndarray<T, nb::ndim<2>, nb::device::cpu>;
+template <class T> using AnyArray = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 
+void require_rows(const Index* rows, Index count, Index least, Index n, const char* message) {
+    require(std::all_of(rows, rows + count, [=](Index row) { return row >= least && row < n; }), message);
+}
+
+// Questions' neighbours among the rows of X; the questions themselves, and all values, are left to the caller.
 template <class T>
-LocalProblem<T> local_problem(const Matrix<const T>& questions, const Matrix<const T>& X,
-                              const Array<const T>& inverse_lengthscale, const Matrix<const Index>& neighbours,
-                              double alpha, double outputscale) {
-    const Index t = questions.shape(0), k = neighbours.shape(1), d = X.shape(1);
-    require(Index(questions.shape(1)) == d && Index(inverse_lengthscale.shape(0)) == d, "columns must agree");
-    require(Index(neighbours.shape(0)) == t, "neighbours must have one row per question");
-    const Index *rows = neighbours.data(), n = X.shape(0);
-    require(std::all_of(rows, rows + t * k, [n](Index row) { return row >= -1 && row < n; }),
-            "neighbours must be rows of X, or -1");
-    return {questions.data(), X.data(), inverse_lengthscale.data(), rows, {}, nullptr, nullptr, nullptr, t, k, d, alpha,
-            outputscale};
+LocalProblem<T> local_problem(const Matrix<const T>& X, const Array<const T>& inverse_lengthscale,
+                              const Matrix<const Index>& neighbours, double alpha, double outputscale) {
+    LocalProblem<T> p{};
+    p.X = X.data(), p.inverse_lengthscale = inverse_lengthscale.data(), p.neighbours = neighbours.data();
+    p.t = neighbours.shape(0), p.k = neighbours.shape(1), p.d = X.shape(1);
+    p.alpha = alpha, p.outputscale = outputscale;
+    require(Index(inverse_lengthscale.shape(0)) == p.d, "columns must agree");
+    require_rows(p.neighbours, p.t * p.k, -1, X.shape(0), "neighbours must be rows of X, or -1");
+    return p;
 }
 
 // The data of an array of the given shape; null where there is none.
@@ -273,14 +277,20 @@ constexpr Index kLocalQuestions = 16;
 template <class T>
 void local(int kind, Matrix<const T> questions, Matrix<const T> X, Array<const T> inverse_lengthscale,
            Matrix<const Index> neighbours, double alpha, double outputscale, StridedMatrix<const T> noise,
-           Matrix<const T> residual, std::optional<Cube<const T>> gram, std::optional<Matrix<const T>> cross,
+           AnyArray<const T> residual, std::optional<Cube<const T>> gram, std::optional<Matrix<const T>> cross,
            Array<T> mean, Array<T> explained, Array<T> misfit, Array<T> rows, std::optional<Matrix<T>> solution_r,
            std::optional<Matrix<T>> solution_c, std::optional<Cube<T>> of_parameters,
            std::optional<Cube<T>> of_questions, int threads, const std::string& isa) {
     const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
-    auto p = local_problem<T>(questions, X, inverse_lengthscale, neighbours, alpha, outputscale);
+    auto p = local_problem<T>(X, inverse_lengthscale, neighbours, alpha, outputscale);
+    p.questions = data_of(questions, p.t, p.d);
     p.noise = {data_of(noise, p.t, p.k), noise.stride(0), noise.stride(1)};
-    p.residual = data_of(residual, p.t, p.k);
+    if (residual.ndim() == 1) {  // of the rows of X
+        p.targets = data_of(residual, X.shape(0));
+    } else {
+        require(residual.ndim() == 2, "residual must have one or two dimensions");
+        p.residual = data_of(residual, p.t, p.k);
+    }
     p.gram = data_of(gram, p.t, p.k, p.k), p.cross = data_of(cross, p.t, p.k);
     const LocalResults<T> results{data_of(mean, p.t), data_of(explained, p.t), data_of(misfit, p.t), data_of(rows, p.t)};
     require(solution_r.has_value() == solution_c.has_value(), "both solutions or none");
@@ -292,6 +302,29 @@ void local(int kind, Matrix<const T> questions, Matrix<const T> X, Array<const T
     nb::gil_scoped_release release;
     run_tasks(tasks.count, threads, s.local_scratch_bytes(p),
               [&](Index t, void* scratch) { s.local(p, tasks[t], results, gradients, scratch); });
+}
+
+// Adds to sums; see LocalDensity. Tasks do not depend on the threads, and neither does the result.
+template <class T>
+void local_density(int kind, Array<const Index> asked, Matrix<const T> X, Array<const T> targets,
+                   Array<const T> inverse_lengthscale, Matrix<const Index> neighbours, double alpha, double outputscale,
+                   double noise, bool slopes, Array<double> sums, int threads, const std::string& isa) {
+    const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
+    auto p = local_problem<T>(X, inverse_lengthscale, neighbours, alpha, outputscale);
+    p.asked = data_of(asked, p.t), p.targets = data_of(targets, X.shape(0));
+    require_rows(p.asked, p.t, 0, X.shape(0), "questions must be rows of X");
+    const T noise_of_all = T(noise);
+    p.noise = {&noise_of_all, 0, 0};
+    const Index size = p.d + 4;
+    double* out = data_of(sums, size);
+    const Tasks tasks(p.t, kLocalQuestions, kForwardTasks);
+    nb::gil_scoped_release release;
+    std::vector<double> parts(tasks.count * size);
+    run_tasks(tasks.count, threads, s.local_scratch_bytes(p), [&](Index t, void* scratch) {
+        s.local_density(p, tasks[t], {parts.data() + t * size, slopes}, scratch);
+    });
+    for (Index t = 0; t < tasks.count; ++t)
+        for (Index e = 0; e < size; ++e) out[e] += parts[t * size + e];
 }
 
 // Gradients of a function of mean and explained, whose own gradients in them are g and h. Of noise, residual, cross and
@@ -351,6 +384,8 @@ template <class T> void define(nb::module_& m) {
           "outputscale"_a, "noise"_a, "residual"_a, "gram"_a.none(), "cross"_a.none(), "mean"_a, "explained"_a,
           "misfit"_a, "rows"_a, "solution_r"_a.none(), "solution_c"_a.none(), "of_parameters"_a.none(),
           "of_questions"_a.none(), "threads"_a, "isa"_a = "");
+    m.def("local_density", &local_density<T>, "kind"_a, "asked"_a, "X"_a, "targets"_a, "inverse_lengthscale"_a,
+          "neighbours"_a, "alpha"_a, "outputscale"_a, "noise"_a, "slopes"_a, "sums"_a, "threads"_a, "isa"_a = "");
     m.def("local_gradient", &local_gradient<T>, "solution_r"_a, "solution_c"_a, "grad_mean"_a, "grad_explained"_a,
           "of_parameters"_a.none(), "of_questions"_a.none(), "grad_parameters"_a.none(), "grad_questions"_a.none(),
           "grad_noise"_a.none(), "grad_residual"_a.none(), "grad_gram"_a.none(), "grad_cross"_a.none(), "threads"_a);

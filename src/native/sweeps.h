@@ -44,11 +44,14 @@ template <class T> struct Strided {
 // Questions that are each answered from a few rows of their own: mean = c'C^-1 r and explained = c'C^-1 c with
 // C = scale k(N, N) + noise - gram, c = scale k(N, x) - cross. Inputs are not divided by the lengthscales here.
 template <class T> struct LocalProblem {
-    const T *questions, *X;          // (t, d), (n, d)
+    const T* questions;         // (t, d), or null:
+    const std::int64_t* asked;  // (t): rows of X that are the questions
+    const T* X;                 // (n, d)
     const T* inverse_lengthscale;    // (d)
     const std::int64_t* neighbours;  // (t, k): rows of X, nearest first; -1 for none
     Strided<T> noise;
-    const T* residual;      // (t, k)
+    const T* residual;      // (t, k), or null:
+    const T* targets;       // (n): the residuals of the rows of X, the same for all questions
     const T *gram, *cross;  // (t, k, k), (t, k), or null
     std::int64_t t, k, d;
     double alpha, outputscale;
@@ -64,6 +67,12 @@ template <class T> struct LocalGradients {
     T *alpha, *beta;  // (t, k): C^-1 r and C^-1 c
     T* parameters;    // (t, 2, d + 2): of mean and explained; sums over r2's slopes times difference^2, alpha, scale
     T* questions;     // (t, 2, d)
+};
+// What a task adds up over questions that are rows: their negative log predictive densities, and the slopes of that sum in
+// the squared distances of each column, in alpha, in the scale, and in noise that all rows share.
+struct LocalDensity {
+    double* sums;  // (d + 4), in this order
+    bool slopes;   // without them, the first alone
 };
 
 // The k rows of Z nearest to each row of X, by increasing distance; -1 where there are fewer.
@@ -93,6 +102,8 @@ template <class T> struct Sweeps {
     std::int64_t (*local_scratch_bytes)(const LocalProblem<T>&);
     void (*local)(const LocalProblem<T>&, Range questions, const LocalResults<T>&, const LocalGradients<T>&,
                   void* scratch);
+    // For questions that are rows (asked), with targets, one noise, and neither gram nor cross.
+    void (*local_density)(const LocalProblem<T>&, Range questions, const LocalDensity&, void* scratch);
 };
 
 struct Variant {

@@ -460,7 +460,7 @@ template <class T, class Profile> constexpr Sweeps<T> sweeps() {
     return {Scratch<T>::bytes,          matrix<T, Profile>,    matrix_gradient<T, Profile>,   block<T, Profile>,
             block_gradient<T, Profile>, symmetric<T, Profile>, symmetric_gradient<T, Profile>,
             nearest_scratch<T>,         nearest<T>,
-            local_scratch<T, Profile>,  local<T, Profile>};
+            local_scratch<T, Profile>,  local<T, Profile>,     local_density<T, Profile>};
 }
 
 #define CAGP_SWEEPS(T) \

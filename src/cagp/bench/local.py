@@ -32,7 +32,7 @@ from cagp.engine import local as engine_local
 from cagp.engine import native
 from cagp.estimators.choosing import constant_actions
 from cagp.kernels import Matern32, Scale
-from cagp.local import local_answers
+from cagp.local import local_answers, local_nll
 from cagp.memory import current_memory, peak_memory
 from cagp.methods.local import CaGPLocal
 from cagp.neighbours import NeighbourSearch
@@ -159,9 +159,9 @@ def _seconds(backend: Backend, problem: _Problem, repeats: int) -> tuple[float, 
         return mean, variance.sqrt()
 
     def step() -> tuple[Tensor, ...]:
-        X, y, batch = problem.X, problem.y, problem.batch
-        moments = answers(prior, X, y, X[batch], problem.batch_neighbours, backend.name)
-        return torch.autograd.grad(metrics.row_nll(y[batch], *moments).mean(), parameters)
+        rows = (problem.batch, problem.batch_neighbours)
+        nll = local_nll(prior, problem.X, problem.y, None, *rows, backend=backend.name)
+        return torch.autograd.grad(nll / len(problem.batch), parameters)
 
     return best_of(repeats, predict, SECONDS), best_of(repeats, step, SECONDS)
 

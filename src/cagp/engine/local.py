@@ -34,8 +34,8 @@ def local_moments(
     questions: Float[Tensor, "t d"],
     X: Float[Tensor, "n d"],
     neighbours: Int[Tensor, "t k"],
-    noise: Float[Tensor, "t k"],
-    residual: Float[Tensor, "t k"],
+    noise: Float[Tensor, "t k"] | Float[Tensor, ""],
+    residual: Float[Tensor, "t k"] | Float[Tensor, " n"],
     gram: Float[Tensor, "t k k"] | None = None,
     cross: Float[Tensor, "t k"] | None = None,
     *,
@@ -49,34 +49,74 @@ def local_moments(
 
     Args:
         neighbours: rows of ``X`` for each question; -1 for none.
-        noise: the noise variance of each neighbour.
-        residual: target minus mean of each neighbour.
+        noise: the noise variance of each neighbour, or one for all.
+        residual: target minus mean of each neighbour; or of each row of ``X``, which need not be gathered then.
         gram, cross: what other actions explain already (see the hybrid posterior); in the compiled path, too.
 
     Time O(t k² (d + k)), memory O(t (k + d)) compiled, O(t k²) in torch.
     """
-    if backend not in ("auto", "native", "torch"):
-        raise ValueError(f'backend is {backend!r}, expected "auto", "native" or "torch".')
-    values = [None if v is None else v.to(X) for v in (noise, residual, gram, cross)]
-    parts = list(linear_parts(kernel))
-    coefficient, part = parts[0]
-    reason = not_native(part, X) if len(parts) == 1 else "the kernel is a sum"
-    if backend == "native" and reason is not None:
-        raise ValueError(f'backend is "native", but {reason}; use backend="auto" or "torch".')
-    if backend != "torch" and reason is None:
-        assert isinstance(part, Stationary)
-        return LocalMoments(*_native_moments(part, coefficient, questions, X, neighbours, *values))
-    return _torch_moments(kernel, questions, X, neighbours, *values)
+    compiled = _compiled(kernel, X, backend)
+    if residual.ndim == 1 and (compiled is None or residual.requires_grad):
+        residual = residual[neighbours.clamp_min(0)]
+    values = [None if v is None else v.to(X) for v in (noise.expand(neighbours.shape), residual, gram, cross)]
+    if compiled is None:
+        return _torch_moments(kernel, questions, X, neighbours, *values)
+    kind, *parameters = compiled
+    arguments = (questions, X.detach(), neighbours, *values, *parameters)
+    needed = _Needed(*(torch.is_grad_enabled() and v is not None and v.requires_grad for v in arguments))
+    return LocalMoments(*_Native.apply(kind, needed, *arguments))
+
+
+def local_density(
+    kernel: Kernel,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    rows: Int[Tensor, " t"],
+    neighbours: Int[Tensor, "t k"],
+    noise: Float[Tensor, ""],
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, ""] | None:
+    """-Σ log p(y_r | y_N) over ``rows``, N the neighbours of r, with prior mean zero and one noise variance for all.
+
+    Compiled alone: value and gradient in one sweep, without the moments of each row; None where that does not apply.
+    Differentiable once, in the kernel's parameters and ``noise``. Time O(t k² (d + k)), memory O(k² + k d) a thread.
+    """
+    compiled = None if X.requires_grad or y.requires_grad else _compiled(kernel, X, backend)
+    if compiled is None:
+        return None
+    kind, *parameters = compiled
+    slopes = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in (noise, *parameters))
+    return _Density.apply(kind, slopes, X, y, rows, neighbours, noise, *parameters)
 
 
 # ---- compiled ----
 
 
-def _native_moments(kernel: Stationary, coefficient: Tensor | None, questions, X, neighbours, *values):
+class _Compiled(NamedTuple):
+    """A kernel as the compiled code takes it: scale times one of the stationary ones."""
+
+    kind: int
+    lengthscale: Tensor
+    alpha: Tensor | None
+    scale: Tensor
+
+
+def _compiled(kernel: Kernel, X: Tensor, backend: Backend) -> _Compiled | None:
+    """None where the torch path is to be taken."""
+    if backend not in ("auto", "native", "torch"):
+        raise ValueError(f'backend is {backend!r}, expected "auto", "native" or "torch".')
+    if backend == "torch":
+        return None
+    (coefficient, part), *others = linear_parts(kernel)
+    reason = "the kernel is a sum" if others else not_native(part, X)
+    if backend == "native" and reason is not None:
+        raise ValueError(f'backend is "native", but {reason}; use backend="auto" or "torch".')
+    if reason is not None:
+        return None
+    assert isinstance(part, Stationary)
     scale = torch.ones((), dtype=torch.float64) if coefficient is None else coefficient
-    arguments = (questions, X.detach(), neighbours, *values, kernel.lengthscale, native.alpha_of(kernel), scale)
-    needed = _Needed(*(torch.is_grad_enabled() and v is not None and v.requires_grad for v in arguments))
-    return _Native.apply(native.KINDS[type(kernel)], needed, *arguments)
+    return _Compiled(native.KINDS[type(part)], part.lengthscale, native.alpha_of(part), scale)
 
 
 class _Needed(NamedTuple):
@@ -124,16 +164,13 @@ class _Native(torch.autograd.Function):
         of_parameters = X.new_empty(t, 2, d + 2) if needed.slopes else None
         of_questions = X.new_empty(t, 2, d) if needed.questions else None
         saved = (*solutions, of_parameters, of_questions)
-        inverse_lengthscale = lengthscale.reciprocal().to(X)
         native.module().local(
             kind,
-            *(v.contiguous() for v in (questions.detach(), X, inverse_lengthscale, neighbours)),
+            *native.arrays(questions, X, lengthscale.reciprocal().to(X), neighbours),
             native.number_of(alpha),
             float(scale),
-            noise.detach(),
-            *(None if v is None else v.detach().contiguous() for v in (residual, gram, cross)),
-            *moments,
-            *saved,
+            noise.detach().numpy(),
+            *native.arrays(residual, gram, cross, *moments, *saved),
             torch.get_num_threads(),
         )
         ctx.needed = needed
@@ -160,12 +197,7 @@ class _Native(torch.autograd.Function):
             )
         ]
         native.module().local_gradient(
-            *saved[:2],
-            *(g.contiguous() for g in grad_outputs[:2]),
-            *saved[2:],
-            parameters,
-            *gradients,
-            torch.get_num_threads(),
+            *native.arrays(*saved[:2], *grad_outputs[:2], *saved[2:], parameters, *gradients), torch.get_num_threads()
         )
         of_lengthscale = of_alpha = of_scale = None
         if parameters is not None:
@@ -174,6 +206,41 @@ class _Native(torch.autograd.Function):
             of_scale = parameters[d + 1].reshape(scale.shape).to(scale)
         of_questions, *of_values = gradients
         return None, None, of_questions, None, None, *of_values, of_lengthscale, of_alpha, of_scale
+
+
+class _Density(torch.autograd.Function):
+    """The gradient is found with the value, and waits."""
+
+    @staticmethod
+    def forward(ctx, kind: int, slopes: bool, X, y, rows, neighbours, noise, lengthscale, alpha, scale) -> Tensor:
+        sums = torch.zeros(X.shape[1] + 4, dtype=torch.float64)
+        native.module().local_density(
+            kind,
+            *native.arrays(rows, X, y, lengthscale.reciprocal().to(X), neighbours),
+            native.number_of(alpha),
+            float(scale),
+            float(noise),
+            slopes,
+            sums.numpy(),
+            torch.get_num_threads(),
+        )
+        ctx.save_for_backward(sums, noise, lengthscale, alpha, scale)
+        return sums[0].clone()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs: Tensor):
+        check_first_order()
+        sums, noise, lengthscale, alpha, scale = ctx.saved_tensors
+        gradients = sums[1:] * grad_outputs[0]
+        of_squares, of_alpha, of_scale, of_noise = gradients.split([len(lengthscale), 1, 1, 1])
+        of_lengthscale = -2 * of_squares / lengthscale
+        return (
+            *(None,) * 6,
+            of_noise.reshape(noise.shape),
+            of_lengthscale,
+            None if alpha is None else of_alpha.reshape(alpha.shape),
+            of_scale.reshape(scale.shape),
+        )
 
 
 # ---- torch: any kernel, any device ----

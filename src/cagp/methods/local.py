@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from cagp.actions import Actions
 from cagp.checks import check_count, check_data, check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.local import Joint, Moments, SharedActions, greedy_rows, joint_answers, local_answers
+from cagp.local import Joint, Moments, SharedActions, greedy_rows, joint_answers, local_answers, local_nll
 from cagp.methods.base import Method
 from cagp.methods.common import is_gain, lengthscale_of, prior_findings
+from cagp.metrics import row_nll
 from cagp.neighbours import Method as SearchMethod
 from cagp.neighbours import NeighbourSearch
 from cagp.posteriors import Posterior
@@ -168,11 +169,7 @@ class CaGPLocal(Method):
         tile = max(1, self.max_bytes // (8 * 8 * k * (k + 8 + num_actions)))
         shared = self._project(X, y, row_noise)
         for part in rows.split(tile):
-            answers = local_answers(self.prior, X, y, row_noise, X[part], self._neighbours(X, part), shared)
-            noise = self.prior.noise_variance(X[part], None if row_noise is None else row_noise[part])
-            variance = answers.variance.clamp_min(0) + noise
-            error = y[part].double() - answers.mean
-            total = total + 0.5 * (error.square() / variance + torch.log(2 * math.pi * variance)).sum()
+            total = total + local_nll(self.prior, X, y, row_noise, part, self._neighbours(X, part), shared)
         return {"negative_log_density": total / len(rows)}
 
     def _neighbours(self, X: Tensor, rows: Tensor) -> Tensor:
@@ -275,8 +272,7 @@ class CaGPLocal(Method):
         variance = found.variance.clamp_min(0) + self.prior.noise.learned(X[rows])
 
         def nll(scale: Tensor | float) -> Tensor:
-            total = scale * variance + known
-            return 0.5 * ((y[rows] - found.mean).square() / total + torch.log(2 * math.pi * total))
+            return row_nll(y[rows], found.mean, scale * variance + known)
 
         without = nll(1.0)
         nlls = {value: nll(_scale_around(found, closeness, value)) for value in LOCAL_SCALES}
