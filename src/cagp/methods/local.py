@@ -251,8 +251,8 @@ class CaGPLocal(Method):
         left aside: they have seen the rows.
 
         Args:
-            tune: where there is a gain, multiply the lengthscales by one factor and the noise by another with which
-                the rows' CRPS is smaller and their log density no worse: fits are made for one scale everywhere.
+            tune: where there is a gain, multiply the lengthscales by one factor and the noise by another, step by
+                step while the rows' CRPS falls and their log density does not: fits are made for one scale everywhere.
         """
         check_data(X, y, row_noise)
         generator = torch.Generator().manual_seed(self.seed)

@@ -74,9 +74,9 @@ class Judged(NamedTuple):
     nll: Float[Tensor, " t"]
     crps: float
 
-    def is_better(self, than: "Judged", start: "Judged") -> bool:
-        """Whether the CRPS is smaller, at no loss of log density since the start."""
-        return self.crps < (1 - TUNING_GAIN) * than.crps and float(self.nll.mean()) <= float(start.nll.mean())
+    def is_better(self, than: "Judged") -> bool:
+        """Whether the CRPS is smaller, at no loss of log density."""
+        return self.crps < (1 - TUNING_GAIN) * than.crps and float(self.nll.mean()) <= float(than.nll.mean())
 
 
 class LeftOutRows(NamedTuple):
@@ -183,9 +183,9 @@ def _stationary(prior: GP) -> list[Stationary]:
     return [part for part in prior.kernel.modules() if isinstance(part, Stationary)]
 
 
-def _tuned(prior: GP, left_out: LeftOutRows, start: Judged) -> tuple[Judged, _Tuning]:
-    """Step by step, the lengthscales and the noise with which the rows are predicted best."""
-    best, here = start, _Tuning(0, 0)
+def _tuned(prior: GP, left_out: LeftOutRows, best: Judged) -> tuple[Judged, _Tuning]:
+    """Step by step, lengthscales and noise with which the rows are predicted better; ``best`` is without any."""
+    here = _Tuning(0, 0)
     seen = {here}
     for size in TUNING_STEPS:
         steps = here.steps(size)
@@ -195,6 +195,6 @@ def _tuned(prior: GP, left_out: LeftOutRows, start: Judged) -> tuple[Judged, _Tu
                 continue
             seen.add(trial)
             judged = left_out.judge(trial.apply(copy.deepcopy(prior)))
-            if judged.is_better(best, start):
+            if judged.is_better(best):
                 best, here, steps = judged, trial, trial.steps(size)
     return best, here
