@@ -769,12 +769,17 @@ def test_error_bars_follow_the_neighbours_where_that_predicts_better():
     assert metrics.coverage(targets[quiet], plain.mean[quiet], plain.variance[quiet]) > 0.995
 
 
-def test_one_scale_stays_where_the_prior_is_right():
+def drawn_from_a_prior() -> tuple[GP, Tensor, Tensor]:
     g = torch.Generator().manual_seed(0)
     X = torch.rand(800, 1, generator=g, dtype=torch.float64)
     prior = GP(Scale(Matern32(1, 0.2), 2.0), noise=GaussianNoise(0.1))
     covariance = torch.from_numpy(oracle.kernel_matrix(prior.kernel, X, X)) + 0.1 * torch.eye(800)
     y = torch.linalg.cholesky(covariance) @ torch.randn(800, generator=g, dtype=torch.float64)
+    return prior, X, y
+
+
+def test_one_scale_stays_where_the_prior_is_right():
+    prior, X, y = drawn_from_a_prior()
     method = CaGPLocal(prior, 16, local_scale=3.0)
     choice = method.learn_local_scale(X, y)
     assert choice.local_scale is None
@@ -832,11 +837,7 @@ def test_tuning_leaves_alone_what_it_must_not_change():
 
 
 def test_nothing_is_tuned_where_one_scale_is_kept():
-    g = torch.Generator().manual_seed(0)
-    X = torch.rand(800, 1, generator=g, dtype=torch.float64)
-    prior = GP(Scale(Matern32(1, 0.2), 2.0), noise=GaussianNoise(0.1))
-    covariance = torch.from_numpy(oracle.kernel_matrix(prior.kernel, X, X)) + 0.1 * torch.eye(800)
-    y = torch.linalg.cholesky(covariance) @ torch.randn(800, generator=g, dtype=torch.float64)
+    prior, X, y = drawn_from_a_prior()
     choice = CaGPLocal(prior, 16).learn_local_scale(X, y, tune=True)
     assert choice == (None, choice.nll, choice.nll, 800, 1, 1)
     assert (prior.kernel.kernel.lengthscale.item(), prior.noise.noise.item()) == pytest.approx((0.2, 0.1))

@@ -21,8 +21,8 @@ SCALE_ROWS, SCALE_GAIN = 10_000, 0.01
 """Rows that choose among them, many because a few improbable ones weigh much, and the nats per row that the best must
 gain over one scale everywhere, not by chance."""
 
-TUNING_STEPS, MOST_TUNED, TUNING_GAIN = (2, 1), 8, 0.001
-"""Lengthscales and noise are tuned in steps of these powers of √2, large ones first, up to a factor of √2⁸ = 16 either
+TUNING_STEPS, MOST_TUNED, TUNING_GAIN = (2, 1), 4, 0.001
+"""Lengthscales and noise are tuned in steps of these powers of √2, large ones first, up to a factor of √2⁴ = 4 either
 way; a step must take a thousandth off the CRPS."""
 
 
