@@ -489,7 +489,8 @@ def test_each_target_has_a_local_scale_of_its_own():
 
 def test_the_report_says_what_was_tuned_to_the_local_scale():
     X, y = calm_and_rough(2600)
-    choices = {"n_neighbors": 16, "max_epochs": 1}  # one pass over the rows: far from what is best
+    kernel = Scale(Matern32(1, 0.02), 0.5)
+    choices = {"kernel": kernel, "n_neighbors": 16, "max_epochs": 1}  # one pass over the rows: far from what is best
     model, plain = (CaGPRegressor("local", local_scale=scale, **choices).fit(X, y) for scale in ("auto", None))
     assert "To go with it, what was learned was multiplied: " in model.fit_report_
     (tuned,), (learned,) = model.posteriors_, plain.posteriors_
