@@ -156,7 +156,7 @@ def test_a_backend_that_fails_is_a_row_and_an_exit_code(monkeypatch, capsys):
 # ---- quality ----
 
 
-@pytest.mark.parametrize("method", ["local", "local-scale", "local-tuned", "hybrid", "opt"])
+@pytest.mark.parametrize("method", ["local", "local-scale", "hybrid", "opt"])
 def test_a_table_is_learned_and_its_record_is_complete(table, method, few_steps):
     record = measure(Run(str(table), method, 0, **SMALL))
     assert "error" not in record
@@ -169,7 +169,7 @@ def test_a_table_is_learned_and_its_record_is_complete(table, method, few_steps)
     assert record["predict_s"] > 0
     assert record["peak_bytes"] >= record["imports_bytes"] > 0
     assert ("i" in record, "k" in record) == (method in ("hybrid", "opt"), method != "opt")
-    assert ("local_scale" in record) == (method in ("local-scale", "local-tuned"))
+    assert ("local_scale" in record) == (method == "local-scale")
     json.dumps(record)
 
 
@@ -194,23 +194,6 @@ def test_a_local_scale_changes_the_variances_alone(tmp_path, few_steps):
     assert scaled["local_scale"] > 0
     assert scaled["scale_rows"] == 540
     assert scaled["nll"] < local["nll"] - 0.1
-    assert scaled["tuned"] == {"lengthscales": 1, "noise variance": 1}
-
-
-def test_tuning_says_what_it_changed(tmp_path, monkeypatch):
-    g = torch.Generator().manual_seed(0)
-    X = torch.rand(600, 1, generator=g, dtype=torch.float64)
-    y = torch.where(X[:, 0] > 0.5, 1.0, 0.1) * ((20 * X[:, 0]).sin() + 0.3 * torch.randn(600, generator=g))
-    np.savez(tmp_path / "varied.npz", X=X.numpy(), y=y.numpy())
-    fit = bench_local.fit
-    monkeypatch.setattr(bench_local, "fit", lambda *data: fit(*data, num_steps=1))  # far from what is best
-    runs = (Run(str(tmp_path / "varied.npz"), method, 0, 16) for method in ("local-scale", "local-tuned"))
-    scaled, tuned = (measure(run) for run in runs)
-    for name, factor in (("kernel.kernel.lengthscale", "lengthscales"), ("noise.noise", "noise variance")):
-        before, after = (np.array(record["hyperparameters"][name]) for record in (scaled, tuned))
-        np.testing.assert_allclose(after / before, tuned["tuned"][factor])
-    assert tuned["tuned"] != scaled["tuned"]
-    assert tuned["crps"] < scaled["crps"]
 
 
 def test_metrics_are_those_of_standardised_test_rows(table, monkeypatch):

@@ -484,19 +484,6 @@ def test_each_target_has_a_local_scale_of_its_own():
     assert varied is not None
     assert even is None or even > varied
     assert model.fit_report_.count("each predicted from others") == 2
-    assert "multiplied" not in model.fit_report_  # they share the lengthscales
-
-
-def test_the_report_says_what_was_tuned_to_the_local_scale():
-    X, y = calm_and_rough(2600)
-    kernel = Scale(Matern32(1, 0.02), 0.5)
-    choices = {"kernel": kernel, "n_neighbors": 16, "max_epochs": 1}  # one pass over the rows: far from what is best
-    model, plain = (CaGPRegressor("local", local_scale=scale, **choices).fit(X, y) for scale in ("auto", None))
-    assert "To go with it, what was learned was multiplied: " in model.fit_report_
-    (tuned,), (learned,) = model.posteriors_, plain.posteriors_
-    assert tuned.prior.kernel.kernel.lengthscale.item() != learned.prior.kernel.kernel.lengthscale.item()
-    new, targets = calm_and_rough(1000, 1)
-    assert model.score(new, targets) > plain.score(new, targets)
 
 
 def test_an_epoch_of_minibatches_is_a_pass_over_the_rows():

@@ -769,78 +769,17 @@ def test_error_bars_follow_the_neighbours_where_that_predicts_better():
     assert metrics.coverage(targets[quiet], plain.mean[quiet], plain.variance[quiet]) > 0.995
 
 
-def drawn_from_a_prior() -> tuple[GP, Tensor, Tensor]:
+def test_one_scale_stays_where_the_prior_is_right():
     g = torch.Generator().manual_seed(0)
     X = torch.rand(800, 1, generator=g, dtype=torch.float64)
     prior = GP(Scale(Matern32(1, 0.2), 2.0), noise=GaussianNoise(0.1))
     covariance = torch.from_numpy(oracle.kernel_matrix(prior.kernel, X, X)) + 0.1 * torch.eye(800)
     y = torch.linalg.cholesky(covariance) @ torch.randn(800, generator=g, dtype=torch.float64)
-    return prior, X, y
-
-
-def test_one_scale_stays_where_the_prior_is_right():
-    prior, X, y = drawn_from_a_prior()
     method = CaGPLocal(prior, 16, local_scale=3.0)
     choice = method.learn_local_scale(X, y)
     assert choice.local_scale is None
     assert method.local_scale is None
     assert choice.nll == choice.nll_without
-
-
-def test_lengthscales_and_noise_are_tuned_to_the_local_scale():
-    """The prior is far from what the rows say: what is found predicts new rows better than a scale alone."""
-    X, y = quiet_and_loud(3000, 0)
-    new, targets = quiet_and_loud(2000, 1)
-    prior = GP(Scale(Matern32(1, 0.02), 0.5), noise=GaussianNoise(0.01))
-    scores = []
-    for tune in (False, True):
-        method = CaGPLocal(copy.deepcopy(prior), 16)
-        choice = method.learn_local_scale(X, y, tune=tune)
-        predicted = method.condition(X, y).predict(new, noise=True)
-        scores.append([metrics.nll(targets, *predicted), metrics.crps(targets, *predicted), choice.nll])
-        found, kernel = method.prior, method.prior.kernel.kernel
-        assert kernel.lengthscale.item() == pytest.approx(0.02 * choice.lengthscale_factor)
-        assert found.noise.noise.item() == pytest.approx(0.01 * choice.noise_factor)
-        assert found.kernel.outputscale.item() == pytest.approx(0.5)
-        assert (choice.factors() != {"lengthscales": 1.0, "noise variance": 1.0}) == tune
-        assert choice.nll_without == pytest.approx(metrics.nll(y, *left_out_answers(prior, X, y, 32)), rel=1e-9)
-    plain, tuned = scores
-    assert tuned[1] < 0.99 * plain[1]
-    assert tuned[0] < plain[0]
-    assert tuned[2] <= plain[2]
-    assert abs(tuned[0] - tuned[2]) < 0.1
-
-
-def left_out_answers(prior: GP, X: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance of every target from its nearest others, by the dense formulas."""
-    nearest = torch.cdist(X, X).fill_diagonal_(math.inf).topk(k, largest=False).indices
-    case = Case(prior.kernel, X, X, nearest, prior.noise.noise.expand(len(X), k), y[nearest])
-    mean, explained, *_ = (torch.from_numpy(values) for values in case.expected())
-    return mean, prior.kernel.diag(X).detach() - explained + prior.noise.noise.detach()
-
-
-def test_tuning_leaves_alone_what_it_must_not_change():
-    X, y = quiet_and_loud(1000, 0)
-    frozen = GP(Scale(Matern32(1, 0.02), 0.5), noise=GaussianNoise(0.01)).requires_grad_(False)
-    choice = CaGPLocal(frozen, 16).learn_local_scale(X, y, tune=True)
-    assert choice.local_scale is not None
-    assert (choice.lengthscale_factor, choice.noise_factor) == (1, 1)
-    floor = GP(Scale(Matern32(1, 0.3), 0.5), noise=GaussianNoise(0.2, noise_floor=0.15))
-    choice = CaGPLocal(floor, 16).learn_local_scale(X, y, tune=True)
-    assert floor.noise.noise.item() > 0.15
-    assert choice.noise_factor * 0.2 == pytest.approx(floor.noise.noise.item())
-    known = torch.full_like(y, 0.05)
-    prior = GP(Scale(Matern32(1, 0.02), 0.5), noise=KnownNoise())
-    assert CaGPLocal(prior, 16).learn_local_scale(X, y, known, tune=True).noise_factor == 1
-    own = GP(Scale(periodic(), 0.5), noise=GaussianNoise(0.01))  # a kernel without lengthscales of ours
-    assert CaGPLocal(own, 16).learn_local_scale(X, y, tune=True).lengthscale_factor == 1
-
-
-def test_nothing_is_tuned_where_one_scale_is_kept():
-    prior, X, y = drawn_from_a_prior()
-    choice = CaGPLocal(prior, 16).learn_local_scale(X, y, tune=True)
-    assert choice == (None, choice.nll, choice.nll, 800, 1, 1)
-    assert (prior.kernel.kernel.lengthscale.item(), prior.noise.noise.item()) == pytest.approx((0.2, 0.1))
 
 
 def test_a_gain_is_large_enough_and_not_by_chance():

@@ -197,7 +197,7 @@ def _factor(record: dict[str, Any], key: str) -> str:
 
 # ---- quality ----
 
-METHODS = ("local", "local-scale", "local-tuned", "hybrid", "opt", "gpboost")
+METHODS = ("local", "local-scale", "hybrid", "opt", "gpboost")
 NUM_ACTIONS = 512
 NOISE_FLOOR = 1e-9
 """Of local and hybrid, in float64: on noise-free tables the usual 1e-6 would decide how wide the intervals are."""
@@ -327,7 +327,7 @@ def _outcome(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
 
 
 def _ours(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
-    """CaGP-Opt; CaGP-Local; or from the hyperparameters of the latter a local scale, or constant actions on blocks."""
+    """CaGP-Opt; CaGP-Local; or at the hyperparameters of the latter a local scale, or constant actions on blocks."""
     start = time.perf_counter()
     details: dict[str, Any] = {"i": run.num_actions} if run.method in ("hybrid", "opt") else {}
     if run.method == "opt":
@@ -340,10 +340,9 @@ def _ours(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
         if run.method == "hybrid":
             shared = constant_actions(prior.kernel, X, run.num_actions, run.seed)
             method = CaGPLocal(prior, run.num_neighbours, shared=shared, seed=run.seed)
-        elif run.method != "local":
-            choice = method.learn_local_scale(X, y, tune=run.method == "local-tuned")
+        elif run.method == "local-scale":
+            choice = method.learn_local_scale(X, y)
             details |= {"local_scale": choice.local_scale, "scale_rows": choice.num_rows, "scale_rows_nll": choice.nll}
-            details |= {"tuned": choice.factors()}
         details |= {"k": run.num_neighbours, "k_predict": method.num_neighbours_predict, "noise_floor": NOISE_FLOOR}
     posterior = method.condition(X, y)
     conditioned = time.perf_counter()

@@ -93,10 +93,9 @@ def add_to(command: argparse.ArgumentParser) -> None:
         "--methods",
         nargs="+",
         choices=bench_local.METHODS,
-        default=["local", "local-tuned", "hybrid", "gpboost"],
-        help="local-scale is local with error bars that follow the neighbours, local-tuned has lengthscales and noise "
-        "that go with them as well, opt is CaGP-Opt, gpboost GPBoost's Vecchia with 20 neighbours (default: local "
-        "local-tuned hybrid gpboost)",
+        default=["local", "local-scale", "hybrid", "gpboost"],
+        help="local-scale is local with error bars that follow the neighbours, opt is CaGP-Opt, gpboost GPBoost's "
+        "Vecchia with 20 neighbours (default: local local-scale hybrid gpboost)",
     )
     suite.add_argument("--rows", type=int, help="take this many rows of each table, at random (default: all)")
     suite.add_argument("--max-time", default="1h", help="a run that takes longer is killed (default: %(default)s)")

@@ -143,27 +143,23 @@ def compare(
     )
 
 
-def learn_local_scales(method: Several, task: Task, *, tune: bool) -> list[str]:
+def learn_local_scales(method: Several, task: Task) -> list[str]:
     """Let the method of each target learn its local scale; what was found, in words.
 
-    Where predictions see all rows, nothing is local. With ``tune``, lengthscales and noise follow, unless several
-    targets share them.
+    Where predictions see all rows, nothing is local.
     """
     notes = []
     for j, part in enumerate(method.parts):
         assert isinstance(part, CaGPLocal)
         if part.num_neighbours_predict >= len(task.X):
             continue
-        choice = part.learn_local_scale(*task.column(j), tune=tune and len(method.parts) == 1)
-        found = f"{choice.num_rows:,} rows, each predicted from others: {choice.nll_without:.3f}"
-        if choice.local_scale is None:
-            notes.append(f"One scale everywhere (negative log density of {found}; no local scale gains enough).")
-            continue
-        notes.append(
-            f"Local scale: error bars follow the neighbours of each question, the learned scale counts as much as "
-            f"{choice.local_scale:g} of them (negative log density of {found}, with it {choice.nll:.3f})."
-        )
-        changed = [f"{what} by {factor:.2g}" for what, factor in choice.factors().items() if factor != 1]
-        if changed:
-            notes.append(f"To go with it, what was learned was multiplied: {' and '.join(changed)}.")
+        scale, nll, without, num_rows = part.learn_local_scale(*task.column(j))
+        found = f"negative log density of {num_rows:,} rows, each predicted from others: {without:.3f}"
+        if scale is None:
+            notes.append(f"One scale everywhere ({found}; no local scale gains enough).")
+        else:
+            notes.append(
+                f"Local scale: error bars follow the neighbours of each question, the learned scale counts as much as "
+                f"{scale:g} of them ({found}, with it {nll:.3f})."
+            )
     return notes

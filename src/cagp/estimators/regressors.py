@@ -55,9 +55,9 @@ class CaGPRegressor(GPRegressor):
             does not allow them.
         n_neighbors: rows that a question is answered from in training; predictions use twice as many.
         local_scale: of "local" and "hybrid". "auto": where rows that are predicted from others say so, error bars
-            follow the neighbours of each question, narrow where they vary little and wide where they vary much, and
-            "local" tunes lengthscales and noise to that (with one target); None: one scale everywhere, with which
-            variances are never below the exact ones; a number: how many neighbours the learned scale counts for.
+            follow the neighbours of each question, narrow where they vary little and wide where they vary much; None:
+            one scale everywhere, with which variances are never below the exact ones; a number: how many neighbours
+            the learned scale counts for.
         kernel: "matern12", "matern32", "matern52", "rbf", "rational_quadratic", or a kernel of ``cagp.kernels`` for
             standardised inputs, which then starts at its own hyperparameters.
         max_epochs: passes over the rows at most; None for 300 steps, be they of all rows or of minibatches.
@@ -141,14 +141,14 @@ class CaGPRegressor(GPRegressor):
         return self._conditioned(task, priors, hybrid, result, [])
 
     def _conditioned(self, task: Task, priors: list[GP], hybrid: bool, result: FitResult, notes: list[str]) -> Fitted:
-        """CaGP-Local at these hyperparameters, with or without shared actions; without, tuned to a local scale."""
+        """CaGP-Local at these hyperparameters, with or without shared actions."""
         shared = None
         if hybrid:
             shared = choosing.constant_actions(priors[0].kernel, task.X, self._num_actions(task), task.seed)
             notes = [*notes, f"All questions share {shared.num_actions:,} actions of equal weights on nearby rows."]
         method = self._local(task, priors, shared)
         if self.local_scale == "auto":
-            notes = [*notes, *choosing.learn_local_scales(method, task, tune=not hybrid)]
+            notes = [*notes, *choosing.learn_local_scales(method, task)]
         posteriors = method.condition(task.X, task.y, task.row_noise)
         return Fitted("hybrid" if hybrid else "local", posteriors, result, notes, _every(task))
 
@@ -231,7 +231,7 @@ class CaGPRegressor(GPRegressor):
         shared = choosing.constant_actions(priors[0].kernel, train.X, self._num_actions(train), task.seed)
         local, hybrid = self._local(train, priors), self._local(train, priors, shared)
         if self.local_scale == "auto":
-            choosing.learn_local_scales(local, train, tune=False)
+            choosing.learn_local_scales(local, train)
         found = [
             choosing.compare(a, b, train.column(j), held_out.column(j))
             for j, (a, b) in enumerate(zip(local.parts, hybrid.parts, strict=True))

@@ -1,9 +1,10 @@
 """CaGP-Local: every question is answered from its nearest rows, alone or beside actions that all questions share."""
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -12,18 +13,10 @@ from torch import Tensor, nn
 from cagp.actions import Actions
 from cagp.checks import check_count, check_data, check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.local import Joint, SharedActions, greedy_rows, joint_answers, local_answers, local_nll
+from cagp.local import Joint, Moments, SharedActions, greedy_rows, joint_answers, local_answers, local_nll
 from cagp.methods.base import Method
-from cagp.methods.common import lengthscale_of, prior_findings
-from cagp.methods.local_scale import (
-    SCALE_ROWS,
-    LeftOutRows,
-    ScaleChoice,
-    checked_scale,
-    choose_scale,
-    closeness_to_rows,
-    scale_around,
-)
+from cagp.methods.common import is_gain, lengthscale_of, prior_findings
+from cagp.metrics import row_nll
 from cagp.neighbours import Method as SearchMethod
 from cagp.neighbours import NeighbourSearch
 from cagp.posteriors import Posterior
@@ -39,6 +32,13 @@ CANDIDATES = 3
 DEFAULT_REFRESH_AT = (5, 10, 20, 40, 80, 160)
 """Steps before which neighbours are sought anew in units of the lengthscales learned so far; see docs/local.md."""
 
+LOCAL_SCALES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+"""What ``learn_local_scale`` tries."""
+
+SCALE_ROWS, SCALE_GAIN = 10_000, 0.01
+"""Rows that choose among them, many because a few improbable ones weigh much, and the nats per row that the best must
+gain over one scale everywhere, not by chance."""
+
 KEPT_BYTES = 2**31
 """What the hybrid posterior may keep of the shared actions for all training rows; beyond, it is computed when asked."""
 
@@ -50,6 +50,15 @@ class _Index:
     X: Tensor
     lengthscale: Tensor
     search: NeighbourSearch
+
+
+class ScaleChoice(NamedTuple):
+    """What ``learn_local_scale`` found: mean negative log density of rows, each predicted from others."""
+
+    local_scale: float | None
+    nll: float
+    nll_without: float
+    num_rows: int
 
 
 class CaGPLocal(Method):
@@ -102,7 +111,7 @@ class CaGPLocal(Method):
         self.num_neighbours = num_neighbours
         self.num_neighbours_predict = 2 * num_neighbours if num_neighbours_predict is None else num_neighbours_predict
         self.shared = shared
-        self.local_scale = checked_scale(local_scale)
+        self.local_scale = _checked_scale(local_scale)
         self.objective_name = objective
         self.batch_size, self.seed = batch_size, seed
         self.search: SearchMethod = search
@@ -237,22 +246,13 @@ class CaGPLocal(Method):
 
     @torch.no_grad()
     def learn_local_scale(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None = None,
-        *,
-        tune: bool = False,
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
     ) -> ScaleChoice:
         """Choose ``local_scale`` by how well rows are predicted from their neighbours, at the present hyperparameters.
 
         ``SCALE_ROWS`` rows, each predicted from others alone, choose among ``LOCAL_SCALES``; where the best gains less
         than ``SCALE_GAIN`` nats per row, or might by chance, the scale stays the same everywhere. Shared actions are
         left aside: they have seen the rows.
-
-        Args:
-            tune: where there is a gain, multiply the lengthscales by one factor and the noise by another, step by
-                step while the rows' CRPS falls and their log density does not: fits are made for one scale everywhere.
         """
         check_data(X, y, row_noise)
         generator = torch.Generator().manual_seed(self.seed)
@@ -261,9 +261,27 @@ class CaGPLocal(Method):
         if k == 0:
             raise ValueError("a local scale needs neighbours; expected num_neighbours_predict and rows to have some.")
         near = self._search(X, lengthscale_of(self.prior.kernel)).nearest(X[rows], k, left_out=rows)
-        choice = choose_scale(self.prior, LeftOutRows(X, y, row_noise, rows, near, self.max_bytes), tune)
-        self.local_scale = choice.local_scale
-        return choice
+        tile = max(1, self.max_bytes // (4 * 8 * k * (k + 8)))
+        tiles = [
+            local_answers(self.prior, X, y, row_noise, X[part], of_part)
+            for part, of_part in zip(rows.split(tile), near.split(tile), strict=True)
+        ]
+        found = Moments(*(torch.cat(columns) for columns in zip(*tiles, strict=True)))
+        closeness = _closeness(self.prior, X[rows], X, near)
+        known = 0.0 if row_noise is None else row_noise[rows].double()
+        variance = found.variance.clamp_min(0) + self.prior.noise.learned(X[rows])
+
+        def nll(scale: Tensor | float) -> Tensor:
+            return row_nll(y[rows], found.mean, scale * variance + known)
+
+        without = nll(1.0)
+        nlls = {value: nll(_scale_around(found, closeness, value)) for value in LOCAL_SCALES}
+        best = min(nlls, key=lambda value: float(nlls[value].mean()))
+        gains = without - nlls[best]
+        self.local_scale = best if is_gain(gains, SCALE_GAIN) else None
+        before = float(without.mean())
+        after = before if self.local_scale is None else before - float(gains.mean())
+        return ScaleChoice(self.local_scale, after, before, len(rows))
 
     def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
         """What a user should know of the fitted method, in words."""
@@ -274,6 +292,29 @@ class CaGPLocal(Method):
             f"neighbours by {self._search(X).method}, kernels by {backend_for(self.prior.kernel, X)}, {X.dtype}."
         )
         return [summary, *prior_findings(self.prior, X, y, self.input_names)]
+
+
+def _checked_scale(local_scale: float | None) -> float | None:
+    if local_scale is not None and not 0 < local_scale < math.inf:
+        raise ValueError(f"local_scale is {local_scale}, expected None or a positive number of neighbours.")
+    return local_scale
+
+
+def _scale_around(found: Moments, closeness: Tensor, local_scale: float) -> Tensor:
+    """(ν + rᵀC⁻¹r) / (ν + k), the posterior mean of a scale with an inverse gamma prior of mean one; far off, one."""
+    return 1 + closeness * ((local_scale + found.misfit) / (local_scale + found.num_rows) - 1)
+
+
+def _closeness(prior: GP, questions: Tensor, X: Tensor, neighbours: Tensor) -> Tensor:
+    """1 - (1 - ρ)⁴ with the correlation ρ of the function at each question and at the first of its rows; zero for none.
+
+    It is close to one among the rows, also where these are a lengthscale apart, and falls to zero far from all of them.
+    """
+    first = neighbours[:, 0]
+    row = X[first.clamp_min(0)]
+    covariance = prior.kernel(questions[:, None], row[:, None])[:, 0, 0].double()
+    size = (prior.kernel.diag(questions).double() * prior.kernel.diag(row).double()).sqrt()
+    return torch.where(first >= 0, 1 - (1 - covariance.abs() / size) ** 4, 0.0)
 
 
 class LocalPosterior(Posterior):
@@ -302,7 +343,7 @@ class LocalPosterior(Posterior):
         local_scale: float | None = None,
     ):
         super().__init__(prior, X, X.new_zeros(X.shape[0]), max_bytes)
-        self.local_scale = checked_scale(local_scale)
+        self.local_scale = _checked_scale(local_scale)
         self.y = y.detach().clone()
         self.row_noise = None if row_noise is None else row_noise.detach().clone()
         self.num_neighbours = num_neighbours
@@ -339,7 +380,7 @@ class LocalPosterior(Posterior):
         found = local_answers(self.prior, self.X, self.y, self.row_noise, X, near, self.shared, self._kept)
         if self.local_scale is None:
             return found.mean, found.variance
-        scale = scale_around(found, closeness_to_rows(self.prior, X, self.X, near), self.local_scale)
+        scale = _scale_around(found, _closeness(self.prior, X, self.X, near), self.local_scale)
         return found.mean, scale * found.variance, scale
 
     def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
