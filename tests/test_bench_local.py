@@ -181,6 +181,14 @@ def test_the_hybrid_has_the_hyperparameters_of_local_and_other_predictions(table
     assert hybrid["interval_width"] < local["interval_width"]
 
 
+def test_the_objective_is_passed_on(table, few_steps):
+    loo, ordered = (measure(Run(str(table), "local", 0, **SMALL, objective=name)) for name in ("loo", "ordered"))
+    assert (loo["objective"], ordered["objective"]) == ("loo", "ordered")
+    assert loo["hyperparameters"] != ordered["hyperparameters"]
+    assert "loo objective" in loo["report"]
+    assert "ordered objective" in ordered["report"]
+
+
 def test_a_local_scale_changes_the_variances_alone(tmp_path, few_steps):
     """A function that varies ten times as much, noise included, beyond a half."""
     g = torch.Generator().manual_seed(0)

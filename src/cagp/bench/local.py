@@ -34,7 +34,7 @@ from cagp.estimators.choosing import constant_actions
 from cagp.kernels import Matern32, Scale
 from cagp.local import local_answers, local_nll
 from cagp.memory import current_memory, peak_memory
-from cagp.methods.local import CaGPLocal
+from cagp.methods.local import CaGPLocal, Objective
 from cagp.neighbours import NeighbourSearch
 from cagp.posteriors import Prediction
 from cagp.prior import GP, GaussianNoise
@@ -214,6 +214,7 @@ class Run(NamedTuple):
     num_neighbours: int = 32
     num_actions: int = NUM_ACTIONS
     num_rows: int | None = None
+    objective: Objective = "loo"
 
 
 class Outcome(NamedTuple):
@@ -335,7 +336,7 @@ def _ours(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
         result = fit(method, X, y)
     else:
         prior = start_from_data(GP(Scale(Matern32(X.shape[1])), noise=GaussianNoise(noise_floor=NOISE_FLOOR)), X, y)
-        method = CaGPLocal(prior, run.num_neighbours, seed=run.seed)
+        method = CaGPLocal(prior, run.num_neighbours, objective=run.objective, seed=run.seed)
         result = fit(method, X, y)
         if run.method == "hybrid":
             shared = constant_actions(prior.kernel, X, run.num_actions, run.seed)
@@ -344,6 +345,7 @@ def _ours(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
             choice = method.learn_local_scale(X, y)
             details |= {"local_scale": choice.local_scale, "scale_rows": choice.num_rows, "scale_rows_nll": choice.nll}
         details |= {"k": run.num_neighbours, "k_predict": method.num_neighbours_predict, "noise_floor": NOISE_FLOOR}
+        details |= {"objective": run.objective}
     posterior = method.condition(X, y)
     conditioned = time.perf_counter()
     prediction = posterior.predict(X_test, noise=True)

@@ -97,6 +97,13 @@ def add_to(command: argparse.ArgumentParser) -> None:
         help="local-scale is local with error bars that follow the neighbours, opt is CaGP-Opt, gpboost GPBoost's "
         "Vecchia with 20 neighbours (default: local local-scale hybrid gpboost)",
     )
+    suite.add_argument(
+        "--objective",
+        choices=["loo", "ordered"],
+        default="loo",
+        help="what local and hybrid learn from: each row predicted from its nearest others, or from those before it in "
+        "a random order, as GPBoost does (default: %(default)s)",
+    )
     suite.add_argument("--rows", type=int, help="take this many rows of each table, at random (default: all)")
     suite.add_argument("--max-time", default="1h", help="a run that takes longer is killed (default: %(default)s)")
     suite.add_argument("--repeats", type=int, default=3, help="speed: the best of this many (default: %(default)s)")
@@ -115,8 +122,9 @@ def _bench_local(arguments: argparse.Namespace) -> int:
     """Speed where there are no tables, else every method on every table with every seed."""
     if not arguments.tables:
         return bench_local.run_speed(arguments.repeats, arguments.json)
+    choices = (arguments.neighbours, arguments.actions, arguments.rows, arguments.objective)
     runs = [
-        bench_local.Run(str(table), method, seed, arguments.neighbours, arguments.actions, arguments.rows)
+        bench_local.Run(str(table), method, seed, *choices)
         for table in arguments.tables
         for seed in arguments.seeds
         for method in arguments.methods
