@@ -8,7 +8,7 @@ from torch import Tensor
 from cagp import metrics
 from cagp.actions import BlockActions
 from cagp.data.splits import split
-from cagp.estimators.base import Task
+from cagp.estimators.task import Task
 from cagp.methods import CaGPLocal, Method, Several
 from cagp.methods.common import is_gain, lengthscale_of
 from cagp.noise_search import calibrate_noise

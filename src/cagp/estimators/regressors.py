@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from cagp.estimators import choosing
-from cagp.estimators.base import Fitted, GPRegressor, Task, check_whole_number
+from cagp.estimators.base import GPRegressor, check_whole_number
 from cagp.estimators.saved import load_model
+from cagp.estimators.task import Fitted, Task
 from cagp.inducing import choose_inducing_points
 from cagp.kernels import Kernel
 from cagp.memory import bytes_of
