@@ -12,6 +12,7 @@ ORDER = [
     "memory",
     "progress",
     "storage",
+    "tensor_files",
     "parameters",
     "kernels",
     "engine",
