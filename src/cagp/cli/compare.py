@@ -19,8 +19,9 @@ from cagp.cli import options
 from cagp.cli.models import METHODS, check_options, regressor
 from cagp.cli.scores import Tallies
 from cagp.cli.tables import Parts, as_target, split_table
-from cagp.cli.words import UsageError, Voice, number, on_one_line, print_json, size
+from cagp.cli.words import UsageError, Voice, on_one_line, print_json, size
 from cagp.memory import current_memory, peak_memory
+from cagp.quantities import number
 
 DEFAULT = ["local", "hybrid", "opt", "sgpr", "svgp"]
 EXACT_ROWS = 5000

@@ -16,7 +16,7 @@ from cagp.cli.tables import Parts, as_target, split_table
 from cagp.cli.words import UsageError, Voice, count, names, print_json, size
 from cagp.data.tables import READABLE
 from cagp.estimators import GPRegressor
-from cagp.memory import available_memory
+from cagp.memory import default_memory_limit
 from cagp.storage import write_atomically
 from cagp.training.fit import CHECKPOINT
 
@@ -180,7 +180,7 @@ def _memory(given: int | None, folder: Path) -> int:
             return int(json.loads(path.read_text(encoding="utf-8"))["memory"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} cannot be read: {error}; delete its folder to start afresh.") from error
-    memory = (available_memory() or 2**32) // 2 if given is None else given
+    memory = default_memory_limit() if given is None else given
     folder.mkdir(exist_ok=True)
     write_atomically(path, json.dumps({"memory": memory}).encode())
     return memory

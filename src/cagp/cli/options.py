@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from cagp.estimators.base import KERNELS
-from cagp.memory import bytes_of
-from cagp.training import seconds_of
+from cagp.quantities import bytes_of, seconds_of
 
 
 class HelpFormatter(argparse.HelpFormatter):

@@ -29,12 +29,13 @@ from cagp.estimators.saved import save_model
 from cagp.estimators.task import Fitted, Task
 from cagp.kernels import Kernel, Scale
 from cagp.linalg import JitterWarning
-from cagp.memory import available_memory, bytes_of
+from cagp.memory import default_memory_limit
 from cagp.methods import Several
 from cagp.methods.common import lengthscale_of
 from cagp.posteriors import InducingPosterior, Posterior
 from cagp.prior import GaussianNoise
 from cagp.progress import RowProgress
+from cagp.quantities import bytes_of
 from cagp.report import write_report
 from cagp.solver import CGWarning
 from cagp.training import FitResult, fit
@@ -181,7 +182,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         device = torch.device(self.device)
         num_rows, num_columns = inputs.shape
         dtype = self._default_dtype(num_rows) if self.dtype == "auto" else DTYPES[self.dtype]
-        memory = (available_memory() or 2**32) // 2 if self.max_memory is None else bytes_of(self.max_memory)
+        memory = default_memory_limit() if self.max_memory is None else bytes_of(self.max_memory)
 
         def tensor(values: Tensor) -> Tensor:
             return values.to(dtype=dtype, device=device)

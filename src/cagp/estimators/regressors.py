@@ -15,14 +15,14 @@ from cagp.estimators.saved import load_model
 from cagp.estimators.task import Fitted, Task
 from cagp.inducing import choose_inducing_points
 from cagp.kernels import Kernel
-from cagp.memory import bytes_of
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Several
 from cagp.methods.cholesky import memory_needed
 from cagp.methods.common import lengthscale_of
 from cagp.noise_search import raise_noise
 from cagp.prior import GP
+from cagp.quantities import bytes_of, seconds_of
 from cagp.starting import LOCAL_STEPS
-from cagp.training import FitResult, seconds_of
+from cagp.training import FitResult
 
 CaGPMethod = Literal["auto", "exact", "opt", "cg", "local", "hybrid"]
 METHODS = ("auto", "exact", "opt", "cg", "local", "hybrid")

@@ -12,10 +12,9 @@ from cagp.data.scaling import Standardizer
 from cagp.kernels import Kernel
 from cagp.persistence import posterior_from_state, posterior_state, prior_from_state, prior_state
 from cagp.prior import GP
+from cagp.saved_summary import KIND, VERSION
 from cagp.tensor_files import load_state, save_state
 from cagp.training import FitResult, Step
-
-KIND, VERSION = "cagp model", 1
 
 
 def save_model(model: Any, path: str | Path, dtype: str | None, library: str) -> Path:

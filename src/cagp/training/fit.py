@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from cagp.linalg import NotPositiveDefiniteError
+from cagp.quantities import seconds_of
 from cagp.tensor_files import tensor_fingerprint
 from cagp.training.checkpoints import load_checkpoint, save_checkpoint
 from cagp.training.history import History, Step
 from cagp.training.optimizers import Optimizer
 from cagp.training.progress import StepProgress
 from cagp.training.report import memory, trend
-from cagp.training.settings import PRESETS, Settings, seconds_of
+from cagp.training.settings import PRESETS, Settings
 
 LinAlgError: type[Exception] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
 CHECKPOINT = "checkpoint.safetensors"
