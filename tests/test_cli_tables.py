@@ -396,7 +396,7 @@ def test_wrong_usage_of_predict(folder, tmp_path, capsys, monkeypatch):
     assert main(["predict", model, table, "--out", "out.xlsx"]) == 1
     assert "expected one of .csv" in capsys.readouterr().err
     assert main(["predict", table, table]) == 1
-    assert "it is a text file, not a cagp model" in capsys.readouterr().err
+    assert "it is a text file, not a model of cagp" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["clash.csv"]
 
 

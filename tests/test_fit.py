@@ -452,7 +452,7 @@ def test_a_truncated_checkpoint_is_an_error_that_says_what_to_do(share, interrup
     path = interrupted / CHECKPOINT
     content = path.read_bytes()
     path.write_bytes(content[: math.ceil(share * len(content))])
-    with pytest.raises(ValueError, match=r"checkpoint\.safetensors .*delete it to start afresh"):
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors .*delete it to start from scratch"):
         go_on(interrupted)
 
 
@@ -495,10 +495,10 @@ class Payload:
 def test_a_checkpoint_is_never_executed(interrupted):
     path, marker = interrupted / CHECKPOINT, interrupted / "executed"
     path.write_bytes(pickle.dumps(Payload(marker)))
-    with pytest.raises(ValueError, match="delete it to start afresh"):
+    with pytest.raises(ValueError, match="delete it to start from scratch"):
         go_on(interrupted)
     torch.save({"state": Payload(marker)}, path)
-    with pytest.raises(ValueError, match="delete it to start afresh"):
+    with pytest.raises(ValueError, match="delete it to start from scratch"):
         go_on(interrupted)
     assert not marker.exists()
 

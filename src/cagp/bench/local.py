@@ -38,9 +38,9 @@ from cagp.methods.local import CaGPLocal, Objective
 from cagp.neighbours import NeighbourSearch
 from cagp.posteriors import Prediction
 from cagp.prior import GP, GaussianNoise
+from cagp.quantities import seconds_of
 from cagp.starting import start_from_data
 from cagp.training import fit
-from cagp.training.settings import seconds_of
 
 # ---- speed ----
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from cagp import metrics
-from cagp.cli.words import number
+from cagp.quantities import number
 from cagp.report.evidence import Scores
 
 MEANINGS = {

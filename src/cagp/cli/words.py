@@ -56,14 +56,6 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(_plain(value), indent=1, allow_nan=False, ensure_ascii=False))
 
 
-def number(value: float) -> str:
-    """Four significant digits, with commas; powers of ten only for what is tiny or huge."""
-    if not math.isfinite(value):
-        return "unknown"
-    size = math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:,.{max(0, 3 - size)}f}" if -4 <= size < 9 else f"{value:.3e}"
-
-
 def count(value: int, singular: str, plural: str | None = None) -> str:
     """A number and its noun."""
     return f"{value:,} {singular if value == 1 else plural or singular + 's'}"

@@ -2,6 +2,6 @@
 
 from cagp.training.fit import FitResult, Trainable, fit
 from cagp.training.history import Step
-from cagp.training.settings import PRESETS, Settings, seconds_of
+from cagp.training.settings import PRESETS, Settings
 
-__all__ = ["PRESETS", "FitResult", "Settings", "Step", "Trainable", "fit", "seconds_of"]
+__all__ = ["PRESETS", "FitResult", "Settings", "Step", "Trainable", "fit"]

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from cagp.linalg import NotPositiveDefiniteError
-from cagp.storage import fingerprint
+from cagp.quantities import seconds_of
+from cagp.tensor_files import tensor_fingerprint
 from cagp.training.checkpoints import load_checkpoint, save_checkpoint
 from cagp.training.history import History, Step
 from cagp.training.optimizers import Optimizer
 from cagp.training.progress import StepProgress
 from cagp.training.report import memory, trend
-from cagp.training.settings import PRESETS, Settings, seconds_of
+from cagp.training.settings import PRESETS, Settings
 
 LinAlgError: type[Exception] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
 CHECKPOINT = "checkpoint.safetensors"
@@ -351,7 +352,7 @@ class _Run:
         settings = {name: value for name, value in asdict(self.settings).items() if name not in ignored}
         tensors = [tensor for tensor in self.data if tensor is not None]
         parameters = self._parameters()
-        return fingerprint(settings, _description(self.method), list(parameters), *tensors, *parameters.values())
+        return tensor_fingerprint(settings, _description(self.method), list(parameters), *tensors, *parameters.values())
 
     def _save(self) -> None:
         assert self.folder is not None
@@ -381,7 +382,7 @@ class _Run:
         if state["fingerprint"] != self.fingerprint:
             raise ValueError(
                 f"{path} belongs to another fit (other data, settings or starting values); choose another folder, or "
-                "delete it to start afresh."
+                "delete it to start from scratch."
             )
         self.history.load(state["steps"])
         self.method.load_state_dict(state["parameters"])

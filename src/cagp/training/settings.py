@@ -1,10 +1,11 @@
 """How to train: optimiser, learning rates, schedule, stopping. Presets hold choices that belong together."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
+
+from cagp.quantities import seconds_of
 
 OPTIMIZERS = ("adam", "lbfgs")
 ADAM_RATES = {
@@ -103,22 +104,6 @@ class Settings:
         if unknown:
             raise ValueError(f"unknown setting {unknown[0]!r}; there are {', '.join(asdict(self))}.")
         return replace(self, **changes)
-
-
-def seconds_of(duration: float | str | None) -> float:
-    """A duration in seconds, from a number or text like "90s", "10min", "2h"; infinite for None."""
-    if duration is None:
-        return math.inf
-    if not isinstance(duration, str):
-        seconds = float(duration)
-    else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h)?\s*", duration)
-        if match is None:
-            raise ValueError(f'max_time is {duration!r}, expected seconds, or text like "90s", "10min", "2h".')
-        seconds = float(match[1]) * {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, None: 1}[match[2]]
-    if not seconds > 0:
-        raise ValueError(f"max_time is {duration!r}, expected more than zero seconds.")
-    return seconds
 
 
 PRESETS: dict[str, Settings] = {
