@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from cagp.cli import options
 from cagp.cli.models import check_options, regressor
-from cagp.cli.words import UsageError, Voice, number, on_one_line, print_json, size
+from cagp.cli.words import UsageError, Voice, on_one_line, print_json, size
 from cagp.lazy import lazy_module
+from cagp.quantities import number
 from cagp.recipes import RECIPES
 
 if TYPE_CHECKING:
