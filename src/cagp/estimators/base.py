@@ -21,8 +21,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from cagp import kernels, metrics
-from cagp.data.encoding import Encoder, encode_target
+from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
+from cagp.data.targets import encode_target
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.components import Components, reference_for, variance_components
 from cagp.estimators.saved import save_model
@@ -120,8 +121,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         self._check_parameters()
         if y is None:
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
-        encoder = Encoder.fit(X)
-        inputs = np.ascontiguousarray(encoder.transform(X))
+        encoder, inputs = Encoder.fit_transform(X)
+        inputs = np.ascontiguousarray(inputs)
         target = encode_target(y)
         values = target.values[:, None] if target.values.ndim == 1 else target.values
         if len(values) != len(inputs):
