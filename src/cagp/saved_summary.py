@@ -140,7 +140,7 @@ def _lengthscales(names: list[str], in_std: np.ndarray, input_std: np.ndarray) -
 
 def _kernel_words(kernel: State) -> str:
     """A kernel in words, e.g. "0.8 x Matern 3/2 (...)"; amplitudes are in units of the targets' variance."""
-    name = kernel["class"]
+    name: str = kernel["class"]
     if kernel["own"]:
         return f"{name} (a class of your own)"
     if name in JOINTS:

@@ -110,11 +110,13 @@ def _kernel_part(part: dict[str, Any], inputs: Sequence[str], alone: bool) -> li
         stored = [f"{name} = {_values(value)}" for name, value in part["parameters"].items()]
         return [f"Stored of {part['kernel']}: {', '.join(stored) or 'no parameters'}"]
     for name, value in part["parameters"].items():
-        if isinstance(value, list) and name != "lengthscale":
+        if name == "lengthscale":
+            continue
+        if isinstance(value, list):
             lines.append(f"{name.capitalize()}{kernel}, for inputs in standard deviations")
             width = max(map(len, inputs))
             lines += [f"  {i:<{width}}  {number(v):>12}" for i, v in zip(inputs, value, strict=True)]
-        elif name != "lengthscale":
+        else:
             lines.append(f"{name.capitalize()}{kernel}: {number(value)}")
     return lines
 

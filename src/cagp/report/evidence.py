@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from cagp import metrics
-from cagp.data.encoding import encode_target
+from cagp.data.targets import encode_target
 from cagp.plots import Vector
 
 Matrix = NDArray[np.float64]
