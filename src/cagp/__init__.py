@@ -29,7 +29,7 @@ from cagp.methods import (
     LogNormal,
     Method,
 )
-from cagp.neighbours import NeighbourSearch
+from cagp.neighbours import NeighbourIndex
 from cagp.noise_search import calibrate_noise, raise_noise
 from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, Posterior, Prediction
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, ZeroMean
@@ -71,7 +71,7 @@ __all__ = [
     "LocalPosterior",
     "LogNormal",
     "Method",
-    "NeighbourSearch",
+    "NeighbourIndex",
     "NotPositiveDefiniteError",
     "Posterior",
     "Prediction",
