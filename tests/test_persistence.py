@@ -731,7 +731,6 @@ POSTERIORS = {
     "local": lambda X, y, v: CaGPLocal(new_prior(), 6).condition(X, y),
     "local, known rows": lambda X, y, v: CaGPLocal(new_prior(known=True), 6).condition(X, y, v),
     "local by tree": lambda X, y, v: CaGPLocal(new_prior(), 6, search="tree", max_bytes=MAX_BYTES).condition(X, y),
-    "local, greedy": lambda X, y, v: CaGPLocal(new_prior(), 6).condition(X, y, v, selection="greedy"),
     "hybrid": lambda X, y, v: CaGPLocal(new_prior(), 6, shared=BlockActions.from_data(X, 8)).condition(X, y, v),
     "hybrid, dense": lambda X, y, v: CaGPLocal(new_prior(), 6, shared=dense(X)).condition(X, y),
     "shared alone": lambda X, y, v: CaGPLocal(new_prior(), 6, shared=BlockActions.from_data(X, 8)).condition(
@@ -923,6 +922,15 @@ def test_weights_beyond_their_rows_are_refused(values):
     state["W"]["offsets"] = torch.tensor(values)
     with pytest.raises(ValueError, match="does not have 'offsets' as cagp stores it"):
         posterior_from_state(state)
+
+
+def test_a_selection_of_neighbours_that_is_gone_is_refused_and_the_nearest_are_read():
+    posterior, Z = made("local", torch.float64)
+    state = posterior_state(posterior)
+    assert state["selection"] == "nearest"
+    same_answers(posterior_from_state(state), posterior, Z)
+    with pytest.raises(ValueError, match=r"selects its neighbours by 'greedy', .* Fit the model again"):
+        posterior_from_state(state | {"selection": "greedy"})
 
 
 @pytest.mark.parametrize("row", [-1, 20, 2**40])

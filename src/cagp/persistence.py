@@ -14,34 +14,24 @@ from torch import Tensor, nn
 
 from cagp.checks import check_data, check_matrix
 from cagp.engine import BlockWeights
-from cagp.kernels import (
-    RBF,
-    Constant,
-    Kernel,
-    Linear,
-    Matern12,
-    Matern32,
-    Matern52,
-    Product,
-    RationalQuadratic,
-    Scale,
-    Stationary,
-    Sum,
-)
+from cagp.kernel_registry import KERNELS
+from cagp.kernels import Kernel, Linear, Product, Scale, Stationary, Sum, kernel_class
 from cagp.linalg import CGResult
-from cagp.local import SharedActions
+from cagp.local_inference import SharedActions
 from cagp.methods import LocalPosterior
-from cagp.neighbours import NeighbourSearch
+from cagp.neighbours import NeighbourIndex
 from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, Posterior
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, Mean, Noise, ZeroMean
 from cagp.solver import Solver
 from cagp.storage import State
 from cagp.system import System
 
-KERNELS = (RBF, Matern12, Matern32, Matern52, RationalQuadratic, Constant, Linear, Scale, Sum, Product)
 MEANS = (ZeroMean, ConstantMean, LinearMean)
 NOISES = (GaussianNoise, KnownNoise)
-CLASSES: dict[str, type[nn.Module]] = {c.__name__: c for c in (*KERNELS, *MEANS, *NOISES)}
+CLASSES: dict[str, type[nn.Module]] = {
+    **{entry.class_name: kernel_class(name) for name, entry in KERNELS.items()},
+    **{c.__name__: c for c in (*MEANS, *NOISES)},
+}
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -330,9 +320,9 @@ def _local_state(posterior: LocalPosterior, rows: Rows) -> State:
         "y": rows(posterior.y, "y"),
         "row_noise": None if posterior.row_noise is None else rows(posterior.row_noise, "row_noise"),
         "num_neighbours": posterior.num_neighbours,
-        "selection": posterior.selection,
+        "selection": "nearest",  # the only one left; older versions also wrote "greedy"
         "local_scale": posterior.local_scale,
-        "search": {"method": search.method, "lengthscale": search.lengthscale, "origin": search.origin},
+        "search": {"method": search.kind, "lengthscale": search.lengthscale, "origin": search.origin},
         "shared": None
         if shared is None
         else {
@@ -352,14 +342,19 @@ def _local_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> Loc
     check_data(X, y, row_noise)
     stored = _entry(state, "search", dict)
     lengthscale = _shaped(stored, "lengthscale", (d,)) if _has(stored, "lengthscale") else None
-    method, selection = _entry(stored, "method", str), _entry(state, "selection", str)
-    search = NeighbourSearch(X, lengthscale, method, _float64(stored, "origin", (d,)))  # pyright: ignore[reportArgumentType]
+    kind, selection = _entry(stored, "method", str), _entry(state, "selection", str)
+    if selection != "nearest":
+        raise ValueError(
+            f"the stored posterior selects its neighbours by {selection!r}, which this version of cagp cannot do; "
+            'expected "nearest". Fit the model again.'
+        )
+    search = NeighbourIndex(X, lengthscale, kind, _float64(stored, "origin", (d,)))  # pyright: ignore[reportArgumentType]
     k = _count(state, "num_neighbours")
-    if k > n or selection not in ("nearest", "greedy"):
-        raise _strange("'num_neighbours' or 'selection'")
+    if k > n:
+        raise _strange("'num_neighbours'")
     shared = _shared(_entry(state, "shared", dict), prior, X) if _has(state, "shared") else None
     scale = _entry(state, "local_scale", float) if _has(state, "local_scale") else None
-    return LocalPosterior(prior, X, y, row_noise, k, search, shared, selection, max_bytes, scale)  # pyright: ignore[reportArgumentType]
+    return LocalPosterior(prior, X, y, row_noise, k, search, shared, max_bytes, scale)
 
 
 def _shared(state: State, prior: GP, X: Tensor) -> SharedActions:

@@ -28,14 +28,13 @@ from cagp import metrics
 from cagp.bench.generalization import load_table, new_method
 from cagp.bench.records import best_of, collect, machine, show
 from cagp.data import split, standardized
-from cagp.engine import local as engine_local
-from cagp.engine import native
+from cagp.engine import COMPILED, TORCH, torch_backend
 from cagp.estimators.choosing import constant_actions
 from cagp.kernels import Matern32, Scale
-from cagp.local import local_answers, local_nll
+from cagp.local_inference import local_answers, local_nll
 from cagp.memory import current_memory, peak_memory
 from cagp.methods.local import CaGPLocal, Objective
-from cagp.neighbours import NeighbourSearch
+from cagp.neighbours import NeighbourIndex
 from cagp.posteriors import Prediction
 from cagp.prior import GP, GaussianNoise
 from cagp.quantities import seconds_of
@@ -50,6 +49,7 @@ NUM_TRAIN = 16_384
 BATCH = 1_024
 # Rows predicted: enough for a stable rate; in torch more would only take longer.
 NUM_QUESTIONS = {"native": 16_384, "torch": 4_096}
+ENGINES = {"native": COMPILED, "torch": TORCH}
 # The machine may be busy with other work: every backend has its turn this many times, short calls are repeated for this
 # long each time, and the fastest call counts.
 TURNS = 3
@@ -93,7 +93,7 @@ def run_speed(repeats: int, as_json: bool) -> int:
 def _backends() -> list[Backend]:
     """The compiled path with all threads and with one, where there is one; torch is last."""
     threads = torch.get_num_threads()
-    compiled = [Backend("native", count) for count in sorted({1, threads}, reverse=True)] if native.available() else []
+    compiled = [Backend("native", count) for count in sorted({1, threads}, reverse=True)] if COMPILED.available else []
     return [*compiled, Backend("torch", threads)]
 
 
@@ -114,7 +114,7 @@ def _problem(num_dims: int, num_neighbours: int) -> _Problem:
     y = torch.sin(X).sum(1) / num_dims**0.5
     questions = torch.randn(max(NUM_QUESTIONS.values()), num_dims, generator=generator, dtype=torch.float64)
     batch = torch.randperm(NUM_TRAIN, generator=generator)[:BATCH]
-    search = NeighbourSearch(X)
+    search = NeighbourIndex(X)
     near = search.nearest(X[batch], num_neighbours, left_out=batch)
     return _Problem(X, y, questions, search.nearest(questions, num_neighbours), batch, near)
 
@@ -160,7 +160,7 @@ def _seconds(backend: Backend, problem: _Problem, repeats: int) -> tuple[float, 
 
     def step() -> tuple[Tensor, ...]:
         rows = (problem.batch, problem.batch_neighbours)
-        nll = local_nll(prior, problem.X, problem.y, None, *rows, backend=backend.name)
+        nll = local_nll(prior, problem.X, problem.y, None, *rows, backend=ENGINES[backend.name])
         return torch.autograd.grad(nll / len(problem.batch), parameters)
 
     return best_of(repeats, predict, SECONDS), best_of(repeats, step, SECONDS)
@@ -170,13 +170,13 @@ def answers(
     prior: GP, X: Tensor, y: Tensor, questions: Tensor, neighbours: Tensor, backend: Literal["native", "torch"]
 ) -> Prediction:
     """Mean and variance of new targets from the neighbours given."""
-    found = local_answers(prior, X, y, None, questions, neighbours, backend=backend)
+    found = local_answers(prior, X, y, None, questions, neighbours, backend=ENGINES[backend])
     return Prediction(found.mean, found.variance.clamp_min(0) + prior.noise_variance(questions))
 
 
 def _tile_rows(backend: str, num_neighbours: int) -> int:
     rows = NUM_QUESTIONS[backend]
-    return rows if backend == "native" else min(rows, engine_local.TORCH_ENTRIES // num_neighbours**2)
+    return rows if backend == "native" else min(rows, torch_backend.TORCH_ENTRIES // num_neighbours**2)
 
 
 def _ratios(record: dict[str, Any], torch_record: dict[str, Any]) -> dict[str, float]:

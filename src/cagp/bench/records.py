@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from cagp.engine import native
+from cagp.engine import COMPILED
 
 
 def machine() -> dict[str, Any]:
@@ -21,7 +21,7 @@ def machine() -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "instruction_set": native.instruction_set() if native.available() else None,
+        "instruction_set": COMPILED.instruction_set,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

@@ -13,21 +13,16 @@ from torch import Tensor, nn
 from cagp.actions import Actions
 from cagp.checks import check_count, check_data, check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.local import Joint, Moments, SharedActions, greedy_rows, joint_answers, local_answers, local_nll
+from cagp.local_inference import Joint, Moments, SharedActions, joint_answers, local_answers, local_nll
 from cagp.methods.base import Method
 from cagp.methods.common import is_gain, lengthscale_of, prior_findings
 from cagp.metrics import row_nll
-from cagp.neighbours import Method as SearchMethod
-from cagp.neighbours import NeighbourSearch
+from cagp.neighbours import IndexKind, NeighbourIndex
 from cagp.posteriors import Posterior
 from cagp.prior import GP
 from cagp.projection import project
 
 Objective = Literal["loo", "ordered"]
-Selection = Literal["nearest", "greedy"]
-
-CANDIDATES = 3
-"""Nearest rows that "greedy" selection looks at for each that it takes."""
 
 DEFAULT_REFRESH_AT = (5, 10, 20, 40, 80, 160)
 """Steps before which neighbours are sought anew in units of the lengthscales learned so far; see docs/local.md."""
@@ -49,7 +44,7 @@ class _Index:
 
     X: Tensor
     lengthscale: Tensor
-    search: NeighbourSearch
+    search: NeighbourIndex
 
 
 class ScaleChoice(NamedTuple):
@@ -79,7 +74,7 @@ class CaGPLocal(Method):
             it in a random order, which makes the sum a proper log density of all targets (Vecchia).
         batch_size: rows in a step.
         seed: of the minibatches and the order.
-        search: how neighbours are found, see ``NeighbourSearch``.
+        search: how neighbours are found, see ``NeighbourIndex``.
         refresh_at: steps of a fit, counted from 0, before which neighbours are sought anew, besides the first.
         max_bytes: limit for temporaries.
     """
@@ -98,7 +93,7 @@ class CaGPLocal(Method):
         objective: Objective = "loo",
         batch_size: int = 1024,
         seed: int = 0,
-        search: SearchMethod = "auto",
+        search: IndexKind = "auto",
         refresh_at: Sequence[int] = DEFAULT_REFRESH_AT,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ):
@@ -114,7 +109,7 @@ class CaGPLocal(Method):
         self.local_scale = _checked_scale(local_scale)
         self.objective_name = objective
         self.batch_size, self.seed = batch_size, seed
-        self.search: SearchMethod = search
+        self.search: IndexKind = search
         self.refresh_at = tuple(refresh_at)
         self.max_bytes = max_bytes
         lengthscale = lengthscale_of(prior.kernel)
@@ -182,11 +177,11 @@ class CaGPLocal(Method):
             return index.earlier(rows, self._positions(X), k)
         return index.nearest(X[rows], k, left_out=rows)
 
-    def _search(self, X: Tensor, lengthscale: Tensor | None = None) -> NeighbourSearch:
+    def _search(self, X: Tensor, lengthscale: Tensor | None = None) -> NeighbourIndex:
         """The index of the rows of ``X`` for these lengthscales, by default those of training; the last one is kept."""
         known, unit = self._index, self.search_lengthscale if lengthscale is None else lengthscale
         if known is None or known.X is not X or not torch.equal(known.lengthscale, unit):
-            search = NeighbourSearch(X, unit if len(unit) else None, self.search)
+            search = NeighbourIndex(X, unit if len(unit) else None, self.search)
             self._index = known = _Index(X, unit.detach().clone(), search)
         return known.search
 
@@ -219,17 +214,12 @@ class CaGPLocal(Method):
         row_noise: Float[Tensor, " n"] | None = None,
         *,
         num_neighbours: int | None = None,
-        selection: Selection = "nearest",
     ) -> "LocalPosterior":
         """The posterior given the data, as a snapshot that further training leaves alone.
 
         Args:
             num_neighbours: rows per question; None for ``num_neighbours_predict``.
-            selection: "nearest", or "greedy": of three times as many nearest rows, those that reduce the variance
-                most. It costs ten times the time and gains about as much as twice the nearest rows (docs/local.md).
         """
-        if selection not in ("nearest", "greedy"):
-            raise ValueError(f'selection is {selection!r}, expected "nearest" or "greedy".')
         check_data(X, y, row_noise)
         k = self.num_neighbours_predict if num_neighbours is None else num_neighbours
         if k < 0:
@@ -241,7 +231,7 @@ class CaGPLocal(Method):
             projection = project(prior, self.shared, X, y, row_noise, self.max_bytes)
             shared = SharedActions(prior, projection, self.shared.support.clone(), self.max_bytes)
         return LocalPosterior(
-            prior, X, y, row_noise, min(k, X.shape[0]), search, shared, selection, self.max_bytes, self.local_scale
+            prior, X, y, row_noise, min(k, X.shape[0]), search, shared, self.max_bytes, self.local_scale
         )
 
     @torch.no_grad()
@@ -289,7 +279,7 @@ class CaGPLocal(Method):
         summary = (
             f"CaGP-Local with {self.num_neighbours} neighbours{beside} ({self.num_neighbours_predict} in predictions) "
             f"on {X.shape[0]:,} rows, {self.objective_name} objective, minibatches of {self.batch_size:,} rows, "
-            f"neighbours by {self._search(X).method}, kernels by {backend_for(self.prior.kernel, X)}, {X.dtype}."
+            f"neighbours by {self._search(X).kind}, kernels by {backend_for(self.prior.kernel, X)}, {X.dtype}."
         )
         return [summary, *prior_findings(self.prior, X, y, self.input_names)]
 
@@ -336,9 +326,8 @@ class LocalPosterior(Posterior):
         y: Float[Tensor, " n"],
         row_noise: Float[Tensor, " n"] | None,
         num_neighbours: int,
-        search: NeighbourSearch,
+        search: NeighbourIndex,
         shared: SharedActions | None = None,
-        selection: Selection = "nearest",
         max_bytes: int = DEFAULT_MAX_BYTES,
         local_scale: float | None = None,
     ):
@@ -347,7 +336,7 @@ class LocalPosterior(Posterior):
         self.y = y.detach().clone()
         self.row_noise = None if row_noise is None else row_noise.detach().clone()
         self.num_neighbours = num_neighbours
-        self.search, self.shared, self.selection = search, shared, selection
+        self.search, self.shared = search, shared
         self._kept = None
         if shared is not None and num_neighbours and 8 * X.shape[0] * shared.num_actions <= KEPT_BYTES:
             self._kept = self._rows_kept(shared)
@@ -363,17 +352,13 @@ class LocalPosterior(Posterior):
 
     @property
     def _width(self) -> int:
-        k = max(1, self.num_neighbours) * (CANDIDATES if self.selection == "greedy" else 1)
+        k = max(1, self.num_neighbours)
         return k * (k + 8) + (0 if self.shared is None else k * self.shared.num_actions)
 
     def _neighbours(self, X: Tensor) -> Tensor:
         if self.num_neighbours == 0:
             return torch.full((X.shape[0], 1), -1, device=X.device)
-        if self.selection == "nearest":
-            return self.search.nearest(X, self.num_neighbours)
-        candidates = self.search.nearest(X, min(CANDIDATES * self.num_neighbours, self.X.shape[0]))
-        with torch.no_grad():
-            return greedy_rows(self.prior, self.X, self.row_noise, X, candidates, self.num_neighbours)
+        return self.search.nearest(X, self.num_neighbours)
 
     def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
         near = self._neighbours(X)

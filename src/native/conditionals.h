@@ -1,16 +1,16 @@
-// Conditioning on the few rows near each question: one question in each vector lane, so that everything small and
-// serial (factorisation, solves) is done for a vector of questions at once.
+// Conditionals: the distribution of the function at each test point given a few rows of its own. Each vector lane holds
+// one test point, so that everything small and serial (factorisation, solves) is done for a vector of them at once.
 //
-// For a question x with rows N, everything is measured from x in lengthscale units, which keeps the digits of close
-// rows. The factorisation C = L D L', whose pivots wait for no square roots, works on C bordered by two more rows, c'
-// and r', which come out as w' = (L^-1 c)' and u' = (L^-1 r)': mean = u'D^-1 w, explained = w'D^-1 w, misfit = u'D^-1 u. A row whose variance
-// given the rows before it (its entry of D) is zero to round-off carries no information: its pivot counts as infinite,
-// and it is left out.
+// For a test point x with rows N, all inputs are measured from x in lengthscale units, which keeps the digits of close
+// rows. The factorisation C = L D L' needs no square roots. It works on C bordered by two more rows, c' and r', which
+// become w' = (L^-1 c)' and u' = (L^-1 r)'. Then mean = u'D^-1 w, explained = w'D^-1 w and misfit = u'D^-1 u. A row
+// whose variance given the rows before it (its entry of D) is zero to round-off carries no information: its pivot
+// counts as infinite, which leaves it out.
 //
-// Gradients need one pass: both results depend on few parameters, so that their slopes are written down for every
-// question while its matrix is in the cache. With a = C^-1 r and b = C^-1 c the slopes in C, both triangles of an
-// entry together, are -(a_i b_j + b_i a_j) and -2 b_i b_j; those in c are a and 2b, which is the same formula for one
-// more row, the question, with a = 0 and b = -1.
+// Gradients need one pass. Both results depend on few parameters, so their slopes are written down for every test point
+// while its matrix is in the cache. With a = C^-1 r and b = C^-1 c the slopes in C, both triangles of an entry
+// together, are -(a_i b_j + b_i a_j) and -2 b_i b_j. Those in c are a and 2b, which is the same formula for one more
+// row, the test point, with a = 0 and b = -1.
 #pragma once
 
 #include <cmath>
@@ -33,15 +33,16 @@ template <> struct Precision<double> {
     static constexpr double epsilon = 2.220446049250313e-16;
 };
 
-// The questions of one panel: their rows, and the bordered matrix in its place.
-template <class T, class Profile> class LocalPanel {
+// The test points of one panel: their rows, and the bordered matrix, which is factorised in place.
+template <class T, class Profile> class ConditionalPanel {
   public:
-    static Index bytes(const LocalProblem<T>& p) {
+    static Index bytes(const ConditionalProblem<T>& p) {
         const Index matrices = Profile::has_alpha ? 3 : 2;
         return 64 + Index(sizeof(V)) * ((p.k + 1) * p.d + matrices * (p.k + 2) * p.k + 6 * (p.k + 1) + 2 * p.d + 3);
     }
 
-    LocalPanel(const LocalProblem<T>& problem, void* memory) : p(problem), profile(problem.alpha), scale(T(p.outputscale)) {
+    ConditionalPanel(const ConditionalProblem<T>& problem, void* memory)
+        : p(problem), profile(problem.alpha), scale(T(p.outputscale)) {
         auto address = (reinterpret_cast<std::uintptr_t>(memory) + 63) & ~std::uintptr_t(63);
         points = reinterpret_cast<V*>(address);
         A = points + (p.k + 1) * p.d;
@@ -57,7 +58,7 @@ template <class T, class Profile> class LocalPanel {
         shapes = sums + p.d + 3;
     }
 
-    // Loads the questions [first, first + count), factorises, and solves; with slopes of the kernel if wanted.
+    // Loads the test points [first, first + count), factorises and solves; with the slopes of the kernel if wanted.
     void solve(Index first_, int count_, bool with_slopes) {
         first = first_, count = count_;
         gather();
@@ -70,7 +71,7 @@ template <class T, class Profile> class LocalPanel {
         factorise();
     }
 
-    void write(const LocalResults<T>& out) {
+    void write(const Moments<T>& out) {
         moments();
         V misfit{}, rows{};
         const V* u = row(p.k + 1);
@@ -85,7 +86,7 @@ template <class T, class Profile> class LocalPanel {
     }
 
     // After write(), whose results it uses.
-    void write_gradients(const LocalGradients<T>& out) {
+    void write_gradients(const MomentSlopes<T>& out) {
         back_substitute();
         for (Index a = 0; a < p.k; ++a) {
             write_lanes(out.alpha, p.k, a, alpha[a]);
@@ -94,36 +95,31 @@ template <class T, class Profile> class LocalPanel {
         if (!out.parameters) return;
         scale_gradients(out);
         shape_gradients(out);
-        if (out.questions) question_gradients(out);
-        switch (p.d % kColumns) {
-            case 1: distance_gradients<1>(0, out); break;
-            case 2: distance_gradients<2>(0, out); break;
-            case 3: distance_gradients<3>(0, out); break;
-        }
-        for (Index j = p.d % kColumns; j < p.d; j += kColumns) distance_gradients<kColumns>(j, out);
+        if (out.points) test_point_gradients(out);
+        for_each_group_of_inputs([&](auto width, Index j) { distance_gradients<width>(j, out); });
     }
 
-    // The sums of a task, which starts and ends with these.
+    // The sums of a task, which starts and ends with these two.
     void clear_sums() {
         for (Index e = 0; e < p.d + 3; ++e) sums[e] = V{};
         total = 0;
     }
-    void write_sums(const LocalDensity& out) const {
+    void write_sums(const Density& out) const {
         out.sums[0] = total;
         for (Index e = 0; out.slopes && e < p.d + 3; ++e) out.sums[1 + e] = sum_lanes_double<T>(sums[e]);
     }
 
-    // After solve(): adds the negative log densities of the questions' own targets, error^2 / 2v + log(2 pi v) / 2 with
-    // v = (scale - explained) + noise. What they depend on through C is -(gamma_i beta_j + beta_i gamma_j) for both
-    // triangles of an entry together, where gamma = g alpha + h beta with their slopes g in mean and h in explained.
+    // After solve(): adds the negative log densities of the test points' own targets, error^2 / 2v + log(2 pi v) / 2
+    // with v = (scale - explained) + noise. Their slope in C is -(gamma_i beta_j + beta_i gamma_j) for both triangles
+    // of an entry together, where gamma = g alpha + h beta with their slopes g in mean and h in explained.
     void add_density(bool with_slopes) {
         moments();
         V error, v, g{}, h{}, of_variance{}, of_scale{};
         const V noise_of_all = splat<T>(*p.noise.data);
-        for (int l = 0; l < kLanes<T>; ++l) error[l] = p.targets[p.asked[question(l)]];
+        for (int l = 0; l < kLanes<T>; ++l) error[l] = p.targets[p.test_rows[test_point(l)]];
         error -= m;
         const V left = scale - e;
-        v = (left < V{} ? V{} : left) + noise_of_all;  // what is not a number stays so
+        v = (left < V{} ? V{} : left) + noise_of_all;  // NaN stays NaN
         const V standard = error / v;
         for (int l = 0; l < count; ++l) {
             total += 0.5 * (double(error[l]) * double(standard[l]) + std::log(6.283185307179586 * double(v[l])));
@@ -147,11 +143,11 @@ template <class T, class Profile> class LocalPanel {
 
   private:
     using V = Vec<T>;
-    static constexpr int kColumns = 4;   // of the matrix, or of the inputs, that are worked on together
+    static constexpr int kColumns = 4;   // of the matrix, or of the inputs, that are handled together
     static constexpr int kTogether = 3;  // rows that meet them: their products fill the registers
     static constexpr int kNear = 2;      // the same for distances, which need more registers
 
-    const LocalProblem<T>& p;
+    const ConditionalProblem<T>& p;
     const Profile profile;
     const T scale;
     V *points, *A, *slopes, *present, *noise, *variance, *inverse, *alpha, *beta, *origin, *sums, *shapes;
@@ -164,6 +160,18 @@ template <class T, class Profile> class LocalPanel {
 
     V* row(Index a) { return A + a * p.k; }
 
+    // Calls visit(width, j) for the columns [j, j + width) of the inputs: what is left over first, then kColumns each.
+    template <class Visit> void for_each_group_of_inputs(const Visit& visit) {
+        static_assert(kColumns == 4, "every remainder needs a case");
+        const Index rest = p.d % kColumns;
+        switch (rest) {
+            case 1: visit(Constant<1>{}, 0); break;
+            case 2: visit(Constant<2>{}, 0); break;
+            case 3: visit(Constant<3>{}, 0); break;
+        }
+        for (Index j = rest; j < p.d; j += kColumns) visit(Constant<kColumns>{}, j);
+    }
+
     void moments() {
         m = e = V{};
         const V *w = row(p.k), *u = row(p.k + 1);
@@ -174,18 +182,18 @@ template <class T, class Profile> class LocalPanel {
         }
     }
 
-    // Lanes without a question repeat the last one.
-    Index question(int l) const { return first + (l < count ? l : count - 1); }
+    // Lanes without a test point repeat the last one.
+    Index test_point(int l) const { return first + (l < count ? l : count - 1); }
 
-    const T* inputs_of(Index q) const { return p.questions ? p.questions + q * p.d : p.X + p.asked[q] * p.d; }
+    const T* inputs_of(Index q) const { return p.points ? p.points + q * p.d : p.X + p.test_rows[q] * p.d; }
 
     void gather() {
         const T* x[kLanes<T>];
         const Index* rows[kLanes<T>];
         Index least = 0;
         for (int l = 0; l < kLanes<T>; ++l) {
-            x[l] = inputs_of(question(l));
-            rows[l] = p.neighbours + question(l) * p.k;
+            x[l] = inputs_of(test_point(l));
+            rows[l] = p.neighbours + test_point(l) * p.k;
         }
         for (Index j = 0; j < p.d; ++j) origin[j] = lanes(x, j);
         for (Index a = 0; a < p.k; ++a) {
@@ -208,19 +216,19 @@ template <class T, class Profile> class LocalPanel {
         return v;
     }
 
-    // Values of this panel's questions.
+    // Values of this panel's test points.
     V read_lanes(const T* values, Index stride, Index position) const {
         V v;
-        for (int l = 0; l < kLanes<T>; ++l) v[l] = values[question(l) * stride + position];
+        for (int l = 0; l < kLanes<T>; ++l) v[l] = values[test_point(l) * stride + position];
         return v;
     }
 
-    // Of the a-th neighbour of each question; rows that are missing are seen to later.
+    // Of the a-th neighbour of each test point; zero where there is none.
     V target(Index a) const {
         V v;
         for (int l = 0; l < kLanes<T>; ++l) {
-            const Index n = p.neighbours[question(l) * p.k + a];
-            v[l] = p.targets[n >= 0 ? n : 0];
+            const Index n = p.neighbours[test_point(l) * p.k + a];
+            v[l] = n >= 0 ? p.targets[n] : T(0);
         }
         return v;
     }
@@ -235,13 +243,13 @@ template <class T, class Profile> class LocalPanel {
         if (complete) return;
         for (Index a = 0; a < p.k; ++a)
             for (int l = 0; l < kLanes<T>; ++l)
-                if (p.neighbours[question(l) * p.k + a] < 0) {
+                if (p.neighbours[test_point(l) * p.k + a] < 0) {
                     present[a][l] = r[a][l] = T(0);
                     noise[a][l] = T(1);
                 }
     }
 
-    // Of every row, the question last, with the rows before it; what lands right of the diagonal is of no use.
+    // Of every row, the test point last, with the rows before it; entries right of the diagonal are not used.
     void squared_distances() {
         Index b = 0;
         for (; b + kColumns <= p.k; b += kColumns) distances_to<kColumns>(b);
@@ -365,7 +373,7 @@ template <class T, class Profile> class LocalPanel {
         });
     }
 
-    // alpha = L^-T D^-1 u = C^-1 r and beta = L^-T D^-1 w = C^-1 c; those of the question.
+    // alpha = L^-T D^-1 u = C^-1 r and beta = L^-T D^-1 w = C^-1 c; with those of the test point.
     void back_substitute() {
         for (Index a = 0; a < p.k; ++a) {
             alpha[a] = row(p.k + 1)[a] * inverse[a];
@@ -402,8 +410,8 @@ template <class T, class Profile> class LocalPanel {
         }
     }
 
-    // From alpha'C beta = mean and beta'C beta = explained: what is scaled is C - noise + gram, and c + cross.
-    void scale_gradients(const LocalGradients<T>& out) {
+    // From alpha'C beta = mean and beta'C beta = explained: the scale multiplies C - noise + gram, and c + cross.
+    void scale_gradients(const MomentSlopes<T>& out) {
         V of_mean{}, of_explained = e;
         for (Index a = 0; a < p.k; ++a) {
             V x = noise[a] * beta[a], y{};
@@ -417,7 +425,7 @@ template <class T, class Profile> class LocalPanel {
     }
 
     // Of the kernel's own parameter, where it has one.
-    void shape_gradients(const LocalGradients<T>& out) {
+    void shape_gradients(const MomentSlopes<T>& out) {
         V of_mean{}, of_explained{};
         if (Profile::has_alpha) {
             for (Index a = 1; a <= p.k; ++a) {
@@ -435,7 +443,7 @@ template <class T, class Profile> class LocalPanel {
     }
 
     // Sums of the squared differences in the columns [j, j + C) of the inputs, weighted by the slopes.
-    template <int C> CAGP_FLAT void distance_gradients(Index j, const LocalGradients<T>& out) {
+    template <int C> CAGP_FLAT void distance_gradients(Index j, const MomentSlopes<T>& out) {
         V of_mean[C], of_explained[C];
         repeat<C>([&](auto c) { of_mean[c] = of_explained[c] = V{}; });
         for (Index a = 1; a <= p.k; ++a) {
@@ -475,12 +483,7 @@ template <class T, class Profile> class LocalPanel {
             }
             sums[p.d] += of_alpha;
         }
-        switch (p.d % kColumns) {
-            case 1: add_squares<1>(0); break;
-            case 2: add_squares<2>(0); break;
-            case 3: add_squares<3>(0); break;
-        }
-        for (Index j = p.d % kColumns; j < p.d; j += kColumns) add_squares<kColumns>(j);
+        for_each_group_of_inputs([&](auto width, Index j) { add_squares<width>(j); });
     }
 
     template <int C> CAGP_FLAT void add_squares(Index j) {
@@ -505,7 +508,7 @@ template <class T, class Profile> class LocalPanel {
         repeat<C>([&](auto c) { sums[j + c] = sum[c]; });
     }
 
-    void question_gradients(const LocalGradients<T>& out) {
+    void test_point_gradients(const MomentSlopes<T>& out) {
         const V* slope = slopes + p.k * p.k;
         for (Index j = 0; j < p.d; ++j) {
             V with_alpha{}, with_beta{};
@@ -514,43 +517,45 @@ template <class T, class Profile> class LocalPanel {
                 with_beta += slope[b] * beta[b] * points[b * p.d + j];
             }
             const T factor = -2 * p.inverse_lengthscale[j];
-            write_lanes(out.questions, 2 * p.d, j, with_alpha * factor);
-            write_lanes(out.questions, 2 * p.d, p.d + j, 2 * with_beta * factor);
+            write_lanes(out.points, 2 * p.d, j, with_alpha * factor);
+            write_lanes(out.points, 2 * p.d, p.d + j, 2 * with_beta * factor);
         }
     }
 
-    // Entries of row a left of the diagonal; the question's row has all.
+    // Entries of row a left of the diagonal; the row of the test point has all of them.
     Index before(Index a) const { return a < p.k ? a : p.k; }
 
     void write_lanes(T* values, Index stride, Index position, V v) const {
         for (int l = 0; l < count; ++l) values[(first + l) * stride + position] = v[l];
     }
-    void write_parameter(const LocalGradients<T>& out, Index place, V of_mean, V of_explained) const {
+    void write_parameter(const MomentSlopes<T>& out, Index place, V of_mean, V of_explained) const {
         const Index size = p.d + 2;
         write_lanes(out.parameters, 2 * size, place, of_mean);
         write_lanes(out.parameters, 2 * size, size + place, of_explained);
     }
 };
 
-template <class T, class Profile> Index local_scratch(const LocalProblem<T>& p) { return LocalPanel<T, Profile>::bytes(p); }
+template <class T, class Profile> Index conditionals_scratch(const ConditionalProblem<T>& p) {
+    return ConditionalPanel<T, Profile>::bytes(p);
+}
 
 template <class T, class Profile>
-void local(const LocalProblem<T>& p, Range questions, const LocalResults<T>& results, const LocalGradients<T>& gradients,
-           void* memory) {
-    LocalPanel<T, Profile> panel(p, memory);
-    for (Index q = questions.begin; q < questions.end; q += kLanes<T>) {
-        panel.solve(q, smaller(questions.end - q, kLanes<T>), gradients.parameters != nullptr);
+void conditionals(const ConditionalProblem<T>& p, Range points, const Moments<T>& results,
+                  const MomentSlopes<T>& gradients, void* memory) {
+    ConditionalPanel<T, Profile> panel(p, memory);
+    for (Index q = points.begin; q < points.end; q += kLanes<T>) {
+        panel.solve(q, smaller(points.end - q, kLanes<T>), gradients.parameters != nullptr);
         panel.write(results);
         if (gradients.alpha) panel.write_gradients(gradients);
     }
 }
 
 template <class T, class Profile>
-void local_density(const LocalProblem<T>& p, Range questions, const LocalDensity& density, void* memory) {
-    LocalPanel<T, Profile> panel(p, memory);
+void density(const ConditionalProblem<T>& p, Range points, const Density& density, void* memory) {
+    ConditionalPanel<T, Profile> panel(p, memory);
     panel.clear_sums();
-    for (Index q = questions.begin; q < questions.end; q += kLanes<T>) {
-        panel.solve(q, smaller(questions.end - q, kLanes<T>), density.slopes);
+    for (Index q = points.begin; q < points.end; q += kLanes<T>) {
+        panel.solve(q, smaller(points.end - q, kLanes<T>), density.slopes);
         panel.add_density(density.slopes);
     }
     panel.write_sums(density);

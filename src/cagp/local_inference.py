@@ -1,8 +1,8 @@
-"""Answers from actions chosen for each question: its nearest rows, alone or beside actions that all questions share.
+"""Predictions from actions chosen for each test point: its nearest rows, alone or beside shared actions.
 
-For a question x with rows N, conditioning on y_N is exact inference on the projections E_Nᵀy. With actions S that all
-questions share, S_x = [S, E_N]: everything is first conditioned on Sᵀy, and what is left of the process on y_N. With
-LLᵀ = SᵀK̂S and u(x) = L⁻¹Sᵀk(X, x), v_r = L⁻¹Sᵀ(k(X, x_r) + D_r e_r), a = L⁻¹Sᵀ(y - m):
+For a test point x with rows N, conditioning on y_N is exact inference on the projections E_Nᵀy. With actions S that all
+test points share, S_x = [S, E_N]: the process is first conditioned on Sᵀy, and the result on y_N. With LLᵀ = SᵀK̂S and
+u(x) = L⁻¹Sᵀk(X, x), v_r = L⁻¹Sᵀ(k(X, x_r) + D_r e_r), a = L⁻¹Sᵀ(y - m):
 
     c = k(N, x) - v_N u(x)     C = k(N, N) + D_N - v_N v_Nᵀ     r = y_N - m_N - v_N a
     mean = m(x) + u(x)ᵀa + cᵀC⁻¹r                variance = k(x, x) - |u(x)|² - cᵀC⁻¹c
@@ -31,16 +31,16 @@ from cagp.projection import Projection
 
 
 class Moments(NamedTuple):
-    """Mean and variance of the function at each question, and how its rows fit the prior, float64."""
+    """Mean and variance of the function at each test point, and how well its rows fit the prior, float64."""
 
     mean: Float[Tensor, " t"]
     variance: Float[Tensor, " t"]
-    misfit: Float[Tensor, " t"]  # rᵀC⁻¹r: what is expected is ``num_rows``
+    misfit: Float[Tensor, " t"]  # rᵀC⁻¹r, which is ``num_rows`` in expectation
     num_rows: Float[Tensor, " t"]  # that carry information
 
 
 class SharedActions:
-    """What the actions of all questions explain, for questions and for training rows.
+    """What the actions that all test points share explain, of test points and of training rows.
 
     Args:
         projection: of the shared actions.
@@ -65,7 +65,7 @@ class SharedActions:
         support: Int[Tensor, " m"],
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> "SharedActions":
-        """Shared actions of a projection of which nothing else is known, as of a saved one; ``targets`` is a."""
+        """Shared actions from the parts that are needed of a projection, for example saved ones; ``targets`` is a."""
         shared = cls.__new__(cls)
         shared._hold(prior, X, W, chol, targets, support, max_bytes)
         return shared
@@ -88,8 +88,8 @@ class SharedActions:
         """i."""
         return self.chol.shape[0]
 
-    def questions(self, X: Float[Tensor, "t d"]) -> Float[Tensor, "t i"]:
-        """u(x) of each question, float64. Time O(t m d + t i²)."""
+    def at_points(self, X: Float[Tensor, "t d"]) -> Float[Tensor, "t i"]:
+        """u(x) of each test point, float64. Time O(t m d + t i²)."""
         KS = kernel_product(self.prior.kernel, X, self.X, self.W, max_bytes=self.max_bytes)
         return self._whitened(KS.double())
 
@@ -118,27 +118,28 @@ def local_answers(
     X: Float[Tensor, "n d"],
     y: Float[Tensor, " n"],
     row_noise: Float[Tensor, " n"] | None,
-    questions: Float[Tensor, "t d"],
+    points: Float[Tensor, "t d"],
     neighbours: Int[Tensor, "t k"],
     shared: SharedActions | None = None,
     kept_rows: Float[Tensor, "n i"] | None = None,
     *,
-    backend: Backend = "auto",
+    backend: Backend | None = None,
 ) -> Moments:
-    """Mean and variance of the function at each question from its own rows, and from the shared actions if given.
+    """Mean and variance of the function at each test point from its own rows, and from the shared actions if given.
 
-    Mean and variance are differentiable once in the prior's parameters, the shared actions and the questions.
+    Mean and variance are differentiable once in the prior's parameters, the shared actions and the test points.
 
     Args:
-        neighbours: rows of ``X`` for each question; -1 for none.
-        kept_rows: v_r of all rows, where it is at hand already.
+        points: the test points.
+        neighbours: rows of ``X`` for each test point; -1 for none.
+        kept_rows: v_r of all rows, if it was computed before.
         backend: see ``local_moments``.
 
-    Time O(t k² (k + d)), with i shared actions on m rows another O(t k² i) and O(u m d + u i²) for the u rows that
+    Time O(t k² (k + d)). With i shared actions on m rows, add O(t k² i), and O(u m d + u i²) for the u rows that
     occur, unless they are kept.
     """
-    mean = prior.mean(questions).double()
-    variance = prior.kernel.diag(questions).double()
+    mean = prior.mean(points).double()
+    variance = prior.kernel.diag(points).double()
     noise, residual = prior.noise.of_all(row_noise), y
     gram = cross = None
     if noise is None or shared is not None or not isinstance(prior.mean, ZeroMean):
@@ -147,13 +148,13 @@ def local_answers(
         noise = prior.noise.of_rows(X, flat, row_noise).view(near.shape)
         residual = (y.index_select(0, flat) - prior.mean.of_rows(X, flat)).double().view(near.shape)
         if shared is not None:
-            u = shared.questions(questions)
+            u = shared.at_points(points)
             v = _rows_of(shared, X, row_noise, near, kept_rows)
             gram, cross = v @ v.mT, (v @ u[:, :, None])[:, :, 0]
             residual = residual - v @ shared.targets
             mean, variance = mean + u @ shared.targets, variance - u.square().sum(1)
     rows = (neighbours, noise, residual, gram, cross)
-    found = local_moments(prior.kernel, questions, X, *rows, backend=backend)
+    found = local_moments(prior.kernel, points, X, *rows, backend=backend)
     update, explained, misfit, num_rows = (value.double() for value in found)
     return Moments(mean + update, variance - explained, misfit, num_rows)
 
@@ -167,7 +168,7 @@ def local_nll(
     neighbours: Int[Tensor, "t k"],
     shared: SharedActions | None = None,
     *,
-    backend: Backend = "auto",
+    backend: Backend | None = None,
 ) -> Float[Tensor, ""]:
     """Negative log density of the targets of ``rows``, each predicted from its neighbours, summed; see
     ``local_answers``.
@@ -187,7 +188,7 @@ def local_nll(
 def _rows_of(
     shared: SharedActions, X: Tensor, row_noise: Tensor | None, near: Tensor, kept_rows: Tensor | None
 ) -> Tensor:
-    """v of every neighbour of every question, (t, k, i)."""
+    """v of every neighbour of every test point, (t, k, i)."""
     if kept_rows is not None:
         return kept_rows[near]
     rows, place = near.unique(return_inverse=True)
@@ -195,47 +196,8 @@ def _rows_of(
     return shared.rows(X, rows, noise)[place]
 
 
-def greedy_rows(
-    prior: GP,
-    X: Float[Tensor, "n d"],
-    row_noise: Float[Tensor, " n"] | None,
-    questions: Float[Tensor, "t d"],
-    candidates: Int[Tensor, "t m"],
-    num_rows: int,
-) -> Int[Tensor, "t k"]:
-    """Of each question's candidates, the rows that reduce its variance most, one after the other.
-
-    Given the rows chosen so far, a row with remaining variance g and remaining covariance h with the question takes
-    h² / g off its variance. Candidates that have nothing left come last, in their order. Time O(t m k (k + d)), memory
-    O(t m²).
-    """
-    near = X[candidates].double()
-    flat = candidates.reshape(-1)
-    noise = prior.noise_variance(X[flat], None if row_noise is None else row_noise[flat]).view(candidates.shape)
-    C = prior.kernel(near, near) + torch.diag_embed(noise)
-    variance = C.diagonal(dim1=1, dim2=2).clone()
-    covariance = prior.kernel(questions[:, None].double(), near)[:, 0].clone()
-    smallest = NEGLIGIBLE * torch.finfo(C.dtype).eps * variance
-    every = torch.arange(len(questions), device=X.device)
-    free = torch.ones_like(variance, dtype=torch.bool)
-    columns, chosen = C.new_zeros(*candidates.shape, num_rows), []
-    for j in range(num_rows):
-        left = variance > smallest
-        gain = torch.where(left, covariance.square() / variance.clamp_min(smallest), 0.0)
-        best = torch.where(free, gain, -1.0).argmax(1)
-        pivot, counts = variance[every, best], left[every, best]
-        column = C[every, best] - (columns[:, :, :j] @ columns[every, best, :j, None])[:, :, 0]
-        column = torch.where(counts[:, None], column / pivot.clamp_min(smallest[every, best]).sqrt()[:, None], 0.0)
-        share = torch.where(counts, covariance[every, best] / pivot.clamp_min(smallest[every, best]).sqrt(), 0.0)
-        columns[:, :, j] = column
-        variance, covariance = variance - column.square(), covariance - column * share[:, None]
-        free[every, best] = False
-        chosen.append(candidates[every, best])
-    return torch.stack(chosen, dim=1)
-
-
 class Joint(NamedTuple):
-    """Mean and covariance of the function at all questions together."""
+    """Mean and covariance of the function at all test points together."""
 
     mean: Float[Tensor, " t"]
     covariance: Float[Tensor, "t t"]
@@ -246,23 +208,23 @@ def joint_answers(
     X: Float[Tensor, "n d"],
     y: Float[Tensor, " n"],
     row_noise: Float[Tensor, " n"] | None,
-    questions: Float[Tensor, "t d"],
+    points: Float[Tensor, "t d"],
     rows: Int[Tensor, " k"],
     shared: SharedActions | None = None,
 ) -> Joint:
-    """The function at all questions given the same rows (the union of theirs), and the shared actions if given.
+    """The function at all test points given the same rows (the union of theirs), and the shared actions if given.
 
     Time O((t + k)³), float64.
     """
-    t = len(questions)
-    everything = torch.cat([questions, X[rows]]).double()
+    t = len(points)
+    everything = torch.cat([points, X[rows]]).double()
     noise = prior.noise_variance(X[rows], None if row_noise is None else row_noise[rows])
     K = kernel_product(prior.kernel, everything, everything)
-    mean = prior.mean(questions).double()
+    mean = prior.mean(points).double()
     residual = (y[rows] - prior.mean(X[rows])).double()
     prior_variance = K.diagonal()[t:] + noise
     if shared is not None:
-        u, v = shared.questions(questions), shared.rows(X, rows, noise)
+        u, v = shared.at_points(points), shared.rows(X, rows, noise)
         whitened = torch.cat([u, v])
         K = K - whitened @ whitened.mT
         mean, residual = mean + u @ shared.targets, residual - v @ shared.targets
