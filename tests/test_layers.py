@@ -9,6 +9,7 @@ import cagp
 
 ORDER = [
     "checks",
+    "notices",
     "memory",
     "progress",
     "storage",
@@ -31,7 +32,7 @@ ORDER = [
     "iterative",
     "diagnostics",
     "methods",
-    "noise_search",
+    "noise_tuning",
     "starting",
     "data",
     "search",

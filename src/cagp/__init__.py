@@ -25,19 +25,18 @@ from cagp.methods import (
     CaGPLocal,
     CaGPOpt,
     CholeskyGP,
-    LocalPosterior,
     LogNormal,
     Method,
 )
 from cagp.neighbours import NeighbourSearch
-from cagp.noise_search import calibrate_noise, raise_noise
-from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, Posterior, Prediction
+from cagp.noise_tuning import calibrate_noise, raise_noise
+from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, LocalPosterior, Posterior, Prediction
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, ZeroMean
 from cagp.projection import Projection, project
 from cagp.search import SearchResult, search
 from cagp.solver import CGWarning
 from cagp.starting import start_from_data, start_from_neighbours
-from cagp.training import FitResult, Settings, fit
+from cagp.training import FitResult, FitStatus, Settings, Trainable, fit
 
 __version__ = version("cagp")
 
@@ -62,6 +61,7 @@ __all__ = [
     "DenseActions",
     "ExactGPRegressor",
     "FitResult",
+    "FitStatus",
     "GaussianNoise",
     "InducingPosterior",
     "Iteration",
@@ -81,6 +81,7 @@ __all__ = [
     "SearchResult",
     "Settings",
     "Stopping",
+    "Trainable",
     "ZeroMean",
     "backend_for",
     "calibrate_noise",

@@ -30,9 +30,8 @@ from cagp.kernels import (
 )
 from cagp.linalg import CGResult
 from cagp.local import SharedActions
-from cagp.methods import LocalPosterior
 from cagp.neighbours import NeighbourSearch
-from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, Posterior
+from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, LocalPosterior, Posterior
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, Mean, Noise, ZeroMean
 from cagp.solver import Solver
 from cagp.storage import State
@@ -324,15 +323,15 @@ def _cg_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> CGPost
 
 
 def _local_state(posterior: LocalPosterior, rows: Rows) -> State:
-    search, shared = posterior.search, posterior.shared
+    index, shared = posterior.index, posterior.shared
     return {
         "X": rows(posterior.X, "X"),
         "y": rows(posterior.y, "y"),
         "row_noise": None if posterior.row_noise is None else rows(posterior.row_noise, "row_noise"),
         "num_neighbours": posterior.num_neighbours,
-        "selection": posterior.selection,
+        "selection": "nearest",  # the only one; older versions had others, and read this
         "local_scale": posterior.local_scale,
-        "search": {"method": search.method, "lengthscale": search.lengthscale, "origin": search.origin},
+        "search": {"method": index.method, "lengthscale": index.lengthscale, "origin": index.origin},
         "shared": None
         if shared is None
         else {
@@ -353,13 +352,15 @@ def _local_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> Loc
     stored = _entry(state, "search", dict)
     lengthscale = _shaped(stored, "lengthscale", (d,)) if _has(stored, "lengthscale") else None
     method, selection = _entry(stored, "method", str), _entry(state, "selection", str)
-    search = NeighbourSearch(X, lengthscale, method, _float64(stored, "origin", (d,)))  # pyright: ignore[reportArgumentType]
+    index = NeighbourSearch(X, lengthscale, method, _float64(stored, "origin", (d,)))  # pyright: ignore[reportArgumentType]
     k = _count(state, "num_neighbours")
-    if k > n or selection not in ("nearest", "greedy"):
+    if selection == "greedy":
+        raise ValueError('the posterior was made with selection="greedy", which this version of cagp does not have.')
+    if k > n or selection != "nearest":
         raise _strange("'num_neighbours' or 'selection'")
     shared = _shared(_entry(state, "shared", dict), prior, X) if _has(state, "shared") else None
     scale = _entry(state, "local_scale", float) if _has(state, "local_scale") else None
-    return LocalPosterior(prior, X, y, row_noise, k, search, shared, selection, max_bytes, scale)  # pyright: ignore[reportArgumentType]
+    return LocalPosterior(prior, X, y, row_noise, k, index, shared, max_bytes, scale)
 
 
 def _shared(state: State, prior: GP, X: Tensor) -> SharedActions:

@@ -34,7 +34,7 @@ from cagp.estimators.choosing import constant_actions
 from cagp.kernels import Matern32, Scale
 from cagp.local import local_answers, local_nll
 from cagp.memory import current_memory, peak_memory
-from cagp.methods.local import CaGPLocal, Objective
+from cagp.methods.cagp_local import CaGPLocal, Objective
 from cagp.neighbours import NeighbourSearch
 from cagp.posteriors import Prediction
 from cagp.prior import GP, GaussianNoise
@@ -342,7 +342,8 @@ def _ours(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
             shared = constant_actions(prior.kernel, X, run.num_actions, run.seed)
             method = CaGPLocal(prior, run.num_neighbours, shared=shared, seed=run.seed)
         elif run.method == "local-scale":
-            choice = method.learn_local_scale(X, y)
+            choice = method.choose_local_scale(X, y)
+            method = method.with_local_scale(choice.local_scale)
             details |= {"local_scale": choice.local_scale, "scale_rows": choice.num_rows, "scale_rows_nll": choice.nll}
         details |= {"k": run.num_neighbours, "k_predict": method.num_neighbours_predict, "noise_floor": NOISE_FLOOR}
         details |= {"objective": run.objective}

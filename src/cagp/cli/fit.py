@@ -18,7 +18,7 @@ from cagp.data.tables import READABLE
 from cagp.estimators import GPRegressor
 from cagp.memory import available_memory
 from cagp.storage import write_atomically
-from cagp.training.fit import CHECKPOINT
+from cagp.training.fitting import CHECKPOINT
 
 LIMITS = "limits.json"
 

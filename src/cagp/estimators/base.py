@@ -229,11 +229,10 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         if limits:
             changes["num_steps"] = min(limits)
         changes.setdefault("max_time", self.max_time)
-        for part in method.parts:
-            part.input_names = task.names
         folder = None if task.folder is None else task.folder / name
         data = (task.X, task.y, task.row_noise)
-        return fit(method, *data, progress=task.verbose, checkpoint_dir=folder, **changes)
+        options = {"progress": task.verbose, "checkpoint_dir": folder, "input_names": task.names}
+        return fit(method, *data, **options, **changes)
 
     def _num_steps(self, task: Task, method: Several) -> int | None:
         """An epoch is one pass over the rows: one step, or as many as minibatches it takes."""

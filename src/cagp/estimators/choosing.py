@@ -11,7 +11,7 @@ from cagp.data.splits import split
 from cagp.estimators.task import Task
 from cagp.methods import CaGPLocal, Method, Several
 from cagp.methods.common import is_gain, lengthscale_of
-from cagp.noise_search import calibrate_noise
+from cagp.noise_tuning import calibrate_noise
 from cagp.posteriors import Posterior
 
 EXACT_ROWS = 2000
@@ -131,7 +131,7 @@ def compare(
     X, y, row_noise = held_out
     assert isinstance(local, CaGPLocal)
     assert isinstance(hybrid, CaGPLocal)
-    hybrid.local_scale = local.local_scale
+    hybrid = hybrid.with_local_scale(local.local_scale)
 
     def nll(posterior: Posterior) -> Tensor:
         return metrics.row_nll(y, *posterior.predict(X, noise=True, row_noise=row_noise))
@@ -143,17 +143,19 @@ def compare(
     )
 
 
-def learn_local_scales(method: Several, task: Task) -> list[str]:
-    """Let the method of each target learn its local scale; what was found, in words.
+def with_local_scales(method: Several, task: Task) -> tuple[Several, list[str]]:
+    """The method with the local scale that suits each target; what was found, in words.
 
-    Where predictions see all rows, nothing is local.
+    If predictions see all rows, nothing is local.
     """
-    notes = []
+    parts, notes = [], []
     for j, part in enumerate(method.parts):
         assert isinstance(part, CaGPLocal)
         if part.num_neighbours_predict >= len(task.X):
+            parts.append(part)
             continue
-        scale, nll, without, num_rows = part.learn_local_scale(*task.column(j))
+        scale, nll, without, num_rows = part.choose_local_scale(*task.column(j))
+        parts.append(part.with_local_scale(scale))
         found = f"negative log density of {num_rows:,} rows, each predicted from others: {without:.3f}"
         if scale is None:
             notes.append(f"One scale everywhere ({found}; no local scale gains enough).")
@@ -162,4 +164,4 @@ def learn_local_scales(method: Several, task: Task) -> list[str]:
                 f"Local scale: error bars follow the neighbours of each question, the learned scale counts as much as "
                 f"{scale:g} of them ({found}, with it {nll:.3f})."
             )
-    return notes
+    return Several(parts), notes

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cagp.linalg import JitterWarning
-from cagp.methods import CaGPLocal, CholeskyGP, LocalPosterior
-from cagp.posteriors import CaGPPosterior, Posterior
+from cagp.methods import CaGPLocal, CholeskyGP
+from cagp.posteriors import CaGPPosterior, LocalPosterior, Posterior
 
 EXACT_ROWS = 2000
 """Up to so many rows the exact posterior's variance is computed."""

@@ -19,7 +19,7 @@ from cagp.memory import bytes_of
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Several
 from cagp.methods.cholesky import memory_needed
 from cagp.methods.common import lengthscale_of
-from cagp.noise_search import raise_noise
+from cagp.noise_tuning import raise_noise
 from cagp.prior import GP
 from cagp.starting import LOCAL_STEPS
 from cagp.training import FitResult, seconds_of
@@ -149,7 +149,8 @@ class CaGPRegressor(GPRegressor):
             notes = [*notes, f"All questions share {shared.num_actions:,} actions of equal weights on nearby rows."]
         method = self._local(task, priors, shared)
         if self.local_scale == "auto":
-            notes = [*notes, *choosing.learn_local_scales(method, task)]
+            method, found = choosing.with_local_scales(method, task)
+            notes = [*notes, *found]
         posteriors = method.condition(task.X, task.y, task.row_noise)
         return Fitted("hybrid" if hybrid else "local", posteriors, result, notes, _every(task))
 
@@ -232,7 +233,7 @@ class CaGPRegressor(GPRegressor):
         shared = choosing.constant_actions(priors[0].kernel, train.X, self._num_actions(train), task.seed)
         local, hybrid = self._local(train, priors), self._local(train, priors, shared)
         if self.local_scale == "auto":
-            choosing.learn_local_scales(local, train)
+            local, _ = choosing.with_local_scales(local, train)
         found = [
             choosing.compare(a, b, train.column(j), held_out.column(j))
             for j, (a, b) in enumerate(zip(local.parts, hybrid.parts, strict=True))

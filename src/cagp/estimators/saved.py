@@ -1,6 +1,5 @@
 """Saved models: one file that holds all a fitted regressor needs to answer, and nothing that can run."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from cagp.kernels import Kernel
 from cagp.persistence import posterior_from_state, posterior_state, prior_from_state, prior_state
 from cagp.prior import GP
 from cagp.storage import load_state, save_state
-from cagp.training import FitResult, Step
+from cagp.training import FitResult
 
 KIND, VERSION = "cagp model", 1
 
@@ -39,7 +38,7 @@ def save_model(model: Any, path: str | Path, dtype: str | None, library: str) ->
         "num_features": model.n_features_in_,
         "method": model.method_,
         "report": model.fit_report_,
-        "result": asdict(model.fit_result_),
+        "result": model.fit_result_.state(),
         "row_noise": list(model._row_noise),
         "posteriors": [posterior_state(posterior, stored) for posterior in model.posteriors_],
         "stored_dtype": dtype,
@@ -75,7 +74,7 @@ def _restored(state: dict[str, Any], classes: dict[str, type], kernel: Kernel | 
     if state["feature_names"] is not None:
         model.feature_names_in_ = np.asarray(state["feature_names"], dtype=object)
     model.method_, model.fit_report_ = state["method"], state["report"]
-    model.fit_result_ = FitResult(**{**state["result"], "steps": [Step(**step) for step in state["result"]["steps"]]})
+    model.fit_result_ = FitResult.from_state(state["result"])
     model._row_noise, model.posteriors_ = list(state["row_noise"]), posteriors
     return model
 

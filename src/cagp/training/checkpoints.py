@@ -1,4 +1,4 @@
-"""Checkpoints of fits and tasks of searches: files of ``cagp.storage`` that one may always delete and start afresh."""
+"""Checkpoints of fits and tasks of searches: files that are always safe to delete, to start from scratch."""
 
 from pathlib import Path
 
@@ -13,5 +13,5 @@ def save_checkpoint(path: Path, state: State) -> None:
 
 
 def load_checkpoint(path: Path) -> State:
-    """Read a state back, or raise ValueError where the file is not a whole checkpoint of this version."""
-    return load_state(path, KIND, VERSION, remedy="delete it to start afresh")
+    """Read a state back, or raise ValueError if the file is not a complete checkpoint of this version."""
+    return load_state(path, KIND, VERSION, remedy="delete it to start from scratch")
