@@ -56,8 +56,8 @@ def _explain(A: Tensor, name: str) -> str:
         f"{name} ({A.shape[0]} x {A.shape[0]}) is not positive definite, not even with {LARGEST_JITTER:.0e} times its "
         f"diagonal added; {found}. Probable causes and remedies: (1) actions that are zero or linearly dependent: use "
         "fewer, or start them from scratch; (2) noise too small for float32 kernels: raise its floor or pass float64 "
-        "data; (3) inputs or targets on extreme scales: standardise them; (4) a kernel of your own that is not positive "
-        "semi-definite; (5) hyperparameters that diverged: lower the learning rate."
+        "data; (3) inputs or targets on extreme scales: standardise them; (4) a kernel of your own that is not "
+        "positive semi-definite; (5) hyperparameters that diverged: lower the learning rate."
     )
 
 

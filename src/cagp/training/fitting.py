@@ -360,7 +360,7 @@ class _Run:
         state = load_checkpoint(path)
         if state["fingerprint"] != self.fingerprint:
             raise ValueError(
-                f"{path} belongs to a different fit (other data, settings or starting values); choose a different "
+                f"{path} belongs to another fit (other data, settings or starting values); choose another "
                 "folder, or delete it to start from scratch."
             )
         self.history.load(state["steps"])
