@@ -179,7 +179,7 @@ def test_single_precision_data_train_and_keep_their_dtype():
     before = loss_of(method, X, y)
     result = fit(method, X, y, num_steps=12)
     assert result.best_value < before - 0.02
-    assert any("evaluated anew for every product" in line for line in result.findings)
+    assert any("evaluated again for every product" in line for line in result.findings)
     mean, variance = method.condition(X, y).predict(Z, noise=True)
     assert mean.dtype == variance.dtype == torch.float32
     S = method.iteration(X, y).actions.S

@@ -19,7 +19,7 @@ from cagp.cli.evaluate import Sample
 from cagp.cli.scores import Tally
 from cagp.data import split
 from cagp.report.evidence import scores
-from cagp.training.fit import _Run
+from cagp.training.fitting import _Run
 
 NUM_ROWS = 120
 

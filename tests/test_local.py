@@ -778,8 +778,10 @@ def test_error_bars_follow_the_neighbours_where_that_predicts_better():
     prior = GP(Scale(Matern32(1, 0.1), 0.5), noise=GaussianNoise(0.05))
     method = CaGPLocal(prior, 16)
     plain = method.condition(X, y).predict(new, noise=True)
-    choice = method.learn_local_scale(X, y)
-    assert choice.local_scale == method.local_scale
+    choice = method.choose_local_scale(X, y)
+    assert method.local_scale is None  # choosing changes nothing
+    method = method.with_local_scale(choice.local_scale)
+    assert method.local_scale == choice.local_scale
     assert choice.num_rows == 3000
     assert choice.nll < choice.nll_without - 0.3
     scaled = method.condition(X, y).predict(new, noise=True)
@@ -799,9 +801,10 @@ def test_one_scale_stays_where_the_prior_is_right():
     covariance = torch.from_numpy(oracle.kernel_matrix(prior.kernel, X, X)) + 0.1 * torch.eye(800)
     y = torch.linalg.cholesky(covariance) @ torch.randn(800, generator=g, dtype=torch.float64)
     method = CaGPLocal(prior, 16, local_scale=3.0)
-    choice = method.learn_local_scale(X, y)
+    choice = method.choose_local_scale(X, y)
     assert choice.local_scale is None
-    assert method.local_scale is None
+    assert method.local_scale == 3.0
+    assert method.with_local_scale(None).local_scale is None
     assert choice.nll == choice.nll_without
 
 
@@ -825,7 +828,7 @@ def test_a_local_scale_that_makes_no_sense_is_refused():
             CaGPLocal(GP(Matern32(1)), local_scale=scale)
     X = torch.zeros(1, 1, dtype=torch.float64)
     with pytest.raises(ValueError, match="a local scale needs neighbours"):
-        CaGPLocal(GP(Matern32(1))).learn_local_scale(X, X[:, 0])
+        CaGPLocal(GP(Matern32(1))).choose_local_scale(X, X[:, 0])
 
 
 def test_joint_answers_that_need_too_many_rows_are_refused(monkeypatch):
@@ -883,7 +886,7 @@ def test_neighbours_are_those_in_units_of_the_lengthscales():
     g = torch.Generator().manual_seed(0)
     X = torch.randn(200, 2, generator=g, dtype=torch.float64)
     prior = GP(Scale(Matern32(2, [0.1, 10.0])))
-    posterior = CaGPLocal(prior, search="scan").condition(X, X[:, 0], num_neighbours=5)
+    posterior = CaGPLocal(prior, index_kind="scan").condition(X, X[:, 0], num_neighbours=5)
     near = ((X[None] - X[:9, None]) / torch.tensor([0.1, 10.0])).square().sum(-1).argsort(dim=1)[:, :5]
     assert torch.equal(posterior._neighbours(X[:9]).sort().values, near.sort().values)
 
@@ -896,7 +899,7 @@ def test_what_is_kept_for_the_rows_changes_no_answer(monkeypatch):
     kept = method.condition(X, y, row_noise, num_neighbours=5)
     method.max_bytes = 2000  # a few rows at a time
     assert_close(method.condition(X, y, row_noise, num_neighbours=5)._kept, kept._kept, 1e-12)
-    monkeypatch.setattr("cagp.methods.local.KEPT_BYTES", 0)
+    monkeypatch.setattr("cagp.posteriors.nearest_rows.KEPT_BYTES", 0)
     computed = method.condition(X, y, row_noise, num_neighbours=5)
     assert kept._kept is not None
     assert computed._kept is None
@@ -911,7 +914,7 @@ def test_near_questions_are_answered_together_where_nothing_is_kept(monkeypatch)
     """Each row that occurs in a tile is computed once: in an order by place, hardly more rows than there are."""
     g = torch.Generator().manual_seed(0)
     X = torch.rand(4000, 2, generator=g, dtype=torch.float64)
-    monkeypatch.setattr("cagp.methods.local.KEPT_BYTES", 0)
+    monkeypatch.setattr("cagp.posteriors.nearest_rows.KEPT_BYTES", 0)
     method = CaGPLocal(GP(Matern32(2)), shared=BlockActions.from_data(X, 4, support_size=8))
     posterior = method.condition(X, X.sum(1).sin(), num_neighbours=8)
     posterior.max_bytes = 4 * 8 * posterior._width * 100  # a hundred questions at a time
@@ -948,13 +951,13 @@ def training(
         actions = BlockActions.from_data(X, 5, support_size=2, generator=g)
         with torch.no_grad():
             actions.values.add_(torch.rand(10, generator=g, dtype=torch.float64))
-    choices = {"search": "scan", **choices}
+    choices = {"index_kind": "scan", **choices}
     return Training(X, y, known, CaGPLocal(prior, k, objective=objective, shared=actions, **choices))
 
 
 def oracle_terms(t: Training) -> np.ndarray:
     """The negative log predictive density of every row that may be predicted."""
-    rows = t.method._training_rows(t.X)
+    rows = t.method._training_rows(len(t.X))
     S = None if t.method.shared is None else oracle.action_matrix(t.method.shared)
     neighbours = t.method._neighbours(t.X, rows)
     prior = t.method.prior
@@ -1031,17 +1034,17 @@ def test_a_minibatch_is_an_unbiased_estimate(objective, shared):
     replacement: a row can come twice, and the variance is σ²/b, not σ²/b (n - b)/(n - 1)."""
     t = training(objective, shared, batch_size=4)
     terms = oracle_terms(t)
-    rows = t.method._training_rows(t.X)
+    rows = t.method._training_rows(30)
     place = {row: number for number, row in enumerate(rows.tolist())}
     means, counts = [], np.zeros(len(rows))
     for step in range(1500):
-        t.method.adapt(t.X, step, 0.0, False)
-        drawn = [place[row] for row in t.method._rows(t.X).tolist()]
+        batch = t.method.minibatch(step, 30)
+        drawn = [place[row] for row in batch.tolist()]
         assert len(drawn) == 4
         means.append(terms[drawn].mean())
         np.add.at(counts, drawn, 1)
         if step < 5:
-            assert_close(t.method.objective(t.X, t.y, t.row_noise), means[-1], 1e-10)
+            assert_close(t.method.objective(t.X, t.y, t.row_noise, rows=batch), means[-1], 1e-10)
     expected = 6_000 / len(rows)
     assert (((counts - expected) ** 2) / expected).sum() < len(rows) + 5 * math.sqrt(2 * len(rows))  # chi squared
     assert abs(np.mean(means) - terms.mean()) < 5 * terms.std() / math.sqrt(6_000)
@@ -1051,26 +1054,26 @@ def test_a_minibatch_is_an_unbiased_estimate(objective, shared):
 def test_minibatches_follow_seed_and_step_alone_and_become_all_rows_where_they_fit():
     t, same, other = (training("loo", batch_size=4, seed=seed) for seed in (0, 0, 1))
     for step in (0, 17):
-        for method in (t.method, same.method, other.method):
-            method.adapt(t.X, step, 0.0, False)
-        assert torch.equal(t.method._rows(t.X), same.method._rows(t.X))
-        assert not torch.equal(t.method._rows(t.X), other.method._rows(t.X))
-    assert int(t.method._rows(t.X[:6]).max()) < 6  # other data are no trouble
+        assert torch.equal(t.method.minibatch(step, 30), same.method.minibatch(step, 30))
+        assert not torch.equal(t.method.minibatch(step, 30), other.method.minibatch(step, 30))
+    assert int(t.method.minibatch(17, 6).max()) < 6  # other data are no trouble
     t.method.batch_size = 30
-    assert torch.equal(t.method._rows(t.X), torch.arange(30))
+    assert t.method.minibatch(17, 30) is None  # all rows
+    every = torch.arange(30)
+    assert t.method.objective(t.X, t.y).item() == t.method.objective(t.X, t.y, rows=every).item()
 
 
 @settings(max_examples=25)
 @given(recipes(max_rows=25))
 def test_ordered_with_all_earlier_rows_is_the_marginal_likelihood(recipe):
     p = recipe.build()
-    method = CaGPLocal(p.prior, recipe.n, objective="ordered", search="scan")
+    method = CaGPLocal(p.prior, recipe.n, objective="ordered", index_kind="scan")
     expected = -oracle.log_marginal_likelihood(p.prior, p.X, p.y, p.row_noise) / recipe.n
     assert_close(method.objective(p.X, p.y, p.row_noise), expected, 1e-9)
 
 
 def test_ordered_with_a_tree_is_the_marginal_likelihood_too():
-    t = training("ordered", k=29, search="tree")
+    t = training("ordered", k=29, index_kind="tree")
     expected = -oracle.log_marginal_likelihood(t.method.prior, t.X, t.y, t.row_noise) / 30
     assert_close(t.method.objective(t.X, t.y, t.row_noise), expected, 1e-10)
 
@@ -1086,11 +1089,13 @@ def test_one_row_is_predicted_by_the_prior(objective):
 @every_shared
 def test_a_rows_own_target_never_enters_its_prediction(objective, shared):
     t = training(objective, shared)
-    rows = t.method._training_rows(t.X)
+    rows = t.method._training_rows(30)
     neighbours = t.method._neighbours(t.X, rows)
 
     def means(y: Tensor) -> Tensor:
-        actions = t.method._project(t.X, y, t.row_noise)
+        actions = t.method.shared
+        if actions is not None:
+            actions = t.method._seen(t.method.prior, actions, t.X, y, t.row_noise)
         return local_answers(t.method.prior, t.X, y, t.row_noise, t.X[rows], neighbours, actions).mean.detach()
 
     before, influence = means(t.y), 0
@@ -1140,7 +1145,6 @@ def test_a_fit_lowers_the_full_objective_and_resumes_bit_for_bit(objective, shar
     fit(resumed.method, *data, checkpoint_dir=tmp_path, **changes)
     for name, value in whole.method.state_dict().items():
         assert torch.equal(value, resumed.method.state_dict()[name]), name
-    whole.method._step = None  # all rows
     assert whole.method.objective(*data).item() < start - 0.01
 
 
@@ -1165,11 +1169,12 @@ def test_the_index_follows_the_data_and_the_lengthscales():
     t = training("loo", k=3)
     X = t.X.flip(0).contiguous()
     t.method.objective(t.X, t.y)
-    index = t.method._search(t.X)
-    assert t.method._search(t.X) is index
-    assert t.method._search(X) is not index
+    unit = t.method.search_lengthscale
+    index = t.method._index(t.X, unit)
+    assert t.method._index(t.X, unit) is index
+    assert t.method._index(X, unit) is not index
     fresh = copy.deepcopy(t.method)
-    fresh._index = None
+    fresh._memo.index = None
     assert t.method.objective(X, t.y.flip(0)).item() == fresh.objective(X, t.y.flip(0)).item()
     t.method.search_lengthscale = torch.tensor([0.01, 5.0], dtype=torch.float64)
     rows = torch.arange(30)
@@ -1199,6 +1204,9 @@ def test_choices_that_make_no_sense_are_refused():
         CaGPLocal(prior).condition(X, X[:, 0], num_neighbours=-1)
 
 
+# --- findings ---------------------------------------------------------------------------------------------------------
+
+
 def test_findings_name_inputs_that_do_not_matter():
     g = torch.Generator().manual_seed(0)
     X = torch.rand(60, 2, generator=g, dtype=torch.float64)
@@ -1206,8 +1214,10 @@ def test_findings_name_inputs_that_do_not_matter():
     summary, *others = method.findings(X, X[:, 0])
     assert "CaGP-Local with 8 neighbours (16 in predictions) on 60 rows" in summary
     assert any("1 of 2 inputs hardly matter" in words and words.endswith(": 1.") for words in others)
-    method.input_names = ("depth", "colour")
-    assert any(words.endswith(": colour.") for words in method.findings(X, X[:, 0]))
+    names = ("depth", "colour")
+    assert any(words.endswith(": colour.") for words in method.findings(X, X[:, 0], names))
+    result = fit(method, X, X[:, 0], num_steps=1, lr=0.0, input_names=names)
+    assert any(words.endswith(": colour.") for words in result.findings)
 
 
 def test_an_input_with_a_long_lengthscale_matters_where_the_outputscale_is_large():

@@ -18,9 +18,8 @@ from cagp.kernel_registry import KERNELS
 from cagp.kernels import Kernel, Linear, Product, Scale, Stationary, Sum, kernel_class
 from cagp.linalg import CGResult
 from cagp.local_inference import SharedActions
-from cagp.methods import LocalPosterior
 from cagp.neighbours import NeighbourIndex
-from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, Posterior
+from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, LocalPosterior, Posterior
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, Mean, Noise, ZeroMean
 from cagp.solver import Solver
 from cagp.storage import State
@@ -314,7 +313,7 @@ def _cg_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> CGPost
 
 
 def _local_state(posterior: LocalPosterior, rows: Rows) -> State:
-    search, shared = posterior.search, posterior.shared
+    index, shared = posterior.index, posterior.shared
     return {
         "X": rows(posterior.X, "X"),
         "y": rows(posterior.y, "y"),
@@ -322,7 +321,7 @@ def _local_state(posterior: LocalPosterior, rows: Rows) -> State:
         "num_neighbours": posterior.num_neighbours,
         "selection": "nearest",  # the only one left; older versions also wrote "greedy"
         "local_scale": posterior.local_scale,
-        "search": {"method": search.kind, "lengthscale": search.lengthscale, "origin": search.origin},
+        "search": {"method": index.kind, "lengthscale": index.lengthscale, "origin": index.origin},
         "shared": None
         if shared is None
         else {

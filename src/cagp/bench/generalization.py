@@ -21,7 +21,7 @@ from cagp.bench.records import collect, machine, show
 from cagp.data import split, standardized
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPOpt
-from cagp.noise_search import calibrate_noise, raise_noise
+from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.prior import GP, GaussianNoise
 from cagp.starting import start_from_data, start_from_neighbours
 from cagp.training import fit
@@ -121,9 +121,11 @@ def new_method(X: Tensor, y: Tensor, num_actions: int, blocks: Blocks, start: St
         start_from_data(prior, X, y)
     weights = "constant" if blocks == "spatial" else "random"
     generator = torch.Generator().manual_seed(seed)
-    method = CaGPOpt.from_data(prior, X, num_actions, blocks=blocks, start=weights, generator=generator)
+    choices: dict[str, Any] = {"blocks": blocks, "start": weights, "generator": generator}
     if start == "neighbours":
-        method.reblock_at = ()  # lengthscales are known from the start
+        choices["reblock_at"] = ()  # lengthscales are known from the start
+    method = CaGPOpt.from_data(prior, X, num_actions, **choices)
+    if start == "neighbours":
         raise_noise(method, X, y)
     return method
 

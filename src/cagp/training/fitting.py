@@ -1,24 +1,27 @@
-"""The loop: evaluate, check, move, record, save; end with the best parameters whatever happens."""
+"""The loop: prepare, evaluate, check, move, record, save; end with the best parameters whatever happens."""
 
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.quantities import seconds_of
 from cagp.tensor_files import tensor_fingerprint
 from cagp.training.checkpoints import load_checkpoint, save_checkpoint
+from cagp.training.description import describe
 from cagp.training.history import History, Step
 from cagp.training.optimizers import Optimizer
-from cagp.training.progress import StepProgress
-from cagp.training.report import memory, trend
+from cagp.training.result import FitResult, FitStatus
 from cagp.training.settings import PRESETS, Settings
+from cagp.training.step_progress import StepProgress
+from cagp.training.summary import memory, trend
+from cagp.training.trainable import Trainable
 
 LinAlgError: type[Exception] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
 CHECKPOINT = "checkpoint.safetensors"
@@ -27,57 +30,15 @@ FLAT = 0.01
 """A loss is flat when one window of steps improves on the window before by less than this share of all improvement."""
 
 
-@runtime_checkable
-class Trainable(Protocol):
-    """What ``fit`` needs of a method."""
-
-    stochastic: bool  # the objective is an estimate from a minibatch
-
-    def objective_terms(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> Mapping[str, Tensor]:
-        """Named terms whose sum is the loss, differentiable in the parameters."""
-        ...
-
-    def parameter_groups(self) -> Mapping[str, list[nn.Parameter]]:
-        """Parameters by the learning rate they share."""
-        ...
-
-    def hyperparameters(self) -> Mapping[str, Any]:
-        """Readable values for the history."""
-        ...
-
-    def adapt(self, X: Tensor, step: int, share: float, flat: bool) -> str | None:
-        """Change what is not a parameter before this step; say what was done if the objective is another one now."""
-        ...
-
-    def findings(self, X: Tensor, y: Tensor) -> list[str]:
-        """What a user should know of the fitted method, in words."""
-        ...
-
-    def state_dict(self) -> Mapping[str, Tensor]: ...
-
-    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """What ``fit`` did; the method itself holds the best parameters."""
-
-    steps: list[Step]
-    reason: str  # why it ended, in words
-    best_step: int  # the step whose parameters were kept
-    best_value: float  # of the monitored quantity
-    seconds: float
-    failures: list[str]
-    findings: list[str]
-    interrupted: bool = False  # by Ctrl-C
-
-    def __str__(self) -> str:
-        """The report, in plain words."""
-        return "\n".join([self.reason, *self.failures, *self.findings])
-
-
 class _StepError(ArithmeticError):
     """The loss or its gradient cannot be used."""
+
+
+class _End(NamedTuple):
+    """Why a fit ends, for programs and in words."""
+
+    status: FitStatus
+    reason: str
 
 
 def fit(
@@ -91,29 +52,33 @@ def fit(
     callback: Callable[[Step], None] | None = None,
     checkpoint_dir: Path | str | None = None,
     progress: bool = False,
+    input_names: tuple[str, ...] | None = None,
     **changes: Any,
 ) -> FitResult:
     """Minimise the method's objective in place, and leave it with the best parameters found.
 
-    The same arguments give the same bits on the same machine with the same number of threads; no random numbers are
-    drawn. A step that fails is taken back and tried again with half the learning rates. Ctrl-C ends the fit like any
-    other stopping rule.
+    The data are checked once, at the start. The same arguments give the same bits on the same machine with the same
+    number of threads; ``fit`` itself draws no random numbers. A step that fails is taken back and tried again with half
+    the learning rates. Ctrl-C ends the fit like any other stopping rule.
 
     Args:
         settings: a ``Settings``, or the name of a preset: "default", "paper-adam", "paper-lbfgs".
         evaluate: called every ``evaluate_every`` steps, outside the time that is counted; returns named metrics, e.g.
             of validation rows.
         callback: called with every step.
-        checkpoint_dir: a folder for checkpoints and the history; a fit that finds its own checkpoint there goes on
-            from it, to bit-for-bit the result of a fit that was never interrupted.
+        checkpoint_dir: a folder for checkpoints and the history. A fit that finds its own checkpoint there resumes from
+            it; the result is bit for bit that of a fit that was never interrupted.
         progress: show a progress bar (a line now and then where the output is not a terminal).
+        input_names: what the columns of ``X`` are called in the report; None for their numbers.
         changes: single fields of ``Settings``, e.g. ``num_steps=50``.
     """
     if isinstance(settings, str):
         if settings not in PRESETS:
             raise ValueError(f"settings is {settings!r}, expected a Settings or one of {', '.join(PRESETS)}.")
         settings = PRESETS[settings]
-    run = _Run(method, X, y, row_noise, settings.with_changes(**changes), evaluate, callback, checkpoint_dir)
+    settings = settings.with_changes(**changes)
+    method.check(X, y, row_noise)
+    run = _Run(method, X, y, row_noise, settings, evaluate, callback, checkpoint_dir, input_names)
     with StepProgress(run.settings.num_steps, enabled=progress) as bar:
         return run.run(bar)
 
@@ -121,9 +86,9 @@ def fit(
 class _Run:
     """The state of one fit; what a checkpoint must hold of it is in ``_save``."""
 
-    def __init__(self, method, X, y, row_noise, settings, evaluate, callback, checkpoint_dir):
+    def __init__(self, method: Trainable, X, y, row_noise, settings, evaluate, callback, checkpoint_dir, input_names):
         self.method, self.data, self.settings = method, (X, y, row_noise), settings
-        self.evaluate, self.callback = evaluate, callback
+        self.evaluate, self.callback, self.input_names = evaluate, callback, input_names
         if settings.monitor != "loss" and evaluate is None:
             raise ValueError(f"monitor is {settings.monitor!r}, which needs an evaluate function that returns it.")
         if settings.patience is not None and settings.monitor == "loss":
@@ -139,6 +104,7 @@ class _Run:
         self.failures: list[str] = []
         self.events: list[str] = []
         self.changed_at = 0  # the step before which the method last changed
+        self.last_index: int | None = None  # of the step tried last, counted from 0
         self.seconds = 0.0
         self.saved_at = (0, 0.0)
         self.fingerprint = self._fingerprint() if self.folder is not None else ""
@@ -148,37 +114,39 @@ class _Run:
     def run(self, bar: StepProgress) -> FitResult:
         if self.folder is not None:
             self._resume()
-        reason, interrupted = None, False
+        end: _End | None = None
         try:
-            while reason is None:
-                reason = self._reason_to_stop() or self._attempt(bar)
+            while end is None:
+                end = self._reason_to_stop() or self._attempt(bar)
         except KeyboardInterrupt:
-            reason, interrupted = f"Interrupted after {len(self.history.steps)} steps.", True
+            end = _End(FitStatus.INTERRUPTED, f"Interrupted after {len(self.history.steps)} steps.")
         if self.folder is not None:
-            self._save()  # where the optimiser was, so that a fit with more time goes on from there
+            self._save()  # where the optimiser was, so that a fit with more time resumes from there
         self._judge_last()
         self.method.load_state_dict(self.best["parameters"])
         X, y, _ = self.data
         return FitResult(
             self.history.steps,
-            reason,
+            end.reason,
             self.best["step"],
             self.best["value"],
             self.seconds,
             self.failures,
-            [*trend(self.history.steps), *self.method.findings(X, y), memory()],
-            interrupted,
+            [*trend(self.history.steps), *self.method.findings(X, y, self.input_names), memory()],
+            end.status,
         )
 
-    def _attempt(self, bar: StepProgress) -> str | None:
-        """One step, or its failure taken back; a reason where the fit cannot go on."""
+    def _attempt(self, bar: StepProgress) -> _End | None:
+        """One step, or its failure taken back; a reason where the fit cannot continue."""
         index, start = len(self.history.steps), time.perf_counter()
         before = {"parameters": self._parameters(), "optimizer": self.optimizer.state()}
         events, changed_at, best = list(self.events), self.changed_at, self.best
         first: dict[str, Any] = {}
+        self.last_index = index
+        rows = self._rows(index)
 
         def loss_and_gradient() -> Tensor:
-            loss, terms = self._loss_and_gradient()
+            loss, terms = self._loss_and_gradient(rows)
             if not first:  # a line search evaluates more than once
                 hyperparameters = dict(self.method.hyperparameters())
                 first.update(terms=terms, norm=self._gradient_norm(), hyperparameters=hyperparameters)
@@ -187,13 +155,14 @@ class _Run:
             return loss
 
         try:
-            change = self.method.adapt(self.data[0], index, index / self.settings.num_steps, self._flat())
+            share = index / self.settings.num_steps
+            change = self.method.prepare(*self.data, step=index, share=share, flat=self._flat(), rows=rows)
             if change is not None:
                 self.events.append(change)
                 self.changed_at = index
                 self.optimizer.forget()
                 if _shapes(self._parameters()) != _shapes(self.best["parameters"]):
-                    # Another model, with more actions: the best one so far does not stand for it.
+                    # A different model, with more actions: the best one so far does not stand for it.
                     self.best = {**self.best, "value": math.inf}
             rates = self.optimizer.rates(index)
             loss = self.optimizer.step(loss_and_gradient, index)
@@ -227,9 +196,15 @@ class _Run:
             self._save()
         return None
 
-    def _loss_and_gradient(self) -> tuple[Tensor, dict[str, float]]:
+    def _rows(self, index: int) -> Tensor | None:
+        """The rows of the step with this number, counted from 0; None for all."""
+        X = self.data[0]
+        rows = self.method.minibatch(index, X.shape[0])
+        return None if rows is None else rows.to(X.device)
+
+    def _loss_and_gradient(self, rows: Tensor | None) -> tuple[Tensor, dict[str, float]]:
         self.optimizer.torch.zero_grad()
-        terms = self.method.objective_terms(*self.data)
+        terms = self.method.objective_terms(*self.data, rows=rows)
         loss = torch.stack([term.double() for term in terms.values()]).sum()
         if not bool(torch.isfinite(loss)):
             raise _StepError(f"the loss is {loss.item()}")
@@ -244,20 +219,21 @@ class _Run:
             sum(float(p.grad.double().square().sum()) for p in self.optimizer.parameters if p.grad is not None)
         )
 
-    def _take_back(self, number: int, error: Exception) -> str | None:
+    def _take_back(self, number: int, error: Exception) -> _End | None:
         """Return to the last good parameters with half the learning rates."""
         text = str(error).split(". ")[0]
         if self.good is None:
-            return f"The loss could not be computed at the starting values: {error}"
+            return _End(FitStatus.BAD_START, f"The loss could not be computed at the starting values: {error}")
         self.failures.append(f"Step {number} failed and was taken back: {text}.")
         shrink = self.optimizer.shrink / 2
         self._return_to(self.good)
         self.optimizer.shrink = self.good["optimizer"]["shrink"] = shrink
         self.events.append(self.failures[-1])
         if len(self.failures) > self.settings.max_failures:
-            return (
+            return _End(
+                FitStatus.TOO_MANY_FAILURES,
                 f"Stopped after {len(self.failures)} failed steps: the learning rates, the scale of the data or the "
-                "noise floor do not suit this problem."
+                "noise floor do not suit this problem.",
             )
         return None
 
@@ -265,16 +241,18 @@ class _Run:
         self.method.load_state_dict(state["parameters"])
         self.optimizer.restore(state["optimizer"])
 
-    def _reason_to_stop(self) -> str | None:
+    def _reason_to_stop(self) -> _End | None:
         steps, settings = self.history.steps, self.settings
         if len(steps) >= settings.num_steps:
-            return f"Took all {settings.num_steps} steps."
+            return _End(FitStatus.ALL_STEPS, f"Took all {settings.num_steps} steps.")
         if self.seconds >= seconds_of(settings.max_time):
-            return f"Reached the time limit ({settings.max_time}) after {len(steps)} steps."
+            reason = f"Reached the time limit ({settings.max_time}) after {len(steps)} steps."
+            return _End(FitStatus.TIME_LIMIT, reason)
         if settings.patience is not None and self.without_gain >= settings.patience:
-            return f"No better {settings.monitor} in {self.without_gain} evaluations; stopped after {len(steps)} steps."
+            evaluations = f"No better {settings.monitor} in {self.without_gain} evaluations"
+            return _End(FitStatus.NO_BETTER, f"{evaluations}; stopped after {len(steps)} steps.")
         if settings.min_improvement is not None and self._improves_by_less_than(settings.min_improvement, 0):
-            return f"The loss no longer improves; stopped after {len(steps)} steps."
+            return _End(FitStatus.CONVERGED, f"The loss no longer improves; stopped after {len(steps)} steps.")
         return None
 
     def _flat(self) -> bool:
@@ -283,7 +261,7 @@ class _Run:
     def _improves_by_less_than(self, fraction: float, since: int) -> bool:
         """Whether the mean loss of the last window improves on the window before by less than this fraction of all.
 
-        Steps before ``since`` belong to another objective and do not count.
+        Steps before ``since`` belong to a different objective and do not count.
         """
         losses, window = [step.loss for step in self.history.steps], self.settings.window
         if len(losses) - since < 2 * window + 1:
@@ -314,7 +292,7 @@ class _Run:
         if name != self.settings.monitor:
             return False
         if name == "loss" and self.method.stochastic:
-            # A minibatch's loss says little of the parameters: the last ones are kept, as long as they are finite.
+            # A minibatch's loss says little about the parameters: keep the last ones, unless their loss is not finite.
             if not math.isfinite(value):
                 return False
         elif not value < self.best["value"]:
@@ -323,12 +301,13 @@ class _Run:
         return True
 
     def _judge_last(self) -> None:
-        """The parameters after the last step have not been looked at yet."""
+        """Judge the parameters after the last step, by the loss on its rows."""
         number = len(self.history.steps) + 1
         try:
             if self.settings.monitor == "loss":
+                rows = self._rows(max(number - 2, 0) if self.last_index is None else self.last_index)
                 with torch.no_grad():
-                    loss = sum(float(term) for term in self.method.objective_terms(*self.data).values())
+                    loss = sum(float(term) for term in self.method.objective_terms(*self.data, rows=rows).values())
                 self._judge("loss", loss if math.isfinite(loss) else math.inf, number)
             elif self.history.steps and self.history.steps[-1].evaluation is None:
                 self._evaluate(number - 1)
@@ -352,7 +331,8 @@ class _Run:
         settings = {name: value for name, value in asdict(self.settings).items() if name not in ignored}
         tensors = [tensor for tensor in self.data if tensor is not None]
         parameters = self._parameters()
-        return tensor_fingerprint(settings, _description(self.method), list(parameters), *tensors, *parameters.values())
+        described = [describe(self.method), self.optimizer.rates(0), list(parameters)]
+        return tensor_fingerprint(settings, *described, *tensors, *parameters.values())
 
     def _save(self) -> None:
         assert self.folder is not None
@@ -381,8 +361,8 @@ class _Run:
         state = load_checkpoint(path)
         if state["fingerprint"] != self.fingerprint:
             raise ValueError(
-                f"{path} belongs to another fit (other data, settings or starting values); choose another folder, or "
-                "delete it to start from scratch."
+                f"{path} belongs to another fit (other data, settings or starting values); choose another "
+                "folder, or delete it to start from scratch."
             )
         self.history.load(state["steps"])
         self.method.load_state_dict(state["parameters"])
@@ -395,12 +375,3 @@ class _Run:
 
 def _shapes(parameters: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in parameters.items()}
-
-
-def _description(method: Trainable) -> list[Any]:
-    """The kinds of a method's parts, and their plain attributes: what besides its tensors makes it what it is."""
-    modules = method.named_modules() if isinstance(method, nn.Module) else [("", method)]
-    return [
-        [name, type(part).__name__, {k: v for k, v in vars(part).items() if isinstance(v, int | float | str | tuple)}]
-        for name, part in modules
-    ]

@@ -3,30 +3,31 @@
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from cagp.actions import Actions, BlockActions
 from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.methods.base import Method
-from cagp.methods.common import Loss, check_loss, lengthscale_of, loss_terms, prior_findings
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, check_all_rows, trained
+from cagp.methods.common import ACTION_RATE, Loss, check_loss, lengthscale_of, loss_terms, prior_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
-from cagp.projection import project
-from cagp.training import fit
+from cagp.projection import check_projection, project
+from cagp.training import ParameterGroup, fit
 
 DEFAULT_REBLOCK_AT = (20, 50)
 GROWN_BY, GROWTH_PACE = 0.2, 0.05
-"""The last doubling of the actions comes at this share of a fit's steps at the latest, those before it so much earlier
-each."""
+"""The last doubling of the actions comes at this share of a fit's steps at the latest; each doubling before it comes
+earlier by ``GROWTH_PACE``."""
 REFIT_STEPS, REFIT_RATE = 10, 0.1
-"""How hyperparameters are fitted again when a posterior is asked for with more actions than were trained."""
+"""How hyperparameters are fitted again for a posterior with more actions than were trained."""
 
 
+@final
 class CaGPOpt(Method):
     """A computation-aware GP whose actions are parameters.
 
@@ -92,19 +93,39 @@ class CaGPOpt(Method):
         return cls(prior, actions, loss, max_bytes, reblock_at, grow_to)
 
     def objective_terms(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None = None,
+        *,
+        rows: Int[Tensor, " b"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
-        """Terms per row whose sum is the loss, to be minimised over all parameters."""
+        """Terms per row whose sum is the loss, to be minimised over all parameters. ``rows`` must be None: all rows."""
+        check_all_rows(rows, "CaGPOpt")
         return loss_terms(self.loss, self.prior, self.actions, X, y, row_noise, self.max_bytes)
 
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by the learning rate they share."""
+    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+        """Raise ValueError unless the data fit together, and suit the prior's noise and the actions."""
+        check_projection(self.prior, self.actions, X, y, row_noise)
+
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        """The parameters to train, by the learning rate they share."""
         return {
-            "hyperparameters": [p for p in self.prior.parameters() if p.requires_grad],
-            "actions": [p for p in self.actions.parameters() if p.requires_grad],
+            "hyperparameters": trained(self.prior, HYPERPARAMETER_RATE),
+            "actions": trained(self.actions, ACTION_RATE),
         }
 
-    def adapt(self, X: Float[Tensor, "n d"], step: int, share: float, flat: bool) -> str | None:
+    def prepare(
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None,
+        *,
+        step: int,
+        share: float,
+        flat: bool,
+        rows: Int[Tensor, " b"] | None,
+    ) -> str | None:
         """Double the actions where that is due, and cut blocks again in units of the lengthscales learned so far."""
         if not isinstance(self.actions, BlockActions):
             return None
@@ -119,7 +140,7 @@ class CaGPOpt(Method):
         return None
 
     def _growth_is_due(self, share: float, flat: bool) -> bool:
-        """At a flat loss, or so late that the doublings left must be spread over the time until ``GROWN_BY``."""
+        """At a flat loss, or when the remaining doublings need the time until ``GROWN_BY``."""
         if self.grow_to is None or self.actions.num_actions >= self.grow_to:
             return False
         doublings = math.ceil(math.log2(self.grow_to / self.actions.num_actions))
@@ -134,11 +155,11 @@ class CaGPOpt(Method):
         num_actions: int | None = None,
         refit_steps: int = REFIT_STEPS,
     ) -> CaGPPosterior:
-        """The posterior given the data, as a snapshot that further training leaves alone.
+        """The posterior given the data, as a snapshot that further training does not change.
 
         Args:
-            num_actions: condition with more actions than there are: the method itself stays as it is, a copy's blocks
-                are cut further (rows keep their weights), and its hyperparameters, which were learned for fewer
+            num_actions: condition with more actions than were trained. The method itself stays as it is; the blocks of
+                a copy are cut further (rows keep their weights), and its hyperparameters, which were learned for fewer
                 actions, are fitted again for a few steps.
             refit_steps: the number of these steps.
         """
@@ -165,12 +186,14 @@ class CaGPOpt(Method):
             fit(grown, X, y, row_noise, num_steps=refit_steps, lr=rates)
         return grown
 
-    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
-        """What a user should know of the fitted method, in words."""
+    def findings(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
+    ) -> list[str]:
+        """What a user should know about the fitted method, in words."""
         actions, n = self.actions, X.shape[0]
         share = "all" if len(actions.support) == n else f"{len(actions.support):,} of the"
         summary = (
             f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows ({n / actions.num_actions:.0f} rows "
             f"each), loss {self.loss}, kernel products by {backend_for(self.prior.kernel, X)}, {X.dtype}."
         )
-        return [summary, *prior_findings(self.prior, X, y, self.input_names)]
+        return [summary, *prior_findings(self.prior, X, y, input_names)]

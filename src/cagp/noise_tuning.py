@@ -1,7 +1,6 @@
 """The noise that suits a method: by its loss before training, by held-out rows after it."""
 
 import math
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -11,7 +10,9 @@ from torch import Tensor
 from cagp import metrics
 from cagp.linalg import JitterWarning, NotPositiveDefiniteError
 from cagp.methods import Method
+from cagp.notices import collected
 from cagp.prior import GaussianNoise
+from cagp.training import Trainable
 
 RAISED_BY = 4.0
 CALIBRATED_BY = 2**0.5
@@ -19,12 +20,15 @@ CALIBRATED_BY = 2**0.5
 
 @torch.no_grad()
 def raise_noise(
-    method: Method, X: Float[Tensor, "n d"], y: Float[Tensor, "n *q"], row_noise: Float[Tensor, "n *q"] | None = None
+    method: Trainable,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, "n *q"],
+    row_noise: Float[Tensor, "n *q"] | None = None,
 ) -> None:
     """Multiply the noise of the method by ``RAISED_BY`` as long as its loss falls; for the start of a fit.
 
-    What a method does not explain is noise to it, at most the variance of the targets. Where the noise is far too
-    small, training would spend its first steps on this alone. A noise that is not trained stays as it is.
+    What a method does not explain is noise to it, at most the variance of the targets. If the noise is far too small,
+    training would spend its first steps on it alone. A noise that is not trained stays as it is.
     """
     limit = float(y.double().var(correction=0))
     for noise in _trained_noises(method):
@@ -43,20 +47,20 @@ def calibrate_noise(
 ) -> None:
     """Change the noise of a fitted method, by factors of √2, as long as held-out rows become more likely.
 
-    In the ELBO the noise also pays for the variance that was not computed, and comes out too large where that is most
-    of it. Predictions add this variance to the noise, and so it would count twice. Each factor costs one ``condition``.
+    In the ELBO the noise also pays for variance that was not computed, and comes out too large if there is much of it.
+    Predictions add this variance to the noise, so it would count twice. Each factor costs one ``condition``.
 
     Args:
         X: what the posterior is conditioned on.
         y: its targets.
         X_held_out: rows that are not in ``X``.
         y_held_out: their targets.
-        row_noise: what is known of the noise of each row of ``X``.
-        row_noise_held_out: the same of the rows held out.
+        row_noise: known noise variance of each row of ``X``.
+        row_noise_held_out: known noise variance of each held-out row.
     """
 
     def score() -> float:
-        posterior = method.condition(X, y, row_noise)  # pyright: ignore[reportCallIssue]
+        posterior = method.condition(X, y, row_noise)
         return metrics.nll(y_held_out, *posterior.predict(X_held_out, noise=True, row_noise=row_noise_held_out))
 
     for noise in _trained_noises(method):
@@ -66,7 +70,7 @@ def calibrate_noise(
             _follow(noise, CALIBRATED_BY, score)
 
 
-def _trained_noises(method: Method) -> list[GaussianNoise]:
+def _trained_noises(method: Trainable) -> list[GaussianNoise]:
     noises = [part for part in method.modules() if isinstance(part, GaussianNoise)]
     return [noise for noise in noises if noise.raw_noise.requires_grad]
 
@@ -87,9 +91,8 @@ def _follow(noise: GaussianNoise, factor: float, score: Callable[[], float], lim
 
 
 def _score(score: Callable[[], float]) -> float:
-    """Infinite where a matrix cannot be factorised; one that needed jitter is as good as any to compare."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", JitterWarning)
+    """The score, or infinity if a matrix cannot be factorised. To compare scores, jitter does no harm."""
+    with collected(JitterWarning):
         try:
             return score()
         except NotPositiveDefiniteError:
