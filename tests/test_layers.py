@@ -8,6 +8,7 @@ import pytest
 import cagp
 
 ORDER = [
+    "limits",
     "checks",
     "memory",
     "progress",
@@ -29,16 +30,16 @@ ORDER = [
     "losses",
     "posteriors",
     "iterative",
-    "diagnostics",
     "methods",
+    "diagnostics",
     "noise_search",
     "starting",
     "data",
     "search",
     "plots",
     "persistence",
-    "report",
     "estimators",
+    "report",
     "demo",
     "bench",
     "cli",

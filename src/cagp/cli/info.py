@@ -14,7 +14,7 @@ from cagp.estimators.saved import KIND, VERSION
 from cagp.kernels import Kernel
 from cagp.parameters import named_values
 from cagp.posteriors import InducingPosterior
-from cagp.report.sections import METHODS
+from cagp.report.words import METHODS
 from cagp.storage import load_state
 
 DESCRIPTION = """\

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
 from numbers import Integral
 from pathlib import Path
@@ -23,8 +24,8 @@ from torch import Tensor
 from cagp import kernels, metrics
 from cagp.data.encoding import Encoder, encode_target
 from cagp.data.scaling import Standardizer
+from cagp.diagnostics import reference_for, variance_components
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.estimators.components import Components, reference_for, variance_components
 from cagp.estimators.saved import save_model
 from cagp.estimators.task import Fitted, Task
 from cagp.kernels import Kernel, Scale
@@ -35,7 +36,6 @@ from cagp.methods.common import lengthscale_of
 from cagp.posteriors import InducingPosterior, Posterior
 from cagp.prior import GaussianNoise
 from cagp.progress import RowProgress
-from cagp.report import write_report
 from cagp.solver import CGWarning
 from cagp.training import FitResult, fit
 
@@ -380,7 +380,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def report(self, X: Any, y: Any, path: str | Path = "report.html", title: str | None = None) -> Path:
         """Write one HTML page on how well the model predicts these test rows, and why; see docs/report.md."""
         check_is_fitted(self, "posteriors_")
-        return write_report(self, X, y, path, title=title)
+        return import_module("cagp.report").write_report(self, X, y, path, title=title)  # a layer above this one
 
     # ---- inside ----
 
@@ -467,15 +467,15 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     def _components(self, inputs: np.ndarray, sample_noise: np.ndarray | None) -> tuple[dict[str, np.ndarray], str]:
         """The variance of new observations taken apart, (n, q) each, and what is known of the computational part."""
-        parts = {name: np.empty((len(inputs), self.n_outputs_)) for name in Components._fields}
+        parts = {name: np.empty((len(inputs), self.n_outputs_)) for name in ("noise", "latent", "computational")}
         kind = "unknown"
         for j, posterior in enumerate(self.posteriors_):
             reference = reference_for(posterior, self._row_noise[j], self.n_rows_)
             kind = reference.kind
             for rows, tile in self._tiles(inputs):
                 found = variance_components(posterior, reference, self._standard(tile, posterior))
-                for name, values in found._asdict().items():
-                    parts[name][rows, j] = _array(values) * _number(self.scaler_.target_std, j) ** 2
+                for name, part in parts.items():
+                    part[rows, j] = _array(getattr(found, name)) * _number(self.scaler_.target_std, j) ** 2
         if sample_noise is not None:
             parts["noise"] += sample_noise
         return parts, kind
