@@ -9,7 +9,7 @@ from cagp.cli.words import number
 from cagp.estimators import GPRegressor
 from cagp.metrics import METRICS, Metric, ScoreSum
 
-UNITS = {"nats": ", nats per row", "target": ", target's unit", "share": "", "none": ""}
+UNITS = {"nats": "; nats per row", "target": "; target's unit", "share": "", "none": ""}
 
 
 class Tallies:

@@ -109,7 +109,7 @@ def apart(places: Sequence[float], gap: float) -> list[float]:
 
 
 def _label(
-    ax: Axes, text: str, point: tuple[float, float], place: tuple[float, float], color: str, fontsize: float
+    ax: Axes, text: str, point: tuple[float, float], place: tuple[float, float], color: str, fontsize: int
 ) -> None:
     """A name beside the axes, with a faint line to its point."""
     ax.annotate(
