@@ -16,9 +16,8 @@ import cagp
 from cagp import load, metrics
 from cagp.cli import app, compare, main
 from cagp.cli.evaluate import Sample
-from cagp.cli.scores import Tally
 from cagp.data import split
-from cagp.report.evidence import scores
+from cagp.report.targets import scores
 from cagp.training.fitting import _Run
 
 NUM_ROWS = 120
@@ -429,19 +428,6 @@ def test_evaluate_measures_in_pieces_what_metrics_measure_at_once(folder, new, t
     new.drop(columns="rent").to_csv(tmp_path / "new.csv", index=False)
     assert main(command) == 1
     assert "lacks the target 'rent'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("offset", [0.0, 1e8])
-def test_a_tally_of_pieces_is_a_tally_of_all(offset):
-    rng = np.random.default_rng(0)
-    y, mean, std = offset + rng.normal(size=50), offset + rng.normal(size=50), rng.uniform(0.5, 2, size=50)
-    tally = Tally()
-    for rows in np.array_split(np.arange(50), [1, 1, 17, 40]):
-        tally.add(y[rows], mean[rows], std[rows])
-    assert tally.num_rows == 50
-    np.testing.assert_allclose(tally.scores(), scores(y, mean, std), rtol=1e-7)
-    with pytest.raises(ValueError, match="no rows"):
-        Tally().scores()
 
 
 def test_a_sample_of_a_stream_is_uniform_and_in_order():

@@ -12,16 +12,31 @@ from hypothesis import strategies as st
 from problems import recipes
 from torch import Tensor
 
-from cagp import GP, BlockActions, CaGPCG, CaGPOpt, CaGPPosterior, GaussianNoise, KnownNoise, Stopping, iterate, project
+from cagp import (
+    GP,
+    SGPR,
+    BlockActions,
+    CaGPCG,
+    CaGPLocal,
+    CaGPOpt,
+    CaGPPosterior,
+    GaussianNoise,
+    KnownNoise,
+    Stopping,
+    iterate,
+    project,
+)
 from cagp.diagnostics import (
     action_matrix,
     distance_to_data,
     eigenspace_alignment,
+    exact_reference,
     grassmann_distance,
     mutual_information,
     posterior_entropy,
     principal_angles,
-    split_variance,
+    reference_for,
+    variance_components,
     variance_ratio,
 )
 from cagp.iterative import CGResiduals, Lanczos, RandomActions, TopEigenvectors, UnitVectors
@@ -164,6 +179,11 @@ def test_ratio_of_posterior_to_predictive_variance():
 
 # ---- where the variance comes from ----
 
+
+def exact_components(posterior, X_train, X, row_noise=None, **options):
+    return variance_components(posterior, exact_reference(posterior, X_train, row_noise, **options), X)
+
+
 SOLVERS = {"factorised": {}, "CG": {"dense_up_to": 0, "tolerance": 1e-10, "precondition_rank": 5}}
 
 
@@ -182,12 +202,14 @@ def test_the_parts_are_noise_exact_and_what_was_not_computed(solver, kind, by_ro
         method = CaGPOpt.from_data(prior, X, 10, support_size=size, generator=torch.Generator().manual_seed(0))
         posterior, support = method.condition(X, y, row_noise), method.actions.support
     new = known_noise(Z) if by_row else None
-    split = split_variance(posterior, X, Z, row_noise, support=support, new_row_noise=new, **SOLVERS[solver])
+    reference = exact_reference(posterior, X, row_noise, support=support, **SOLVERS[solver])
+    split = variance_components(posterior, reference, Z, new)
+    assert reference.kind == "exact"
     exact = oracle.exact_posterior(prior, X, y, Z, row_noise).variance
-    np.testing.assert_allclose(split.exact.numpy(), exact, atol=1e-8)
+    np.testing.assert_allclose(split.latent.numpy(), exact, atol=1e-8)
     np.testing.assert_allclose(split.noise.numpy(), oracle.noise_vector(prior.noise, len(Z), new), atol=1e-12)
     total = posterior.predict(Z, noise=True, row_noise=new).variance
-    torch.testing.assert_close(split.noise + split.exact + split.computational, total, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(split.noise + split.latent + split.computational, total, atol=1e-10, rtol=1e-10)
     assert float(split.computational.max()) > 1e-2
     assert float(split.computational.min()) >= 0
     assert (split.num_iterations > 0) == (solver == "CG")
@@ -201,12 +223,12 @@ def test_the_computational_part_goes_to_zero_and_is_never_negative(solver):
         before[:] = math.inf
         for steps in (1, 5, 20, 35, 40):
             posterior = iterate(prior, X, y, policy, Stopping(steps), reorthogonalise=True).posterior()
-            part = split_variance(posterior, X, Z, **SOLVERS[solver]).computational
+            part = exact_components(posterior, X, Z, **SOLVERS[solver]).computational
             assert float(part.min()) > -1e-12
             assert bool((part <= before + 1e-9).all())
             before = part
         assert float(before.max()) < 1e-9
-    first = split_variance(iterate(prior, X, y, CGResiduals(), Stopping(1)).posterior(), X, Z, **SOLVERS[solver])
+    first = exact_components(iterate(prior, X, y, CGResiduals(), Stopping(1)).posterior(), X, Z, **SOLVERS[solver])
     assert float(first.computational.max()) > 0.1
 
 
@@ -214,11 +236,11 @@ def test_unconverged_cg_reports_how_far_it_may_be_off():
     X, y, Z = wave(n=80)
     prior, row_noise = make_prior(), known_noise(X)
     posterior = iterate(prior, X, y, RandomActions(), Stopping(5), row_noise).posterior()
-    exact = split_variance(posterior, X, Z, row_noise)
+    exact = exact_components(posterior, X, Z, row_noise)
     assert not exact.error_bound.any()
     bounds = []
     for iterations in (1, 3, 8, 30):
-        rough = split_variance(
+        rough = exact_components(
             posterior, X, Z, row_noise, dense_up_to=0, max_iterations=iterations, tolerance=1e-12, precondition_rank=1
         )
         missing = exact.computational - rough.computational
@@ -235,10 +257,52 @@ def test_single_precision_posteriors_are_split_in_double():
     X, y, Z = wave(dtype=torch.float32)
     prior = make_prior(kernel=Matern32)
     posterior = CaGPCG(prior, 15).condition(X, y)
-    split = split_variance(posterior, X, Z)
-    np.testing.assert_allclose(split.exact.numpy(), oracle.exact_posterior(prior, X, y, Z).variance, atol=1e-5)
-    total = (split.noise + split.exact + split.computational).float()
+    split = exact_components(posterior, X, Z)
+    np.testing.assert_allclose(split.latent.numpy(), oracle.exact_posterior(prior, X, y, Z).variance, atol=1e-5)
+    total = (split.noise + split.latent + split.computational).float()
     torch.testing.assert_close(total, posterior.variance(Z, noise=True), atol=1e-4, rtol=1e-4)
+
+
+def test_references_of_both_kinds_agree_and_bounds_hold(monkeypatch):
+    X, y, Z = wave()
+    posterior = iterate(make_prior(), X, y, UnitVectors("random"), Stopping(10)).posterior()
+    exact = exact_components(posterior, X, Z)
+    reference = reference_for(posterior, None, len(X))
+    subtracted = variance_components(posterior, reference, Z)
+    assert reference.kind == "exact"
+    torch.testing.assert_close(subtracted.computational, exact.computational, atol=1e-8, rtol=1e-8)
+    assert not subtracted.error_bound.any()
+    monkeypatch.setattr("cagp.diagnostics.EXACT_ROWS", 50)
+    monkeypatch.setattr("cagp.diagnostics.NEIGHBOURS", 4)
+    reference = reference_for(posterior, None, len(X))
+    estimated = variance_components(posterior, reference, Z)
+    assert reference.kind == "estimate"
+    missing = exact.computational - estimated.computational
+    assert float(missing.max()) > 1e-3  # four rows do not replace sixty
+    assert bool((missing >= -1e-10).all())
+    assert bool((missing <= estimated.error_bound).all())
+
+
+def test_a_method_without_a_bound_says_that_its_computational_part_is_unknown():
+    X, y, Z = wave()
+    posterior = SGPR(make_prior(), X[:9]).condition(X, y)
+    reference = reference_for(posterior, None, len(X))
+    parts = variance_components(posterior, reference, Z)
+    assert reference.kind == "unknown"
+    assert bool(parts.computational.isnan().all())
+    assert bool(parts.error_bound.isnan().all())
+    torch.testing.assert_close(parts.noise + parts.latent, posterior.variance(Z, noise=True))
+
+
+@pytest.mark.parametrize("by_row", [False, True], ids=["one noise", "noise by row"])
+def test_a_local_scale_multiplies_the_parts_but_not_the_known_noise(by_row):
+    X, y, Z = wave()
+    posterior = CaGPLocal(make_prior(), 8, local_scale=2.0).condition(X, y)
+    new = known_noise(Z) if by_row else None
+    parts = variance_components(posterior, reference_for(posterior, None, len(X)), Z, new)
+    total = posterior.variance(Z, noise=True, row_noise=new)
+    torch.testing.assert_close(parts.noise + parts.latent + parts.computational, total)
+    assert float((posterior.scale(Z) - 1).abs().max()) > 0.05
 
 
 @pytest.mark.usefixtures("annotations_off")
@@ -246,11 +310,14 @@ def test_wrong_arguments_are_named():
     X, y, Z = wave()
     method = CaGPOpt.from_data(make_prior(), X, 5)
     with pytest.raises(ValueError, match=r"support=method\.actions\.support"):
-        split_variance(method.condition(X, y), X, Z)
+        exact_components(method.condition(X, y), X, Z)
     posterior = CaGPPosterior(method.prior, project(method.prior, method.actions, X, y))
     with pytest.raises(ValueError, match="X has 3 columns"):
-        split_variance(posterior, X, torch.ones(2, 3, dtype=torch.float64), support=method.actions.support)
+        exact_components(posterior, X, torch.ones(2, 3, dtype=torch.float64), support=method.actions.support)
     known = GP(Matern12(2), noise=KnownNoise())
     posterior = CaGPCG(known, 5).condition(X, y, known_noise(X))
     with pytest.raises(ValueError, match="row_noise is missing"):
-        split_variance(posterior, X, Z, known_noise(X))
+        exact_components(posterior, X, Z, known_noise(X))
+    other = CaGPLocal(known, 5).condition(X, y, known_noise(X))
+    with pytest.raises(TypeError, match="posterior is a LocalPosterior, expected the CaGPPosterior"):
+        variance_components(other, exact_reference(posterior, X, known_noise(X)), Z, known_noise(Z))

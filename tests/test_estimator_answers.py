@@ -152,8 +152,8 @@ def test_components_beyond_what_can_be_exact_are_bounds(method, monkeypatch):
     model = CaGPRegressor(method, n_actions=8, n_neighbors=4, max_epochs=3).fit(X, y)
     Z = X[:10] + 0.2
     exact = model.predict(Z, return_components=True)[1]
-    monkeypatch.setattr("cagp.estimators.components.EXACT_ROWS", 50)
-    monkeypatch.setattr("cagp.estimators.components.NEIGHBOURS", 16)
+    monkeypatch.setattr("cagp.diagnostics.EXACT_ROWS", 50)
+    monkeypatch.setattr("cagp.diagnostics.NEIGHBOURS", 16)
     bound = model.predict(Z, return_components=True)[1]
     assert bound["computational_kind"] == "estimate"
     assert (bound["latent"] >= exact["latent"] - 1e-9).all()

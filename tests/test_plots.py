@@ -177,6 +177,20 @@ def test_a_surface_meets_its_values_at_the_nodes(ax):
     assert values.min() <= image.min() <= image.max() <= values.max()
 
 
+@pytest.mark.parametrize("unit", [1 / 86_400, 1 / 1440, 1 / 24, 1.0, 30.0, 365.0])
+def test_dates_have_a_few_ticks_whatever_their_range(ax, unit):
+    for times in (1.5, 2.1, 3, 3.9, 4.5, 7, 11, 25, 50):
+        start = 19_800.3
+        ax.clear()
+        ax.plot(start + unit * np.linspace(0, times, 31), np.zeros(31))
+        ax.set_xlim(start, start + unit * times)
+        plots.date_axis(ax)
+        ax.figure.savefig(BytesIO(), format="svg")  # a warning is an error here
+        shown = [t for t in ax.get_xticks() if start <= t <= start + unit * times]
+        assert 1 <= len(shown) <= 7, times
+        assert [label.get_text() for label in ax.get_xticklabels()] != []
+
+
 @given(name=st.text(max_size=80), length=st.integers(4, 40))
 def test_shortened_names_are_short_and_printable(name, length):
     short = plots.shortened(name, length)

@@ -1,6 +1,7 @@
 """The report says what brute force finds, is well-formed and self-contained, and cannot be broken by names."""
 
 import re
+import warnings
 from html.parser import HTMLParser
 from importlib.resources import files
 
@@ -12,9 +13,12 @@ from report_models import STRANGE_NAMES, KnownModel, strange
 from scipy.stats import norm
 
 from cagp.estimators import CaGPRegressor
-from cagp.report import evidence, write_report
-from cagp.report.figures import PALETTE, Drawing
-from cagp.report.page import number
+from cagp.report import write_report
+from cagp.report.html import number
+from cagp.report.input_effects import input_effects_of, relevance_of_columns, varying
+from cagp.report.rows import column_names, held_out_rows, sample
+from cagp.report.svg import PALETTE, Drawing
+from cagp.report.targets import expected_coverage, mean_coverage_error, scores
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -106,29 +110,31 @@ def test_the_metrics_are_those_of_brute_force(tmp_path):
     share = [0.16, 0.09, 0.0225]
     for name, part in zip(("Noise", "Data", "Computation"), share, strict=True):
         assert page.row(name)[1:] == [number(np.sqrt(part)), f"{100 * part / sum(share):.1f}\xa0%"]
+    error = abs(0.95 - np.mean(np.abs(z) <= norm.ppf(0.975)))
+    assert page.row("Coverage error")[1] == f"{100 * error:.1f}\xa0%"
     for words in ("1,234 rows", "500 other rows", "CaGP-Local", "Chose local: it was asked for.", "from below"):
         assert words in page.words
 
 
 def test_verdicts_on_coverage_allow_for_chance():
-    assert evidence.chance(0.95, 2000) == (0.94, 0.9595)
+    assert expected_coverage(0.95, 2000) == (0.94, 0.9595)
     rng = np.random.default_rng(0)
     y = rng.normal(size=4000)
-    error, by_chance = evidence.coverage_error(y, np.zeros(4000), np.ones(4000))
+    error, by_chance = mean_coverage_error(y, np.zeros(4000), np.ones(4000))
     assert by_chance == pytest.approx(0.005, abs=0.0005)
     few = np.zeros(100), np.ones(100)
-    repeated = [evidence.coverage_error(rng.normal(size=100), *few)[0] for _ in range(400)]
-    assert np.mean(repeated) == pytest.approx(evidence.coverage_error(y[:100], *few)[1], rel=0.05)
+    repeated = [mean_coverage_error(rng.normal(size=100), *few)[0] for _ in range(400)]
+    assert np.mean(repeated) == pytest.approx(mean_coverage_error(y[:100], *few)[1], rel=0.05)
     assert error < 3 * by_chance
-    assert evidence.coverage_error(y, np.zeros(4000), np.full(4000, 0.3))[0] > 0.2
+    assert mean_coverage_error(y, np.zeros(4000), np.full(4000, 0.3))[0] > 0.2
 
 
 def test_a_partial_effect_is_the_mean_over_rows_that_keep_their_other_inputs():
     model, X, y = plain(latent=lambda X: 0.1 + 0.05 * np.abs(X[:, 1]))
-    rows = evidence.test_rows(model, X, y, None)
-    effects = evidence.learned(model, rows)
+    rows = held_out_rows(model, X, y, None)
+    effects = input_effects_of(model, rows)
     assert [effect.axis.name for effect in effects] == ["x0", "x1", "x2"]  # shortest lengthscale first
-    background = X[evidence.sample(len(X), 24)]
+    background = X[sample(len(X), 24)]
     for effect in effects:
         for k in (0, 7, 30):
             changed = background.copy()
@@ -142,8 +148,8 @@ def test_a_partial_effect_is_the_mean_over_rows_that_keep_their_other_inputs():
 
 def test_effects_of_categories_and_dates():
     model, X, y = strange()
-    rows = evidence.test_rows(model, X, y, None)
-    effects = {effect.axis.name: effect for effect in evidence.learned(model, rows)}
+    rows = held_out_rows(model, X, y, None)
+    effects = {effect.axis.name: effect for effect in input_effects_of(model, rows)}
     assert list(effects)[:3] == [STRANGE_NAMES[0], "colour", "day"]
     levels = dict(zip(effects["colour"].axis.nodes, effects["colour"].mean[:, 0], strict=True))
     assert levels["red"] - levels["blue & co"] == pytest.approx(1)
@@ -155,23 +161,23 @@ def test_effects_of_categories_and_dates():
 
 def test_columns_own_their_levels():
     model, X, _ = strange()
-    relevance = evidence.relevance_of_columns(model, evidence.column_names(X))
+    relevance = relevance_of_columns(model, column_names(X))
     assert relevance[list(X.columns).index("colour")] == 1 / 2  # that of red, its most relevant level
     model.feature_names_out_, model.lengthscales_ = np.array(["a=b", "a=c", "a=b=d"]), np.array([1.0, 2.0, 4.0])
-    assert list(evidence.relevance_of_columns(model, ["a", "a=b"])) == [0.5, 1.0]
+    assert list(relevance_of_columns(model, ["a", "a=b"])) == [0.5, 1.0]
 
 
 def test_inputs_that_do_not_vary_have_no_relevance(tmp_path):
     model, X, y = strange()
-    assert evidence.varying(model, evidence.test_rows(model, X, y, None)).all()
-    rows = evidence.test_rows(model, X.assign(colour="red", **{STRANGE_NAMES[2]: 1.0}), y, None)
-    left_out = [n for n, kept in zip(model.feature_names_out_, evidence.varying(model, rows), strict=True) if not kept]
+    assert varying(model, held_out_rows(model, X, y, None)).all()
+    rows = held_out_rows(model, X.assign(colour="red", **{STRANGE_NAMES[2]: 1.0}), y, None)
+    left_out = [n for n, kept in zip(model.feature_names_out_, varying(model, rows), strict=True) if not kept]
     assert left_out == [STRANGE_NAMES[2], *(name for name in model.feature_names_out_ if name.startswith("colour="))]
     model, X, y = plain(30)
     X[:, 1] = 4.0
-    assert list(evidence.varying(model, evidence.test_rows(model, X, y, None))) == [True, False, True]
+    assert list(varying(model, held_out_rows(model, X, y, None))) == [True, False, True]
     words = read(write_report(model, X, y, tmp_path / "r.html")).words
-    assert "Left out: 1 input without variation among the test rows." in words
+    assert "Left out: 1 input that does not vary in the test rows." in words
 
 
 def test_durations_are_drawn_in_days():
@@ -182,20 +188,20 @@ def test_durations_are_drawn_in_days():
         return (X["wait"] / pd.Timedelta(days=1) + X.get("on", 0)).to_numpy()[:, None]
 
     model = KnownModel(function, list(X.columns), ["wait", "on"], ["y"])
-    wait, on = evidence.learned(model, evidence.test_rows(model, X, function(X), None))
+    wait, on = input_effects_of(model, held_out_rows(model, X, function(X), None))
     assert wait.axis.name == "wait (days)"
     np.testing.assert_allclose(np.diff(wait.mean[:, 0]), np.diff(wait.axis.values), rtol=1e-9)
     assert [str(level) for level in on.axis.nodes] == ["False", "True"]
     assert on.mean[1, 0] - on.mean[0, 0] == pytest.approx(1)
     alone = X[["wait"]]
     model = KnownModel(function, ["wait"], ["wait"], ["y"])
-    (wait,) = evidence.learned(model, evidence.test_rows(model, alone, function(alone), None))
+    (wait,) = input_effects_of(model, held_out_rows(model, alone, function(alone), None))
     np.testing.assert_allclose(wait.mean[:, 0], wait.axis.values, rtol=1e-9)
 
 
 def test_two_inputs_are_a_map():
     model, X, y = plain(num_inputs=2)
-    found = evidence.learned(model, evidence.test_rows(model, X, y, None))
+    found = input_effects_of(model, held_out_rows(model, X, y, None))
     east, north = found.axes[0].values, found.axes[1].values
     assert (east[0], north[-1]) == (X[:, 0].min(), X[:, 1].max())
     assert found.mean[10, 30, 0] == pytest.approx(np.sin(east[30]) + north[10] ** 2)
@@ -204,7 +210,7 @@ def test_two_inputs_are_a_map():
 
 def test_one_input_is_the_fit_itself():
     model, X, y = plain(num_inputs=1)
-    (effect,) = evidence.learned(model, evidence.test_rows(model, X, y, None))
+    (effect,) = input_effects_of(model, held_out_rows(model, X, y, None))
     assert effect.num_background == 0
     np.testing.assert_allclose(effect.mean[:, 0], np.sin(effect.axis.values))
     np.testing.assert_allclose(effect.observation_std, 0.5)
@@ -213,8 +219,8 @@ def test_one_input_is_the_fit_itself():
 def test_units_however_tiny_only_scale_the_numbers(tmp_path):
     unit, (model, X, y) = 1e-140, plain(40, 2)
     mean, std = model.predict(X, return_std=True)
-    usual, other = evidence.scores(y, mean, std), evidence.scores(unit * y, unit * mean, unit * std)
-    scale = [0, unit, 1, unit, 1, unit]
+    usual, other = scores(y, mean, std), scores(unit * y, unit * mean, unit * std)
+    scale = [0, unit, 1, unit, 1, 1, unit]
     assert other[1:] == pytest.approx([value * factor for value, factor in zip(usual, scale, strict=True)][1:])
     assert other.nll == pytest.approx(usual.nll + np.log(unit))
     function = model.function
@@ -270,8 +276,38 @@ def test_strange_names_are_shown_and_do_nothing(tmp_path):
         assert name in page.words, name
 
 
+@pytest.mark.parametrize("num_days", [2, 4, 5])
+def test_few_days_are_drawn_without_a_warning(tmp_path, num_days):
+    rng = np.random.default_rng(0)
+    days = pd.Timestamp("2024-03-01") + pd.to_timedelta(np.arange(60) % num_days, unit="D")
+    X = pd.DataFrame({"day": days, "x": rng.normal(size=60)})
+    model = KnownModel(
+        lambda X: X.get("x", pd.Series(0.0, X.index)).to_numpy()[:, None], ["day", "x"], ["day", "x"], ["y"]
+    )
+    y = rng.normal(size=60)
+    for table in (X, X[["day"]]):  # a warning is an error here
+        model.feature_names_in_ = model.feature_names_out_ = np.array(table.columns, dtype=object)
+        model.lengthscales_ = np.ones(table.shape[1])
+        page = read(write_report(model, table, y, tmp_path / "r.html"))
+        assert "Mar" in page.words
+
+
+def test_characters_without_a_glyph_are_kept_and_leave_warnings_alone():
+    name = "温度 हिन्दी 😀"
+    before = list(warnings.filters)
+
+    def draw(ax):
+        assert warnings.filters == before
+        ax.set_xlabel(name)
+        ax.set_xticks([0, 1], ["東京", "x"])
+
+    html = Drawing()(draw, "alt")
+    assert name in html
+    assert "東京" in html
+
+
 def test_several_targets_have_a_section_each_up_to_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("cagp.report.sections.MAX_TARGETS", 1)
+    monkeypatch.setattr("cagp.report.accuracy.MAX_TARGETS", 1)
     model, X, y = strange(num_targets=2)
     path = write_report(model, X, y, tmp_path / "r.html")
     page, html = read(path), path.read_text(encoding="utf-8")
@@ -308,12 +344,25 @@ def test_the_report_says_what_the_computational_part_is(tmp_path, kind):
 
 
 @pytest.mark.usefixtures("no_figures")
+def test_the_report_says_why_the_method_was_chosen_and_what_it_guarantees(tmp_path):
+    model, X, y = plain(60)
+    path = write_report(model, X, y, tmp_path / "r.html")
+    sections = dict(re.findall(r'<section id="(\w+)"(.*?)</section>', path.read_text(encoding="utf-8"), re.DOTALL))
+    assert "Chose local: it was asked for." in sections["data"]
+    assert "The variance is &lt; that of nobody." in sections["uncertainty"]
+    model.choice_ = model.guarantee_ = None
+    other = read(write_report(model, X, y, tmp_path / "r.html"))
+    assert "Chose local" not in other.words
+    assert "None" not in other.words
+
+
+@pytest.mark.usefixtures("no_figures")
 def test_kernels_without_lengthscales_and_fits_without_steps(tmp_path):
     model, X, y = plain(60)
     model.lengthscales_, model.fit_result_ = np.full(3, np.nan), None
     page = read(write_report(model, X, y, tmp_path / "r.html"))
-    assert "has no lengthscale for each input" in page.words
-    assert "Nothing was recorded of the training" in page.words
+    assert "does not have a lengthscale for each input" in page.words
+    assert "has no record of its training" in page.words
 
 
 def test_one_row_and_constant_targets(tmp_path):
@@ -352,15 +401,15 @@ def test_of_many_rows_some_are_drawn(tmp_path):
     model, X, y = plain(90)
     page = read(write_report(model, X, y, tmp_path / "r.html", max_rows=30))
     assert "drawn at random from 90" in page.words
-    rows = evidence.test_rows(model, X, y, 30)
+    rows = held_out_rows(model, X, y, 30)
     assert len(rows.y) == 30
     assert all(any(np.array_equal(row, other) for other in X) for row in rows.X)
-    assert len(evidence.test_rows(model, X, y, None).y) == 90
+    assert len(held_out_rows(model, X, y, None).y) == 90
 
 
 def test_columns_that_the_model_does_not_know_are_not_shown():
     model, X, y = strange()
-    rows = evidence.test_rows(model, X.assign(other=1.0)[["other", *X.columns[::-1]]], y, None)
+    rows = held_out_rows(model, X.assign(other=1.0)[["other", *X.columns[::-1]]], y, None)
     assert list(rows.X.columns) == list(X.columns)
 
 

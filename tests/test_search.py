@@ -363,7 +363,7 @@ def test_the_picture_has_a_line_of_the_best_so_far_for_each_number_of_actions():
 
 @pytest.mark.parametrize("places", [[0.5, 0.5, 0.5], [0.1, 0.12, 0.9], [0.9, 0.1, 0.5], [0.3], [0.2, 0.21, 0.22, 0.5]])
 def test_labels_are_moved_apart_as_little_as_it_takes(places):
-    moved = plots.lines._apart(places, 0.1)
+    moved = plots.over_time.apart(places, 0.1)
     order = np.argsort(places, kind="stable")
     assert np.all(np.diff(np.array(moved)[order]) >= 0.1 - 1e-12)
 

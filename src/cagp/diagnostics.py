@@ -1,10 +1,14 @@
-"""What the actions have seen of the data, and where the uncertainty of a prediction comes from.
+"""How much of the data the actions see, and where the uncertainty of a prediction comes from.
 
 Everything here is float64 and records no gradient.
 """
 
 import math
-from typing import NamedTuple
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +18,9 @@ from cagp.actions import Actions
 from cagp.checks import check_matrix, check_new_inputs
 from cagp.engine import BlockWeights, kernel_product
 from cagp.iterative import top_eigenvectors
-from cagp.linalg import conjugate_gradients, safe_cholesky
+from cagp.limits import EXACT_ROWS
+from cagp.linalg import JitterWarning, conjugate_gradients, safe_cholesky
+from cagp.methods import CaGPLocal, CholeskyGP, LocalPosterior
 from cagp.posteriors import CaGPPosterior, Posterior
 from cagp.projection import Projection
 from cagp.solver import Solver
@@ -27,7 +33,8 @@ from cagp.system import System
 def principal_angles(A: Float[Tensor, "n p"], B: Float[Tensor, "n q"]) -> Float[Tensor, " r"]:
     """The r = min(p, q) angles between the spans of two matrices, in radians, smallest first. Time O(n (p + q)²).
 
-    Large angles from their cosines and small ones from their sines (Björck and Golub): both to full precision.
+    Large angles are computed from their cosines and small ones from their sines (Björck and Golub), both to full
+    precision.
     """
     if A.shape[1] < B.shape[1]:
         A, B = B, A
@@ -50,7 +57,7 @@ def _orthonormal(A: Tensor, name: str) -> Tensor:
     A = A.double()
     Q, R = torch.linalg.qr(A / A.norm(dim=0).clamp_min(torch.finfo(A.dtype).tiny))
     if float(R.diagonal().abs().min()) < 1e-12:
-        raise ValueError(f"the columns of {name} are linearly dependent; leave out those that add nothing.")
+        raise ValueError(f"the columns of {name} are linearly dependent; remove the redundant ones.")
     return Q
 
 
@@ -64,18 +71,18 @@ def action_matrix(actions: Actions) -> Float[Tensor, "n i"]:
 
 
 class Alignment(NamedTuple):
-    """How close actions are to as many leading eigenvectors, which tell most about the function."""
+    """How close i actions are to the i leading eigenvectors, which carry the most information about the function."""
 
     angles: Float[Tensor, " i"]  # the principal angles, smallest first
     distance: float  # their norm, the Grassmann distance
-    information: float  # of the mutual information that the eigenvectors have, the share the actions have
+    information: float  # the mutual information of the actions, as a share of that of the eigenvectors
 
 
 @torch.no_grad()
 def eigenspace_alignment(system: System, S: Float[Tensor, "n i"]) -> Alignment:
-    """The span of S against the space of the i leading eigenvectors of K̂ (of K s = λ D s, with noise by row).
+    """Compare the span of S with the i leading eigenvectors of K̂ (those of K s = λ D s if the noise differs by row).
 
-    Time O(n³), or that of ``top_eigenvectors`` beyond 2,000 rows.
+    Time O(n³), or that of ``top_eigenvectors`` for more than 2,000 rows.
     """
     best = top_eigenvectors(system, S.shape[1])
     angles = principal_angles(S, best.vectors)
@@ -92,7 +99,7 @@ def eigenspace_alignment(system: System, S: Float[Tensor, "n i"]) -> Alignment:
 
 @torch.no_grad()
 def mutual_information(projection: Projection) -> Float[Tensor, ""]:
-    """I(f(X); Sᵀy) = ½ (log|SᵀK̂S| - log|SᵀDS|) in nats: how much the actions tell of the function. Time O(i³)."""
+    """I(f(X); Sᵀy) = ½ (log|SᵀK̂S| - log|SᵀDS|) in nats: what the actions tell about the function. Time O(i³)."""
     log_det = 2 * projection.chol.diagonal().log().sum()
     return 0.5 * (log_det - _log_det(projection.SDS, "SᵀDS"))
 
@@ -105,10 +112,10 @@ def posterior_entropy(
     noise: bool = False,
     row_noise: Float[Tensor, " t"] | None = None,
 ) -> Float[Tensor, ""]:
-    """H = ½ (log|Σ| + t log 2πe) in nats, Σ the covariance of the function at X, or of new targets with ``noise``.
+    """H = ½ (log|Σ| + t log 2πe) in nats. Σ is the covariance of the function at X, or of new targets with ``noise``.
 
-    Without noise Σ is often singular to working precision: a JitterWarning then says that the number is an upper bound.
-    Time O(t³).
+    Without noise, Σ is often singular to working precision. A JitterWarning then says that the result is an upper
+    bound. Time O(t³).
     """
     covariance = posterior.covariance(X, noise=noise, row_noise=row_noise).double()
     return 0.5 * (_log_det(covariance, "the posterior covariance") + X.shape[0] * math.log(2 * math.pi * math.e))
@@ -128,7 +135,7 @@ def distance_to_data(
     """min_j ‖(z - x_j) / lengthscale‖ for each inducing point z; the paper reports its average. Time O(m n d)."""
     check_matrix(X, "X")
     check_new_inputs(Z, X, "Z")
-    # The origin moves to the data, so that no digits are lost far from it.
+    # Moving the origin to the data avoids a loss of digits far from it.
     origin, lengthscale = X.double().mean(0), lengthscale.to(X.device).double()
     points, rows = ((A.double() - origin) / lengthscale for A in (Z, X))
     mode = "donot_use_mm_for_euclid_dist"
@@ -139,92 +146,212 @@ def distance_to_data(
 def variance_ratio(
     posterior: Posterior, X: Float[Tensor, "t d"], row_noise: Float[Tensor, " t"] | None = None
 ) -> Float[Tensor, " t"]:
-    """k_post(x, x) / (k_post(x, x) + D(x)): near zero where a posterior is certain, whatever the noise."""
+    """k_post(x, x) / (k_post(x, x) + D(x)); near zero where the function is known well, whatever the noise."""
     with_noise = posterior.variance(X, noise=True, row_noise=row_noise)
     return posterior.variance(X).double() / with_noise.double()
 
 
 # ---- where the variance comes from ----
 
+NEIGHBOURS = 256
+"""Beyond ``EXACT_ROWS`` rows, the posterior given this many nearest rows is the reference: its variance is a bound."""
 
-class VarianceSplit(NamedTuple):
-    """The predictive variance at each test row as a sum of three."""
+Kind = Literal["exact", "estimate", "unknown"]
 
-    noise: Float[Tensor, " t"]  # of the targets about the function: stays, whatever is done
-    exact: Float[Tensor, " t"]  # of the exact posterior: more data would lower it
-    computational: Float[Tensor, " t"]  # what was not computed: more actions would lower it, to zero at i = n
-    error_bound: Float[Tensor, " t"]  # ``computational`` may be too small by up to this, and ``exact`` too large
-    num_iterations: int  # of conjugate gradients; 0 where K̂ was factorised
+
+class Components(NamedTuple):
+    """The variance of a new observation at each test point, as a sum of three parts."""
+
+    noise: Float[Tensor, " t"]  # of the targets about the function: neither data nor computation lower it
+    latent: Float[Tensor, " t"]  # of the exact posterior: more data would lower it
+    computational: Float[Tensor, " t"]  # what was not computed: zero with a full budget; NaN if unknown
+    error_bound: Float[Tensor, " t"]  # ``computational`` may be too small by up to this, ``latent`` too large
+    num_iterations: int  # of conjugate gradients; 0 if there were none
+
+
+class Split(NamedTuple):
+    """The variance of the function at each test point as a sum of two parts; the fields of ``Components``."""
+
+    latent: Float[Tensor, " t"]
+    computational: Float[Tensor, " t"]
+    error_bound: Float[Tensor, " t"]
+    num_iterations: int = 0
+
+
+class Reference(ABC):
+    """What takes the place of the exact posterior, at the same hyperparameters, to find the computational part.
+
+    Args:
+        kind: what the computational part is: "exact", an "estimate" from below, or "unknown".
+    """
+
+    def __init__(self, kind: Kind):
+        self.kind: Kind = kind
+
+    @abstractmethod
+    def split(self, posterior: Posterior, X: Float[Tensor, "t d"], scale: Float[Tensor, " t"] | None) -> Split:
+        """The latent and the computational part; ``scale`` is that of the posterior around each row."""
+
+
+def variance_components(
+    posterior: Posterior,
+    reference: Reference,
+    X: Float[Tensor, "t d"],
+    row_noise: Float[Tensor, " t"] | None = None,
+) -> Components:
+    """The predictive variance at the rows of ``X`` as noise + latent + computational part, in float64.
+
+    Args:
+        reference: from ``reference_for``, at a bounded cost, or from ``exact_reference``, exact for any number of rows.
+        row_noise: known noise variances of the rows of ``X``.
+    """
+    with torch.no_grad():
+        noise, scale = posterior.prior.noise_variance(X, row_noise), posterior.scale(X)
+        if scale is not None:  # it multiplies the learned noise, not what is known of each row
+            learned = posterior.prior.noise.learned(X)
+            noise = scale * noise if row_noise is None else noise + (scale - 1) * learned
+        return Components(noise, *reference.split(posterior, X, scale))
 
 
 @torch.no_grad()
-def split_variance(
+def reference_for(posterior: Posterior, row_noise: Float[Tensor, " m"] | None, num_rows: int) -> Reference:
+    """A reference at a bounded cost: the exact posterior up to ``EXACT_ROWS`` rows, else one given the nearest rows.
+
+    Args:
+        row_noise: known noise variances of the rows that the posterior holds.
+        num_rows: the number of rows it was conditioned on; it may hold only some of them.
+    """
+    if not isinstance(posterior, CaGPPosterior | LocalPosterior):
+        return _Itself("unknown")
+    if isinstance(posterior, CaGPPosterior) and posterior.num_actions == num_rows:
+        return _Itself("exact")
+    held, targets = posterior.X, posterior.X.new_zeros(len(posterior.X))  # a variance does not depend on targets
+    if len(held) == num_rows <= EXACT_ROWS:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", JitterWarning)
+            exact = CholeskyGP(posterior.prior).condition(held, targets, row_noise)
+        # Jitter acts as additional noise: the variance is then an upper bound.
+        return _Posterior(exact, "estimate" if caught else "exact")
+    k = min(NEIGHBOURS, len(held))
+    return _Posterior(CaGPLocal(posterior.prior).condition(held, targets, row_noise, num_neighbours=k), "estimate")
+
+
+@torch.no_grad()
+def exact_reference(
     posterior: CaGPPosterior,
     X_train: Float[Tensor, "n d"],
-    X: Float[Tensor, "t d"],
     row_noise: Float[Tensor, " n"] | None = None,
     *,
     support: Int[Tensor, " m"] | None = None,
-    new_row_noise: Float[Tensor, " t"] | None = None,
-    dense_up_to: int = 2000,
+    dense_up_to: int = EXACT_ROWS,
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
     precondition_rank: int = 100,
-) -> VarianceSplit:
-    """The predictive variance at ``X`` as noise + exact + computational part.
+) -> Reference:
+    """The exact posterior for any number of rows, by a Cholesky factor of K̂ or by conjugate gradients.
 
-    With b = k(X_train, x) and u = Cb, what the exact posterior explains more than this one is
+    With b = k(X_train, x) and u = Cb, the exact posterior explains more of the variance than this one by
 
         bᵀK̂⁻¹b - bᵀu = uᵀr + rᵀK̂⁻¹r,    r = b - K̂u,
 
-    where uᵀr is zero but for round-off. Nothing is subtracted, so small parts are exact to their own digits. Conjugate
-    gradients give rᵀK̂⁻¹r from below: with K̂w ≈ r and e = r - K̂w it is rᵀw + eᵀw + eᵀK̂⁻¹e, of which the last term is
-    left out and bounded by eᵀD⁻¹e, because K̂ - D is positive semi-definite.
+    where uᵀr is zero except for round-off. Nothing is subtracted, so small parts are exact to their own digits.
+    Conjugate gradients give rᵀK̂⁻¹r from below: with K̂w ≈ r and e = r - K̂w it is rᵀw + eᵀw + eᵀK̂⁻¹e. The last term is
+    left out. Its bound eᵀD⁻¹e, which holds because K̂ - D is positive semi-definite, is the ``error_bound``.
 
     Args:
         X_train: all training inputs, with their ``row_noise``.
         support: which of them the posterior holds, ``actions.support``; None for all, in their order.
-        new_row_noise: known noise variances of the rows of ``X``.
-        dense_up_to: number of training rows up to which K̂ is factorised.
-        tolerance: relative residual of conjugate gradients beyond.
-        precondition_rank: of their preconditioner, a pivoted Cholesky factor.
+        dense_up_to: the number of training rows up to which K̂ is factorised.
+        tolerance: the relative residual of conjugate gradients, for more rows.
+        precondition_rank: the rank of their preconditioner, a pivoted Cholesky factor.
 
-    Time O(n³ + n² t), or O(n² (d + t)) for every iteration; memory O(n² + n t), or O(n (t + rank)).
+    For t test points: time O(n³ + n² t), or O(n² (d + t)) for every iteration; memory O(n² + n t), or O(n (t + rank)).
     """
-    check_new_inputs(X, X_train)
     rows = torch.arange(X_train.shape[0], device=X_train.device) if support is None else support
     if not torch.equal(X_train[rows], posterior.X):
         raise ValueError(
             f"the posterior holds {posterior.X.shape[0]} inputs, which are not those of X_train ({X_train.shape[0]} "
             "rows) at the support; pass the training inputs, and support=method.actions.support for CaGP-Opt."
         )
-    prior, T = posterior.prior, X.double()
-    system = System(
-        prior, X_train.double(), None if row_noise is None else row_noise.double(), max_bytes=posterior.max_bytes
-    )
-    chol, W = posterior.chol, posterior.W
-    W = W._replace(values=W.values.double()) if isinstance(W, BlockWeights) else W.double()
-    KW = kernel_product(prior.kernel, T, system.X[rows], W, max_bytes=posterior.max_bytes)
-    root = torch.linalg.solve_triangular(chol, KW.mT, upper=False)
-    variance = prior.kernel.diag(T).double() - root.square().sum(0)
-
-    V = torch.cholesky_solve(KW.mT, chol)
-    U_support = W.values[:, None] * V[W.columns()] if isinstance(W, BlockWeights) else W @ V
-    U = torch.zeros(system.num_rows, T.shape[0], dtype=torch.float64, device=T.device)
-    U[rows] = U_support
-    R = system.columns(T) - system.products(U)
-    crossed = (U * R).sum(0)
+    known = None if row_noise is None else row_noise.double()
+    system = System(posterior.prior, X_train.double(), known, max_bytes=posterior.max_bytes)
     if system.num_rows <= dense_up_to:
         factor = safe_cholesky(system.kernel_matrix() + torch.diag(system.noise), "K̂")
-        computational = crossed + torch.linalg.solve_triangular(factor, R, upper=False).square().sum(0)
-        error_bound, num_iterations = torch.zeros_like(computational), 0
-    else:
-        solver = Solver(system, min(precondition_rank, system.num_rows))
-        result = conjugate_gradients(
-            system.products, R, precondition=solver.precondition, tolerance=tolerance, max_iterations=max_iterations
-        )
-        E = R - system.products(result.solution)
-        computational = crossed + ((R + E) * result.solution).sum(0)
-        error_bound, num_iterations = (E.square() / system.noise[:, None]).sum(0), result.num_iterations
-    noise = prior.noise_variance(X, new_row_noise)
-    return VarianceSplit(noise, variance - computational, computational, error_bound, num_iterations)
+        return _Residuals(system, rows, partial(_squares_by_factor, factor))
+    solver = Solver(system, min(precondition_rank, system.num_rows))
+    return _Residuals(system, rows, partial(_squares_by_cg, system, solver, tolerance, max_iterations))
+
+
+class _Itself(Reference):
+    """The posterior itself, which is exact, or of which nothing else is known."""
+
+    def split(self, posterior: Posterior, X: Tensor, scale: Tensor | None) -> Split:
+        variance = posterior.variance(X).double()
+        nothing = torch.full_like(variance, torch.nan if self.kind == "unknown" else 0.0)
+        return Split(variance, nothing, nothing)
+
+
+class _Posterior(Reference):
+    """A posterior whose variance is that of the exact one, or an upper bound of it."""
+
+    def __init__(self, posterior: Posterior, kind: Kind):
+        super().__init__(kind)
+        self._posterior = posterior
+
+    def split(self, posterior: Posterior, X: Tensor, scale: Tensor | None) -> Split:
+        variance = posterior.variance(X).double()
+        latent = self._posterior.variance(X).double()
+        if scale is not None:
+            latent = scale * latent
+        latent = torch.minimum(variance, latent)  # both are upper bounds
+        # All that is known of the exact variance beyond its bound is that it is not negative.
+        return Split(latent, variance - latent, torch.zeros_like(latent) if self.kind == "exact" else latent)
+
+
+class _Squares(NamedTuple):
+    """rᵀK̂⁻¹r of each column r, by how much it may be too small, and the number of iterations it took."""
+
+    values: Tensor
+    error_bound: Tensor
+    num_iterations: int = 0
+
+
+class _Residuals(Reference):
+    """The identity of ``exact_reference``."""
+
+    def __init__(self, system: System, rows: Tensor, squares: Callable[[Tensor], _Squares]):
+        super().__init__("exact")
+        self._system, self._rows, self._squares = system, rows, squares
+
+    def split(self, posterior: Posterior, X: Tensor, scale: Tensor | None) -> Split:
+        if not isinstance(posterior, CaGPPosterior):
+            raise TypeError(f"posterior is a {type(posterior).__name__}, expected the CaGPPosterior of the reference.")
+        system, prior, T, chol = self._system, posterior.prior, X.double(), posterior.chol
+        check_new_inputs(T, system.X)
+        W = posterior.W
+        W = W._replace(values=W.values.double()) if isinstance(W, BlockWeights) else W.double()
+        KW = kernel_product(prior.kernel, T, system.X[self._rows], W, max_bytes=posterior.max_bytes)
+        root = torch.linalg.solve_triangular(chol, KW.mT, upper=False)
+        variance = prior.kernel.diag(T).double() - root.square().sum(0)
+
+        V = torch.cholesky_solve(KW.mT, chol)
+        U = torch.zeros(system.num_rows, T.shape[0], dtype=torch.float64, device=T.device)
+        U[self._rows] = W.values[:, None] * V[W.columns()] if isinstance(W, BlockWeights) else W @ V
+        R = system.columns(T) - system.products(U)
+        squares = self._squares(R)
+        computational = (U * R).sum(0) + squares.values
+        return Split(variance - computational, computational, squares.error_bound, squares.num_iterations)
+
+
+def _squares_by_factor(factor: Tensor, R: Tensor) -> _Squares:
+    values = torch.linalg.solve_triangular(factor, R, upper=False).square().sum(0)
+    return _Squares(values, torch.zeros_like(values))
+
+
+def _squares_by_cg(system: System, solver: Solver, tolerance: float, max_iterations: int, R: Tensor) -> _Squares:
+    result = conjugate_gradients(
+        system.products, R, precondition=solver.precondition, tolerance=tolerance, max_iterations=max_iterations
+    )
+    E = R - system.products(result.solution)
+    bound = (E.square() / system.noise[:, None]).sum(0)
+    return _Squares(((R + E) * result.solution).sum(0), bound, result.num_iterations)

@@ -1,12 +1,20 @@
-"""How good predictions and their error bars are. Each function says which direction is better and in what unit."""
+"""How good predictions and their error bars are. Each function says which direction is better and in what unit.
+
+``Scores`` holds the metrics that reports, the command line and benchmarks show; ``METRICS`` says how to read each one.
+"""
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+LEVEL = 0.95
+"""The probability of the central intervals whose coverage and width are reported."""
 
 
 def row_nll(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -34,47 +42,219 @@ def crps(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tens
 
 
 def coverage(
-    y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"], level: float = 0.95
+    y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"], level: float = LEVEL
 ) -> float:
     """Share of targets inside the central interval of probability ``level``; closer to ``level`` is better."""
     half_width = NormalDist().inv_cdf(0.5 + level / 2) * variance.double().sqrt()
     return float(((y.double() - mean.double()).abs() <= half_width).double().mean())
 
 
-def interval_width(variance: Float[Tensor, " n"], level: float = 0.95) -> float:
-    """Mean width of the central intervals of probability ``level``; narrower is better where coverage is as good.
+def coverage_error(
+    y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"], level: float = LEVEL
+) -> float:
+    """The paper's ε_coverage^α = |α - coverage| with α = ``level``; lower is better, zero is perfect; a share."""
+    return abs(level - coverage(y, mean, variance, level))
 
-    The unit of the targets.
+
+def interval_width(variance: Float[Tensor, " n"], level: float = LEVEL) -> float:
+    """Mean width of the central intervals of probability ``level``; the unit of the targets.
+
+    Of two models with the same coverage, the one with the narrower intervals is better.
     """
     return float(2 * NormalDist().inv_cdf(0.5 + level / 2) * variance.double().sqrt().mean())
 
 
 def pit(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Probability integral transform Φ((y - μ) / σ) of each target; uniform on [0, 1] where the predictions are right.
+    """Probability integral transform Φ((y - μ) / σ) of each target; uniform on [0, 1] if the predictions are right.
 
-    Heaped at both ends, the error bars are too narrow; heaped in the middle, too wide; to one side, the means are off.
+    More values at both ends mean that the error bars are too narrow, more in the middle that they are too wide, and
+    more on one side that the means are biased.
     """
     return torch.special.ndtr((y.double() - mean.double()) / variance.double().sqrt())
 
 
-class Calibration(NamedTuple):
-    """How often central intervals hold the targets, for several probabilities."""
+# ---- all metrics together ----
 
-    levels: Float[Tensor, " levels"]  # what the intervals promise
-    observed: Float[Tensor, " levels"]  # the share of targets inside
-    error: float  # mean |observed - promised|; lower is better, zero is perfect
+
+class Metric(NamedTuple):
+    """How to read a field of ``Scores``."""
+
+    label: str
+    name: str
+    unit: Literal["nats", "target", "share", "none"]  # nats per row, the target's unit, a share of rows, no unit
+    better: str
+    meaning: str
+
+
+METRICS = {
+    "nll": Metric(
+        "NLL",
+        "negative log-likelihood",
+        "nats",
+        "lower is better",
+        "How surprising the actual values are under the predicted distributions. It judges predictions and error bars "
+        "together. A different unit of the target shifts it.",
+    ),
+    "rmse": Metric(
+        "RMSE", "root mean squared error", "target", "lower is better", "Large errors have the greatest weight."
+    ),
+    "r2": Metric(
+        "R²",
+        "share of the variance explained",
+        "none",
+        "higher is better",
+        "1 is perfect; 0 is as good as predicting the mean of the test rows.",
+    ),
+    "crps": Metric(
+        "CRPS",
+        "continuous ranked probability score",
+        "target",
+        "lower is better",
+        "The absolute error, extended to predictions with error bars.",
+    ),
+    "coverage": Metric(
+        "95 % coverage",
+        "share of the actual values inside the 95 % interval",
+        "share",
+        "closer to 95 % is better",
+        "Below 95 %, the intervals are too narrow; above, too wide.",
+    ),
+    "coverage_error": Metric(
+        "Coverage error",
+        "|95 % − coverage|",
+        "share",
+        "lower is better",
+        "The distance of the coverage from 95 %, too narrow and too wide alike.",
+    ),
+    "width": Metric(
+        "95 % width",
+        "mean width of the 95 % intervals",
+        "target",
+        "narrower is better",
+        "Compare it only between models with about the same coverage.",
+    ),
+}
+"""The fields of ``Scores``, in their order."""
+
+
+class Scores(NamedTuple):
+    """The metrics of predictions of one target; see ``METRICS``. Intervals have probability ``LEVEL``."""
+
+    nll: float
+    rmse: float
+    r2: float  # NaN if the targets do not vary
+    crps: float
+    coverage: float
+    coverage_error: float
+    width: float
+
+    def in_unit(self, unit: float) -> "Scores":
+        """The scores after targets, means and standard deviations are multiplied by ``unit``."""
+        change = {"nats": lambda v: v + math.log(unit), "target": lambda v: v * unit}
+        return Scores(*(change.get(METRICS[k].unit, lambda v: v)(v) for k, v in self._asdict().items()))
+
+
+def scores(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> Scores:
+    """All metrics of some predictions. Where squares of the targets may over- or underflow, use ``scaled`` first."""
+    total = ScoreSum()
+    total.add(y, mean, variance)
+    return total.scores()
+
+
+class ScoreSum:
+    """The metrics of rows that come in pieces. Memory O(1)."""
+
+    def __init__(self):
+        self.num_rows = 0
+        self._means: dict[str, float] = {}  # of what is a mean over rows
+        self._center, self._spread = 0.0, 0.0  # of the targets: the mean, and the sum of squared distances from it
+
+    def add(self, y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> None:
+        """Count more rows."""
+        n = len(y)
+        if n == 0:
+            return
+        y, mean, variance = y.double(), mean.double(), variance.double()
+        found = {
+            "nll": nll(y, mean, variance),
+            "square": float((y - mean).square().mean()),
+            "crps": crps(y, mean, variance),
+            "coverage": coverage(y, mean, variance),
+            "width": interval_width(variance),
+        }
+        total = self.num_rows + n
+        for name, value in found.items():
+            self._means[name] = self._means.get(name, 0.0) * (self.num_rows / total) + value * (n / total)
+        # The spread of two pieces together is the sum of their own spreads and that of their means.
+        center = float(y.mean())
+        distance, own = center - self._center, float((y - center).square().sum())
+        self._spread += own + distance**2 * self.num_rows * n / total
+        self._center += distance * n / total
+        self.num_rows = total
+
+    def scores(self) -> Scores:
+        """The metrics of all rows so far."""
+        if self.num_rows == 0:
+            raise ValueError("there are no rows with a known target to test on; add rows before asking for scores.")
+        means = dict(self._means)
+        square = means.pop("square")
+        r2 = 1 - self.num_rows * square / self._spread if self._spread > 0 else math.nan
+        return Scores(**means, rmse=math.sqrt(square), r2=r2, coverage_error=abs(LEVEL - means["coverage"]))
+
+
+class Scaled(NamedTuple):
+    """Targets and predictions in a unit of their own."""
+
+    y: Float[Tensor, " n"]
+    mean: Float[Tensor, " n"]
+    variance: Float[Tensor, " n"]
+    unit: float  # multiply by it to return to the unit of the targets; see ``Scores.in_unit``
+
+
+def scaled(y: Float[np.ndarray, " n"], mean: Float[np.ndarray, " n"], std: Float[np.ndarray, " n"]) -> Scaled:
+    """Arrays as float64 tensors in units of the median ``std``, in which squares neither over- nor underflow."""
+    unit = float(np.median(std))
+    parts = [torch.from_numpy(np.ascontiguousarray(np.asarray(part, float) / unit)) for part in (y, mean, std)]
+    return Scaled(parts[0], parts[1], parts[2].square(), unit)
+
+
+# ---- calibration ----
+
+
+class Calibration(NamedTuple):
+    """How often central intervals of several probabilities contain the targets."""
+
+    levels: Float[np.ndarray, " levels"]  # the nominal probabilities
+    coverage: Float[np.ndarray, " levels"]  # the share of targets inside each interval
+    error: float  # mean |level - coverage|; lower is better, zero is perfect
 
 
 def calibration(
-    y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"], num_levels: int = 19
+    y: Float[Tensor, " n"],
+    mean: Float[Tensor, " n"],
+    variance: Float[Tensor, " n"],
+    levels: int | Sequence[float] | np.ndarray = 19,
 ) -> Calibration:
-    """Coverage of central intervals of ``num_levels`` probabilities, evenly spaced between 0 and 1.
+    """Nominal and observed coverage of central intervals.
 
-    An interval of probability p holds y where |2 PIT - 1| ≤ p. Time O(n log n), whatever the number of levels.
+    An interval of probability p contains y if |2 PIT - 1| ≤ p. Time O(n log n), whatever the number of levels.
+
+    Args:
+        levels: the probabilities of the intervals, or how many of them, evenly spaced between 0 and 1.
     """
-    if num_levels < 1:
-        raise ValueError(f"num_levels is {num_levels}, expected at least 1.")
-    levels = torch.arange(1, num_levels + 1, dtype=torch.float64, device=y.device) / (num_levels + 1)
-    needed = (2 * pit(y, mean, variance) - 1).abs().sort().values  # the smallest interval that holds each target
-    observed = torch.searchsorted(needed, levels, right=True).double() / len(needed)
-    return Calibration(levels, observed, float((observed - levels).abs().mean()))
+    chosen = _levels(levels)
+    needed = (2 * pit(y, mean, variance) - 1).abs().sort().values  # the smallest interval that contains each target
+    counts = torch.searchsorted(needed, torch.from_numpy(chosen).to(needed), right=True)
+    observed = counts.double().cpu().numpy() / len(needed)
+    return Calibration(chosen, observed, float(np.abs(observed - chosen).mean()))
+
+
+def _levels(levels: int | Sequence[float] | np.ndarray) -> np.ndarray:
+    if isinstance(levels, int):
+        if levels < 1:
+            raise ValueError(f"levels is {levels}, expected at least 1.")
+        return np.arange(1, levels + 1) / (levels + 1)
+    chosen = np.asarray(levels, dtype=float)
+    if chosen.ndim != 1 or len(chosen) == 0 or not ((chosen > 0) & (chosen < 1)).all():
+        raise ValueError(f"levels are {levels}, expected probabilities between 0 and 1, e.g. [0.5, 0.95].")
+    return chosen

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from cagp import metrics, notices
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
-from cagp.diagnostics import Components, reference_for, variance_components
+from cagp.diagnostics import reference_for, variance_components
 from cagp.estimators.saved import save_model
 from cagp.estimators.tasks import check_parameters, new_task, seed_of
 from cagp.estimators.units import EncodedTable, Points, Quantity, Units, as_array, known_variances
@@ -30,10 +30,10 @@ from cagp.prior import GaussianNoise
 from cagp.recipes import Recipe
 from cagp.training import FitResult
 
-if TYPE_CHECKING:
-    from cagp import report as report_page
-else:
-    report_page = lazy_module("cagp.report")  # it draws, and comes above this layer
+report_page: Any = lazy_module("cagp.report")  # it draws, and comes above this layer
+
+PARTS = ("noise", "latent", "computational")
+"""The parts of a variance that ``predict(return_components=True)`` gives."""
 
 COVARIANCE_ROWS = 20_000
 """Joint answers are for at most this many test points."""
@@ -404,14 +404,15 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     def _components(self, points: Points, known: np.ndarray | None) -> tuple[dict[str, np.ndarray], str]:
         """The parts of the variance of new observations, (n, q) each, and what is known of the computational part."""
-        parts = {name: np.empty((len(points.inputs), self.n_outputs_)) for name in Components._fields}
+        parts = {name: np.empty((len(points.inputs), self.n_outputs_)) for name in PARTS}
         kind = "unknown"
         for j, posterior in enumerate(self.posteriors_):
             reference = reference_for(posterior, self._row_noise[j], self.n_rows_)
             kind = reference.kind
             for rows, Z in self._tiles(points):
-                for name, values in variance_components(posterior, reference, Z)._asdict().items():
-                    parts[name][rows, j] = as_array(values)
+                found = variance_components(posterior, reference, Z)
+                for name, part in parts.items():
+                    part[rows, j] = as_array(getattr(found, name))
         parts = {name: self.units_.restore(values, Quantity.VARIANCE) for name, values in parts.items()}
         if known is not None:
             parts["noise"] += known

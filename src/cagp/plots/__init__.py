@@ -3,23 +3,9 @@
 Arrays are numpy's. Nothing here touches matplotlib's global state.
 """
 
-from cagp.plots import lines
-from cagp.plots.effects import (
-    VALUE_COLORS,
-    Part,
-    category_effect,
-    effect,
-    fit_in_one_input,
-    percent,
-    relevance,
-    surface,
-    variance_by_certainty,
-    variance_parts,
-    variance_shares,
-)
-from cagp.plots.lines import Curve, curves, quality_against_time
+from cagp.plots.effects import VALUE_COLORS, category_effect, effect, fit_in_one_input, relevance, surface
 from cagp.plots.maps import ELEVATION_COLORS, STD_COLORS, Forecast, Map, poster, relief, scale_bar, spread, summit
-from cagp.plots.methods import Point, methods_against_time
+from cagp.plots.over_time import Curve, Point, curves, methods_against_time, quality_against_time
 from cagp.plots.quality import (
     Z95,
     calibration_curve,
@@ -38,10 +24,12 @@ from cagp.plots.style import (
     RED,
     SMALL,
     Vector,
+    date_axis,
     save,
     shortened,
     styled,
 )
+from cagp.plots.variance import Part, percent, variance_by_certainty, variance_parts, variance_shares
 
 __all__ = [
     "AMBER",
@@ -66,10 +54,10 @@ __all__ = [
     "calibration_curve",
     "category_effect",
     "curves",
+    "date_axis",
     "effect",
     "fit_in_one_input",
     "learning_curve",
-    "lines",
     "methods_against_time",
     "percent",
     "pit_histogram",

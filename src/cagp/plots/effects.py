@@ -1,7 +1,6 @@
-"""What a model has learned: which inputs matter, what they do to the prediction, and where its variance comes from."""
+"""What a model has learned: which inputs matter, and what they do to the prediction."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -11,58 +10,9 @@ from numpy.typing import NDArray
 from scipy.interpolate import RectBivariateSpline
 
 from cagp.plots.quality import Z95
-from cagp.plots.style import AMBER, BLUE, INK, MUTED, RED, SMALL, Vector, legend, segments, shortened, styled
+from cagp.plots.style import BLUE, INK, RED, SMALL, Vector, legend, segments, shortened, styled
 
 VALUE_COLORS = LinearSegmentedColormap.from_list("value", matplotlib.colormaps["viridis"](np.linspace(0.05, 1, 256)))
-
-
-class Part(NamedTuple):
-    """A part of the predictive variance."""
-
-    name: str
-    variance: Vector  # of each row
-    color: str
-
-
-def variance_parts(noise: Vector, latent: Vector, computational: Vector | None) -> list[Part]:
-    """The parts in the order they are stacked; None for a computational part that nobody knows."""
-    parts = [Part("noise", np.asarray(noise, float), MUTED), Part("data", np.asarray(latent, float), BLUE)]
-    if computational is None:
-        return [parts[0], Part("data and computation", parts[1].variance, BLUE)]
-    return [*parts, Part("computation", np.asarray(computational, float), AMBER)]
-
-
-def variance_shares(ax: Axes, parts: Sequence[Part]) -> Axes:
-    """The share of each part in the variance of all rows together, one bar each."""
-    sums = np.array([part.variance.clip(0).sum() for part in parts])
-    shares = 100 * sums / sums.sum()
-    places = np.arange(len(parts))[::-1]
-    ax.barh(places, shares, 0.62, color=[part.color for part in parts], linewidth=0)
-    for place, share in zip(places, shares, strict=True):
-        ax.text(share + 1.5, place, percent(share / 100), va="center", fontsize=SMALL, color=INK)
-    ax.set_yticks(places, [part.name for part in parts])
-    ax.set(xlim=(0, 119), ylim=(-0.6, len(parts) - 0.4))
-    ax.set_xticks([0, 25, 50, 75, 100])
-    styled(ax, "share of the predictive variance (%)").grid(visible=False, axis="y")
-    return ax
-
-
-def variance_by_certainty(ax: Axes, parts: Sequence[Part], num_groups: int = 10) -> Axes:
-    """The mean share of each part, for groups of rows from the most to the least certain."""
-    total = np.sum([part.variance.clip(0) for part in parts], axis=0)
-    groups = np.array_split(np.argsort(total, kind="stable"), min(num_groups, len(total)))
-    bottom = np.zeros(len(groups))
-    for part in parts:
-        share = np.array([100 * (part.variance[rows].clip(0) / total[rows]).mean() for rows in groups])
-        ax.bar(np.arange(len(groups)), share, 0.86, bottom, color=part.color, linewidth=0, label=part.name)
-        bottom += share
-    ax.set_xticks([0, len(groups) - 1] if len(groups) > 1 else [0], ["most certain", "least"][: len(groups)])
-    ax.set(ylim=(0, 118), xlim=(-0.6, len(groups) - 0.4))
-    ax.set_yticks([0, 25, 50, 75, 100])
-    legend(ax, "upper center", ncols=len(parts), columnspacing=1.2, borderaxespad=0.1)
-    styled(ax, f"rows in {len(groups)} groups by their total variance", "share of the variance (%)")
-    ax.grid(visible=False, axis="x")
-    return ax
 
 
 def relevance(ax: Axes, names: Sequence[str], lengthscales: Vector, top: int = 20) -> Axes:
@@ -79,7 +29,7 @@ def relevance(ax: Axes, names: Sequence[str], lengthscales: Vector, top: int = 2
 
 
 def effect(ax: Axes, x: Vector, mean: Vector, std: Vector, rows: Vector | None = None, xlabel: str = "") -> Axes:
-    """A mean over an input with its 95 % band, ± 1.96 ``std``; ``rows`` are marked below, where the data are."""
+    """A mean as a function of an input, with its 95 % band, ± 1.96 ``std``; ``rows`` are marked at the bottom."""
     x, mean, half = np.asarray(x, float), np.asarray(mean, float), Z95 * np.asarray(std, float)
     ax.fill_between(x, mean - half, mean + half, color=BLUE, alpha=0.22, linewidth=0)
     ax.plot(x, mean, color=BLUE, linewidth=2)
@@ -113,7 +63,7 @@ def category_effect(ax: Axes, names: Sequence[str], mean: Vector, std: Vector, x
 def fit_in_one_input(
     ax: Axes, x: Vector, mean: Vector, latent_std: Vector, std: Vector, points: tuple[Vector, Vector], xlabel: str = ""
 ) -> Axes:
-    """The mean, the 95 % band of the function, the wider one of new observations, and observed points."""
+    """The mean, the 95 % band of the function, the wider band of new observations, and observed points."""
     x, mean, std = np.asarray(x, float), np.asarray(mean, float), np.asarray(std, float)
     size = 3.2 if len(points[0]) <= 300 else 2.0
     ax.plot(*points, "o", color=RED, markersize=size, markeredgewidth=0, alpha=0.55, label="test rows", rasterized=True)
@@ -134,10 +84,10 @@ def surface(
     points: tuple[Vector, Vector] | None = None,
     names: tuple[str, str] = ("", ""),
 ) -> Axes:
-    """Values (len(y), len(x)) on an even grid as a map with a colour bar; cubic splines between the nodes."""
+    """A map of values (len(y), len(x)) on an even grid, with a colour bar; cubic splines between the nodes."""
     fine = RectBivariateSpline(y, x, values)(np.linspace(y[0], y[-1], 180), np.linspace(x[0], x[-1], 180))
     extent = (float(x[0]), float(x[-1]), float(y[0]), float(y[-1]))
-    # Left as it is ("none"), the image keeps its pixels in vector formats.
+    # With "none", vector formats keep the pixels of the image.
     image = ax.imshow(
         fine.clip(values.min(), values.max()),
         colors,
@@ -156,11 +106,3 @@ def surface(
     if bar.solids is not None:
         bar.solids.set_rasterized(True)
     return styled(ax, shortened(names[0], 36), shortened(names[1], 36), grid=False)
-
-
-def percent(share: float) -> str:
-    """A share in words as short as they are honest: below a thousandth of a percent it is not 0.0 %."""
-    value = 100 * share
-    if value == 0 or value >= 0.1:
-        return f"{value:.1f} %"
-    return f"{value:.3f} %" if value >= 0.001 else "< 0.001 %"

@@ -36,7 +36,7 @@ EXAGGERATION = 2.0  # of heights, for shading
 
 
 class Forecast(NamedTuple):
-    """What a budget of actions predicts, in metres, and how well it does on rows it has not seen."""
+    """What a model with a number of actions predicts, in metres, and how well it does on test rows."""
 
     num_actions: int
     mean: Map
@@ -46,7 +46,7 @@ class Forecast(NamedTuple):
 
 
 def relief(ax: Axes, elevation: Map, width: float, norm: Normalize) -> Axes:
-    """Shaded relief of elevations in metres on a map ``width`` km wide; the same slope is as bright on every map."""
+    """Shaded relief of elevations in metres on a map ``width`` km wide; equal slopes are equally bright."""
     light = LightSource(azdeg=315, altdeg=42)
     north, east = np.gradient(EXAGGERATION * elevation, 1000 * width / (len(elevation) - 1))
     to_east, to_north, up = light.direction
@@ -81,10 +81,10 @@ def summit(ax: Axes, east: float, north: float, name: str) -> Axes:
 
 
 def poster(truth: Map, forecasts: Sequence[Forecast], width: float, title: str, subtitle: str) -> Figure:
-    """The truth and the last forecast, above a row of all forecasts: one scale of elevations, one of their errors.
+    """The truth and the last forecast, above a row of all forecasts.
 
-    The top right map alone has a scale of its own, to show where the last forecast is least certain. The first axes
-    are the truth's.
+    All maps of elevations share one scale, and so do those of standard deviations, except for the top right one: its
+    own scale shows where the last forecast is least certain. The first axes are those of the truth.
     """
     last = forecasts[-1]
     elevations = Normalize(truth.min(), truth.max())

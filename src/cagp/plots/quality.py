@@ -1,7 +1,6 @@
-"""How good predictions and their error bars are, on rows that were not trained on."""
+"""How good predictions and their error bars are on test rows, and how training went."""
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgb
 from scipy.stats import binom, norm
@@ -17,8 +16,8 @@ DENSITY_COLORS = LinearSegmentedColormap.from_list("density", [(*to_rgb(BLUE), 0
 def learning_curve(ax: Axes, seconds: Vector, losses: Vector, ylabel: str = "loss") -> Axes:
     """The loss after each step against the seconds of training.
 
-    The axis holds all but the first twentieth of the steps, which are often far off. Where the loss goes up and down
-    (minibatches), its running median is drawn over it.
+    The vertical axis fits all steps but the first twentieth, which are often far off. If the loss fluctuates, as with
+    minibatches, its running median is drawn over it.
     """
     seconds, losses = np.asarray(seconds, float), np.asarray(losses, float)
     usable = np.isfinite(losses)
@@ -45,10 +44,10 @@ def learning_curve(ax: Axes, seconds: Vector, losses: Vector, ylabel: str = "los
 
 
 def predicted_against_actual(ax: Axes, y: Vector, mean: Vector, std: Vector, name: str = "") -> Axes:
-    """Actual values over predicted ones; right predictions lie on the diagonal, 95 % of rows inside the intervals.
+    """Actual against predicted values: right predictions lie on the diagonal, 95 % of the rows inside the intervals.
 
-    Up to 300 rows are points on their own 95 % intervals. More rows are a density, and the intervals a band: twice
-    1.96 times the root mean square of the standard deviations of rows with similar predictions.
+    Up to 300 rows are drawn one by one, each with its 95 % interval. More rows are drawn as a density, and the
+    intervals as a band: ± 1.96 times the root mean square of the standard deviations of rows with similar predictions.
     """
     y, mean, std = (np.asarray(values, float) for values in (y, mean, std))
     low, high = min(y.min(), mean.min()), max(y.max(), mean.max())
@@ -78,13 +77,13 @@ def predicted_against_actual(ax: Axes, y: Vector, mean: Vector, std: Vector, nam
 
 
 def calibration_curve(ax: Axes, y: Vector, mean: Vector, std: Vector) -> Axes:
-    """Share of rows inside central intervals over the share promised; on the diagonal, the error bars are right.
+    """Observed against nominal coverage of central intervals; on the diagonal, the error bars are right.
 
-    The grey band holds the observed share with probability 95 % at each level, were the predictions right and the
-    rows independent.
+    If the predictions are right and the rows independent, the observed coverage lies in the grey band with probability
+    95 % at each level.
     """
-    found = metrics.calibration(*_tensors(y, mean, std))
-    levels, observed, num_rows = found.levels.numpy(), found.observed.numpy(), len(y)
+    found = metrics.calibration(*metrics.scaled(y, mean, std)[:3])
+    levels, observed, num_rows = found.levels, found.coverage, len(y)
     fine = np.linspace(0, 1, 101)
     lower, upper = (binom.ppf(share, num_rows, fine) / num_rows for share in (0.025, 0.975))
     ax.fill_between(fine, lower, upper, color=MUTED, alpha=0.25, linewidth=0, label="expected by chance")
@@ -96,21 +95,21 @@ def calibration_curve(ax: Axes, y: Vector, mean: Vector, std: Vector) -> Axes:
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     legend(ax, "upper left")
-    return styled(ax, "promised coverage", "observed coverage")
+    return styled(ax, "nominal coverage", "observed coverage")
 
 
 def pit_histogram(ax: Axes, y: Vector, mean: Vector, std: Vector, num_bins: int | None = None) -> Axes:
-    """Histogram of Φ((y - μ) / σ), as a multiple of what a uniform distribution has; flat, the predictions are right.
+    """Histogram of Φ((y - μ) / σ) relative to a uniform distribution; it is flat if the predictions are right.
 
-    Each bar is inside the grey band with probability 95 %, were the predictions right and the rows independent. A U
-    shape says that the error bars are too narrow, a hill too wide, a slope that the means are off.
+    If the predictions are right and the rows independent, each bar ends in the grey band with probability 95 %. A U
+    shape means that the error bars are too narrow, a hill that they are too wide, a slope that the means are biased.
 
     Args:
-        num_bins: a tenth of the number of rows unless given, and from 5 to 20.
+        num_bins: by default a tenth of the number of rows, but at least 5 and at most 20.
     """
     num_rows = len(y)
     bins = int(np.clip(num_rows // 10, 5, 20)) if num_bins is None else num_bins
-    counts, edges = np.histogram(metrics.pit(*_tensors(y, mean, std)).numpy(), bins=bins, range=(0, 1))
+    counts, edges = np.histogram(metrics.pit(*metrics.scaled(y, mean, std)[:3]).numpy(), bins=bins, range=(0, 1))
     lower, upper = binom.ppf([0.025, 0.975], num_rows, 1 / bins) * bins / num_rows
     ax.bar(edges[:-1], counts * bins / num_rows, 1 / bins, align="edge", color=BLUE, alpha=0.75, linewidth=0)
     ax.axhspan(lower, upper, color=MUTED, alpha=0.35, linewidth=0, label="expected by chance")
@@ -118,10 +117,3 @@ def pit_histogram(ax: Axes, y: Vector, mean: Vector, std: Vector, num_bins: int 
     ax.set(xlim=(0, 1), ylim=(0, 1.3 * max(counts.max() * bins / num_rows, upper)))
     legend(ax, "upper center")
     return styled(ax, "probability the model gave to a lower value", "rows, relative to uniform")
-
-
-def _tensors(y: Vector, mean: Vector, std: Vector) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Targets, means and variances in a unit in which no square over- or underflows."""
-    unit = np.median(std)
-    scaled = [torch.from_numpy(np.asarray(part, float) / unit) for part in (y, mean, std)]
-    return scaled[0], scaled[1], scaled[2].square()

@@ -1,4 +1,4 @@
-"""The look that all figures share: colours, axes, labels that may come from users, and PNG files."""
+"""What all figures share: colours, axes, labels that may come from users, and PNG files."""
 
 import unicodedata
 from io import BytesIO
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ SMALL = 9
 
 
 def styled(ax: Axes, xlabel: str = "", ylabel: str = "", grid: bool = True) -> Axes:
-    """The axes with the house's fonts, colours, few ticks and a faint grid; labels are taken as they are, ``$`` too."""
+    """The axes with our fonts and colours, few ticks and a faint grid; labels are literal text, ``$`` included."""
     ax.set_xlabel(xlabel, fontsize=SMALL, color=INK, parse_math=False)
     ax.set_ylabel(ylabel, fontsize=SMALL, color=INK, parse_math=False)
     ax.tick_params(labelsize=SMALL - 0.5, colors=INK, length=3)
@@ -39,19 +40,28 @@ def styled(ax: Axes, xlabel: str = "", ylabel: str = "", grid: bool = True) -> A
     return ax
 
 
+def date_axis(ax: Axes) -> Axes:
+    """The axes with dates below, from x in days since 1970."""
+    # From 2 to 6 ticks: with a smaller range, matplotlib has no interval for e.g. 3 days, and warns.
+    locator = AutoDateLocator(minticks=2, maxticks=6)
+    ax.xaxis.set_major_locator(locator)
+    ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    return ax
+
+
 def legend(ax: Axes, loc: Any = "best", **options: Any) -> None:
     """The legend of the axes, without a frame."""
     ax.legend(loc=loc, fontsize=SMALL - 1, frameon=False, labelcolor=INK, handlelength=1.5, **options)
 
 
 def segments(x: Vector, low: Vector, high: Vector) -> tuple[Vector, Vector]:
-    """Vertical segments at ``x`` as one line with gaps, which vector formats hold in a tenth of the space."""
+    """Vertical segments at ``x`` as one line with gaps, which takes a tenth of the space in vector formats."""
     gap = np.full(len(x), np.nan)
     return np.stack([x, x, gap], 1).ravel(), np.stack([low, high, gap], 1).ravel()
 
 
 def shortened(name: str, length: int = 28) -> str:
-    """A name on one line, without control characters, its middle left out where it is longer than ``length``."""
+    """A name on one line, without control characters; if it is longer than ``length``, without its middle."""
     printable = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cs") else c for c in name)
     if len(printable) <= length:
         return printable
@@ -60,7 +70,7 @@ def shortened(name: str, length: int = 28) -> str:
 
 
 def save(figure: Figure, path: Path, dpi: float = 150) -> None:
-    """Write the figure as a PNG of 256 colours, dithered: half the size of true colours and hard to tell from them."""
+    """Write the figure as a dithered PNG of 256 colours: half the size of true colours, with hardly a difference."""
     buffer = BytesIO()
     figure.savefig(buffer, dpi=dpi, bbox_inches="tight", pad_inches=0.3)
     image = Image.open(buffer).convert("RGB")

@@ -1,14 +1,18 @@
-"""Figures as SVG inside the page: text stays text, and colours are those of the page, light or dark."""
+"""Figures as SVG inside the page: text remains text, and colours are those of the page, light or dark."""
 
 import re
-import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 from html import escape
 from io import StringIO
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_mixed import MixedModeRenderer
+from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 
 from cagp import plots
 from cagp.plots import shortened
@@ -26,28 +30,63 @@ PALETTE = {
 
 COMPACT = (
     (r"<metadata>.*?</metadata>|<!--.*?-->", ""),
-    (r"<defs>\s*<style.*?</style>\s*</defs>", ""),  # for all of the page; style.css has it
-    (r"<g id=\"[^\"]*\"", "<g"),  # names of parts, the same in every figure
+    (r"<defs>\s*<style.*?</style>\s*</defs>", ""),  # it would apply to the whole page; style.css has it
+    (r"<g id=\"[^\"]*\"", "<g"),  # names of parts, which are the same in every figure
     (r"font-family: [^;\"]*;? ?", ""),  # the page's font
     (r" transform=\"rotate\(-?0 [^\"]*\"", ""),
     (r"xlink:href", "href"),
     (r">\s+<", "><"),
 )
-"""What is left out of matplotlib's SVG, half of its size, as pattern and replacement."""
+"""What is removed from matplotlib's SVG, half of its size, as patterns and replacements."""
 
 WIDTH, HEIGHT = 4.0, 2.9  # inches; 288 points fill a phone of 360 CSS pixels, legible without zooming
 
 
+class _Renderer(RendererSVG):
+    """Measures characters that matplotlib's font lacks as if they were an "M", of about their width.
+
+    Matplotlib would warn of each one. The SVG has the text itself, and the browser has fonts for it.
+    """
+
+    def get_text_width_height_descent(self, s: str, prop: FontProperties, ismath: Any) -> tuple[float, float, float]:
+        known = _characters(findfont(prop))
+        measured = "".join(c if ord(c) in known or c == "\n" else "M" for c in s)
+        return super().get_text_width_height_descent(measured, prop, ismath)
+
+
+class _Canvas(FigureCanvasSVG):
+    """Writes SVG through ``_Renderer``."""
+
+    def print_svg(self, filename: Any, *, bbox_inches_restore: Any = None, metadata: Any = None, **_: Any) -> None:
+        figure: Any = self.figure
+        dpi, figure.dpi = figure.dpi, self.fixed_dpi
+        width, height = figure.get_size_inches()
+        # While it lays out a figure, matplotlib renders into a stream of bytes and throws them away.
+        stream = filename if isinstance(filename, StringIO) else StringIO()
+        size = width * self.fixed_dpi, height * self.fixed_dpi
+        vectors = _Renderer(*size, stream, image_dpi=dpi, metadata=metadata)
+        renderer = MixedModeRenderer(figure, width, height, dpi, vectors, bbox_inches_restore=bbox_inches_restore)
+        figure.draw(renderer)
+        renderer.finalize()
+
+
+@cache
+def _characters(path: str) -> frozenset[int]:
+    """The code points that a font file has glyphs for."""
+    return frozenset(get_font(path).get_charmap())
+
+
 class Drawing:
-    """Draws figures of one page; ids inside them are unique in it."""
+    """Draws the figures of one page; ids inside them are unique on it."""
 
     def __init__(self):
         self.num_drawn = 0
 
     def __call__(self, draw: Callable[[Axes], object], alt: str, caption: str = "", height: float = HEIGHT) -> str:
-        """A figure with its caption (HTML); ``alt`` says in words what it shows."""
+        """A figure with its caption (HTML); ``alt`` describes it in words."""
         self.num_drawn += 1
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        _Canvas(figure)
         draw(figure.subplots())
         text = f"<figcaption>{caption}</figcaption>" if caption else ""
         return f"<figure>{_svg(figure, f'f{self.num_drawn}-', alt)}{text}</figure>"
@@ -55,10 +94,7 @@ class Drawing:
 
 def _svg(figure: Figure, prefix: str, alt: str) -> str:
     stream = StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "cagp"}), warnings.catch_warnings():
-        # The browser has glyphs that matplotlib's own font lacks; only the room for them is a guess.
-        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
-        warnings.filterwarnings("ignore", r"Matplotlib currently does not support .* natively")
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "cagp"}):
         figure.savefig(stream, format="svg", dpi=200, transparent=True, metadata={"Date": None, "Creator": None})
     markup = stream.getvalue()
     markup = markup[markup.index("<svg") :]
@@ -83,14 +119,14 @@ def _rounded(attribute: re.Match[str]) -> str:
 
 
 def common_limits(lowest: Sequence[float], highest: Sequence[float]) -> tuple[float, float]:
-    """Limits that hold all of several figures, with a margin."""
+    """Limits that suit several figures, with a margin."""
     low, high = min(lowest), max(highest)
     margin = 0.06 * (high - low) or 0.5
     return low - margin, high + margin
 
 
 def listed(names: Sequence[str], length: int = 40) -> str:
-    """Names for a sentence: the first few, shortened, and how many more."""
+    """Names for a sentence: the first six, shortened, and the number of the others."""
     shown = [shortened(name, length) for name in names[:6]]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")

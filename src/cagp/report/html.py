@@ -1,4 +1,4 @@
-"""The frame around the sections: escaping, tables, the style sheet."""
+"""The HTML of the page: escaping, sections, tables, numbers, and the frame around them."""
 
 import re
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from cagp.plots import shortened
 STYLE = files("cagp.report").joinpath("style.css").read_text(encoding="utf-8")
 
 
-def page(title: str, header: str, links: Sequence[tuple[str, str]], main: str, footer: str) -> str:
+def whole_page(title: str, header: str, links: Sequence[tuple[str, str]], main: str, footer: str) -> str:
     """The whole file; title and names of links are plain text, the rest is HTML.
 
-    Its policy forbids scripts and anything from elsewhere, so that a name could not bring them in even unescaped.
+    Its content security policy forbids scripts and external resources: a name could not bring them in, even unescaped.
     """
     main, header = (re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", part) for part in (main, header))
     items = "".join(f'<li><a href="#{escape(target)}">{text(name)}</a></li>' for target, name in links)
@@ -31,7 +31,7 @@ def page(title: str, header: str, links: Sequence[tuple[str, str]], main: str, f
 
 
 def text(value: object, length: int = 200) -> str:
-    """Somebody's text as HTML: escaped, printable, of bounded length, its writing direction kept to itself."""
+    """A user's text as HTML: escaped, printable, of bounded length, isolated in its writing direction."""
     return f"<bdi>{escape(shortened(str(value), length))}</bdi>"
 
 
@@ -43,15 +43,15 @@ def section(level: int, name: str, title: str, *content: str) -> str:
     return f'<section id="{anchor}" aria-labelledby="{anchor}-h">\n{heading}\n{body}\n</section>'
 
 
-def figures(*items: str) -> str:
-    """Figures side by side where there is room."""
+def side_by_side(*items: str) -> str:
+    """Figures and tables side by side where there is room."""
     return f'<div class="figures">{"".join(items)}</div>' if any(items) else ""
 
 
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], caption: str, notes: Sequence[str] = (), kind: str = ""
 ) -> str:
-    """A table of HTML cells; the first cell of each row is its header, and a note may stand below each row."""
+    """A table of HTML cells; the first cell of each row is its header, and each row may have a note below it."""
     columns = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     body = ""
     for number, row in enumerate(rows):
@@ -66,13 +66,13 @@ def table(
 
 
 def tiles(items: Sequence[tuple[str, str, str]]) -> str:
-    """Key numbers: name, value, remark."""
+    """Key numbers, each with its name and a remark."""
     inner = "".join(f"<div><dt>{name}</dt><dd>{value}</dd><dd>{remark}</dd></div>" for name, value, remark in items)
     return f'<dl class="tiles">{inner}</dl>'
 
 
 def number(value: float) -> str:
-    """Four significant digits, with commas; powers of ten only for what is tiny or huge."""
+    """Four significant digits, with commas; powers of ten only for tiny and huge numbers."""
     if not isfinite(value):
         return "–"
     if value == 0:

@@ -1,0 +1,33 @@
+"""The section on whether the error bars are right."""
+
+from cagp import plots
+from cagp.report.html import share, side_by_side
+from cagp.report.svg import Drawing
+from cagp.report.targets import Target, mean_coverage_error
+
+
+def calibration_figures(draw: Drawing, target: Target) -> list[str]:
+    """The calibration curve and the histogram of the probability integral transform."""
+    data = (target.y, target.mean, target.std)
+    error, expected = mean_coverage_error(*data)
+    pictures = side_by_side(
+        draw(
+            lambda ax: plots.calibration_curve(ax, *data),
+            f"Observed against nominal coverage of central intervals for {target.name}.",
+            "Below the diagonal, the intervals contain fewer values than they should: they are too narrow. Above it, "
+            "they are too wide.",
+        ),
+        draw(
+            lambda ax: plots.pit_histogram(ax, *data),
+            f"Histogram of the probability integral transform for {target.name}.",
+            "It should be flat. A U shape means error bars that are too narrow, a hill too wide ones, and a slope "
+            "predictions that are too high or too low on average.",
+        ),
+    )
+    return [
+        "<p>A 95 % interval should contain 95 % of the actual values, a 50 % interval half of them. If the predictions "
+        "are right and the rows independent, each point or bar lies in the grey band 19 times in 20. The coverage "
+        f"error, the difference between nominal and observed coverage, is {share(error)} on average over 19 levels; "
+        f"for right predictions, about {share(expected)} is expected.</p>",
+        pictures,
+    ]
