@@ -113,10 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _warm_up(method: str, arguments: argparse.Namespace, train: "tables.Part") -> None:
     """Fit a few rows: what torch loads at its first step should not count as the first method's time."""
-    few = slice(32)
     with suppress(Exception), notices.collected():
         model = regressor(method, arguments).set_params(max_epochs=2)
-        model.fit(train.inputs.take(few), tables.as_target(train.targets[few]))
+        model.fit(train.inputs.take(slice(32)), tables.as_target(train.targets.head(32)))
 
 
 def _measure(method: str, arguments: argparse.Namespace, table: "tables.SplitTable", held: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from cagp.cli.words import count, names, print_json, size
 from cagp.column_kinds import DATETIME, LEVELS, TIMEDELTA, WORDS
 from cagp.quantities import number
+from cagp.recipes import method_words
 from cagp.saved_summary import saved_summary
 
 DESCRIPTION = """\
@@ -20,17 +21,6 @@ examples:
   cagp info houses.cagp
   cagp info houses.cagp --json"""
 
-# The words of each method; recipes.RECIPES[name].words once there are recipes.
-METHOD_WORDS = {
-    "exact": "an exact Gaussian process (Cholesky factorisation)",
-    "opt": "CaGP-Opt, a computation-aware Gaussian process with learned actions",
-    "cg": "CaGP-CG, a computation-aware Gaussian process with the actions of conjugate gradients",
-    "local": "CaGP-Local, which answers every question from its nearest rows",
-    "hybrid": "the hybrid of CaGP-Local and shared actions",
-    "sgpr": "SGPR, a Gaussian process seen through inducing points",
-    "svgp": "SVGP, a variational Gaussian process with inducing points",
-    "cggp": "an exact Gaussian process with solves by conjugate gradients",
-}
 UNITS = {DATETIME: ", as days since 1970", TIMEDELTA: ", as days"}
 MOST_VALUES = 8
 
@@ -59,7 +49,7 @@ def _words(record: dict[str, Any]) -> str:
         f"{record['file']}: {size(record['bytes'])}, written {record['written']}, checksum verified",
         f"Saved by cagp {record['library_version']} from {article} {record['class']}.",
         "",
-        f"Method: {METHOD_WORDS.get(record['method'], record['method'])}.",
+        f"Method: {method_words(record['method'])}.",
         _holding(record),
         "",
         f"{'Target' if len(record['targets']) == 1 else 'Targets'}:",

@@ -262,7 +262,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         values = self.units_.observed(points, y)
         mean, std = self._moments(points, self._known(sample_noise, points))
         error = torch.from_numpy((values - mean) / std).reshape(-1)
-        return metrics.calibration(error, torch.zeros_like(error), torch.ones_like(error), levels=levels)
+        standard = torch.zeros_like(error), torch.ones_like(error)
+        return metrics.calibration(error, *standard, levels=19 if levels is None else levels)
 
     # ---- what was learned ----
 

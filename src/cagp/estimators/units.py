@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cagp.data.encoding import Encoder, encode_target
+from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
+from cagp.data.targets import encode_target
 from cagp.posteriors import Posterior
 from cagp.progress import RowProgress
 
@@ -35,7 +36,7 @@ class EncodedTable(NamedTuple):
     encoder: Encoder
     matrix: np.ndarray
 
-    def take(self, rows: np.ndarray) -> "EncodedTable":
+    def take(self, rows: "Rows") -> "EncodedTable":
         """Some of its rows."""
         return self._replace(matrix=self.matrix[rows])
 

@@ -30,14 +30,15 @@ class SGPR(Method):
 
     Args:
         prior: mean, kernel and noise, learned.
-        Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``.
+        Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``. Or the
+            ``inducing_points`` of another method, to share them.
         max_bytes: limit for temporaries.
     """
 
-    def __init__(self, prior: GP, Z: Float[Tensor, "m d"], max_bytes: int = DEFAULT_MAX_BYTES):
+    def __init__(self, prior: GP, Z: Float[Tensor, "m d"] | InducingPoints, max_bytes: int = DEFAULT_MAX_BYTES):
         super().__init__()
         self.prior = prior
-        self.inducing_points = InducingPoints(Z)
+        self.inducing_points = Z if isinstance(Z, InducingPoints) else InducingPoints(Z)
         self.max_bytes = max_bytes
 
     @classmethod

@@ -44,7 +44,8 @@ class SVGP(Method):
 
     Args:
         prior: mean, kernel and noise, learned.
-        Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``.
+        Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``. Or the
+            ``inducing_points`` of another method, to share them.
         gradient: "natural", or "joint": the optimiser moves w and R like the other parameters.
         natural_rate: step size of natural gradients in (0, 1]; at 1 and with all rows, one step finds the best q.
         batch_size: rows of a step, or all rows if there are fewer.
@@ -57,7 +58,7 @@ class SVGP(Method):
     def __init__(
         self,
         prior: GP,
-        Z: Float[Tensor, "m d"],
+        Z: Float[Tensor, "m d"] | InducingPoints,
         *,
         gradient: Gradient = "natural",
         natural_rate: float = NATURAL_RATE,
@@ -72,12 +73,12 @@ class SVGP(Method):
             raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
         _check_rate(natural_rate)
         self.prior = prior
-        self.inducing_points = InducingPoints(Z)
+        self.inducing_points = Z if isinstance(Z, InducingPoints) else InducingPoints(Z)
         self.gradient, self.natural_rate = gradient, natural_rate
         self.batch_size, self.seed, self.max_bytes = batch_size, seed, max_bytes
-        m, learn = Z.shape[0], gradient == "joint"
-        self.whitened_mean = nn.Parameter(torch.zeros(m, dtype=torch.float64, device=Z.device), learn)
-        self.whitened_root = nn.Parameter(torch.eye(m, dtype=torch.float64, device=Z.device), learn)
+        m, learn, device = len(self.inducing_points), gradient == "joint", self.inducing_points.points.device
+        self.whitened_mean = nn.Parameter(torch.zeros(m, dtype=torch.float64, device=device), learn)
+        self.whitened_root = nn.Parameter(torch.eye(m, dtype=torch.float64, device=device), learn)
 
     @classmethod
     def from_data(

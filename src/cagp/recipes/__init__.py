@@ -55,9 +55,14 @@ def recipe_for(method: str, options: Mapping[str, Any]) -> Recipe:
     return recipe(**{name: value for name, value in options.items() if name in used})
 
 
+def method_words(method: str) -> str:
+    """What a method is, in words; its name where this version of cagp does not know it."""
+    return RECIPES[method].words if method in RECIPES else method
+
+
 def users_of(option: str) -> list[str]:
     """The names of the methods that use an option."""
     return [name for name, recipe in RECIPES.items() if option in {o.name for o in recipe.options()}]
 
 
-__all__ = ["OPTIONS", "RECIPES", "Option", "Recipe", "recipe_for", "users_of"]
+__all__ = ["OPTIONS", "RECIPES", "Option", "Recipe", "method_words", "recipe_for", "users_of"]

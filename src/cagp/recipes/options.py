@@ -42,7 +42,7 @@ class Option:
             value = self.parse(text)
         except ValueError:
             value = text
-        if isinstance(value, str) and value != "auto" or not self.accepts(value):
+        if (isinstance(value, str) and value != "auto") or not self.accepts(value):
             raise argparse.ArgumentTypeError(f"it is {text!r}, expected {self.expected.replace('None', 'none')}")
         return value
 

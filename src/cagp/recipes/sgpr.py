@@ -8,7 +8,11 @@ from cagp.recipes.base import Recipe
 from cagp.recipes.options import N_INDUCING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from cagp import methods
+    from cagp import prior as prior_module
+    from cagp.inducing import InducingPoints
     from cagp.recipes import inducing
     from cagp.recipes import task as tasks
 else:
@@ -29,6 +33,8 @@ class SGPRRecipe(Recipe):
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """All rows at every step."""
-        return inducing.train_inducing(
-            task, self.n_inducing, self.name, lambda prior, Z: methods.SGPR(prior, Z, task.max_bytes)
-        )
+
+        def make(prior: "prior_module.GP", Z: "Tensor | InducingPoints") -> "methods.SGPR":
+            return methods.SGPR(prior, Z, task.max_bytes)
+
+        return inducing.train_inducing(task, self.n_inducing, self.name, make)

@@ -30,7 +30,7 @@ MARGIN = 0.02
 
 
 def number_of_actions(n_actions: int | str, task: Task) -> int:
-    """The number of actions that a user asks for; "auto" is one for eight rows, at most 512, within the memory limit."""
+    """The number of actions that a user asks for; "auto" is one for eight rows, at most 512, as memory allows."""
     if not isinstance(n_actions, str):
         return min(int(n_actions), task.num_rows)
     num_actions = max(1, min(MOST_ACTIONS, task.num_rows // ROWS_PER_ACTION))
