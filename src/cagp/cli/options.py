@@ -10,7 +10,6 @@ from cagp import kernel_registry
 from cagp.quantities import bytes_of, seconds_of
 from cagp.recipes import OPTIONS, RECIPES, users_of
 
-
 PIECE_ROWS = 65_536
 """Rows of a table that are held in memory at a time."""
 
@@ -41,7 +40,9 @@ def duration(text: str) -> str:
     try:
         seconds_of(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f'it is {text!r}, expected a positive time, e.g. "90s", "10min", "2h"') from error
+        raise argparse.ArgumentTypeError(
+            f'it is {text!r}, expected a positive time, e.g. "90s", "10min", "2h"'
+        ) from error
     return text
 
 

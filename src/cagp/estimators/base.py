@@ -23,8 +23,8 @@ from cagp.estimators.tasks import check_parameters, new_task, seed_of
 from cagp.estimators.units import EncodedTable, Points, Quantity, Units, as_array, known_variances
 from cagp.kernels import Kernel
 from cagp.lazy import lazy_module
-from cagp.metrics import Calibration
 from cagp.methods.common import lengthscale_of
+from cagp.metrics import Calibration
 from cagp.posteriors import LocalPosterior, Posterior
 from cagp.prior import GaussianNoise
 from cagp.recipes import Recipe

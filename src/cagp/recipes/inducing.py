@@ -11,7 +11,9 @@ from cagp.prior import GP
 from cagp.recipes.task import Fitted, Task
 
 
-def train_inducing(task: Task, n_inducing: int, name: str, make: Callable[[GP, Tensor | InducingPoints], SGPR | SVGP]) -> Fitted:
+def train_inducing(
+    task: Task, n_inducing: int, name: str, make: Callable[[GP, Tensor | InducingPoints], SGPR | SVGP]
+) -> Fitted:
     """A method for each target, all with the same inducing points; fewer points where there are fewer rows."""
     priors, m = task.priors(), min(int(n_inducing), task.num_rows)
     Z = task.points

@@ -111,9 +111,7 @@ def local_methods(
     """CaGP-Local for each target; with ``shared`` actions, the hybrid. A scale of "auto" is still to be chosen."""
     scale = None if local_scale is None or isinstance(local_scale, str) else float(local_scale)
     return [
-        CaGPLocal(
-            prior, int(n_neighbors), shared=shared, seed=task.seed, max_bytes=task.max_bytes, local_scale=scale
-        )
+        CaGPLocal(prior, int(n_neighbors), shared=shared, seed=task.seed, max_bytes=task.max_bytes, local_scale=scale)
         for prior in priors
     ]
 
