@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 import cagp
 from cagp import plots
-from cagp.bench.generalization import load_table
+from cagp.bench.protocol import load_table
 from cagp.search.trial import KERNELS
 
 
