@@ -1,10 +1,11 @@
-"""``cagp bench local``: both paths answer the same question, every run is a row, and numbers are what they say."""
+"""``cagp bench local``: all variants compute the same, every run is a row, and numbers are what they say."""
 
 import json
 import math
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import numpy as np
 import oracle
@@ -13,10 +14,10 @@ import torch
 from scipy import stats
 
 from cagp import GP, GaussianNoise, metrics
-from cagp.bench import local as bench_local
-from cagp.bench.generalization import load_table
-from cagp.bench.local import Run, in_new_process, measure
-from cagp.bench.records import best_of
+from cagp.bench import local_quality, local_speed, step
+from cagp.bench.local_quality import Run, measure, measure_alone
+from cagp.bench.protocol import load_table
+from cagp.bench.records import best_of, score_columns, show
 from cagp.cli import main
 from cagp.data import split
 from cagp.engine import COMPILED, torch_backend
@@ -35,8 +36,8 @@ def table(tmp_path):
 
 @pytest.fixture
 def few_steps(monkeypatch):
-    fit = bench_local.fit
-    monkeypatch.setattr(bench_local, "fit", lambda *data: fit(*data, num_steps=60))
+    fit = local_quality.fit
+    monkeypatch.setattr(local_quality, "fit", lambda *data: fit(*data, num_steps=60))
 
 
 def unlike_predictions(monkeypatch):
@@ -44,10 +45,10 @@ def unlike_predictions(monkeypatch):
 
     def outcome(run, X, y, X_test):
         t = len(X_test)
-        prediction = bench_local.Prediction(torch.full((t,), 0.5).double(), torch.full((t,), 4.0).double())
-        return bench_local.Outcome(prediction, 1.5, 0.25, {"k": run.num_neighbours})
+        prediction = local_quality.Prediction(torch.full((t,), 0.5).double(), torch.full((t,), 4.0).double())
+        return local_quality.Outcome(prediction, 1.5, 0.25, {"k": run.num_neighbours})
 
-    monkeypatch.setattr(bench_local, "_outcome", outcome)
+    monkeypatch.setattr(local_quality, "_outcome", outcome)
 
 
 # ---- the metric ----
@@ -65,13 +66,13 @@ def test_interval_width_is_the_mean_distance_of_the_quantiles(level):
 
 
 def small_problem(monkeypatch, d=3, k=5):
-    monkeypatch.setattr(bench_local, "NUM_TRAIN", 80)
-    monkeypatch.setattr(bench_local, "BATCH", 20)
-    monkeypatch.setattr(bench_local, "SECONDS", 0.0)
-    monkeypatch.setattr(bench_local, "NUM_QUESTIONS", {"native": 40, "torch": 30})
+    monkeypatch.setattr(local_speed, "NUM_TRAIN", 80)
+    monkeypatch.setattr(local_speed, "BATCH", 20)
+    monkeypatch.setattr(local_speed, "SECONDS", 0.0)
+    monkeypatch.setattr(local_speed, "NUM_POINTS", {"native": 40, "torch": 30})
     monkeypatch.setattr(torch_backend, "TORCH_ENTRIES", 8 * k**2)  # so that torch works in several tiles
-    monkeypatch.setattr(bench_local, "DIMENSIONS", (d,))
-    monkeypatch.setattr(bench_local, "NEIGHBOURS", (k,))
+    monkeypatch.setattr(local_speed, "DIMENSIONS", (d,))
+    monkeypatch.setattr(local_speed, "NEIGHBOURS", (k,))
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
@@ -79,12 +80,12 @@ def test_what_is_timed_is_the_exact_answer_from_the_neighbours(monkeypatch, back
     if backend == "native" and not COMPILED.available:
         pytest.skip("no compiled kernels")
     small_problem(monkeypatch)
-    problem = bench_local._problem(3, 5)
+    problem = local_speed._problem(3, 5)
     prior = GP(Scale(Matern32(3, 1.3), 0.7), noise=GaussianNoise(0.01))
-    answers = bench_local.answers(prior, problem.X, problem.y, problem.questions, problem.neighbours, backend)
-    for t in range(len(problem.questions)):
+    answers = local_speed.predict_from(prior, problem.X, problem.y, problem.points, problem.neighbours, backend)
+    for t in range(len(problem.points)):
         near = problem.neighbours[t]
-        mean, covariance = oracle.exact_posterior(prior, problem.X[near], problem.y[near], problem.questions[t : t + 1])
+        mean, covariance = oracle.exact_posterior(prior, problem.X[near], problem.y[near], problem.points[t : t + 1])
         assert answers.mean[t].item() == pytest.approx(mean.item(), abs=1e-9)
         assert answers.variance[t].item() == pytest.approx(covariance.item() + 0.01, abs=1e-9)
     # The minibatch is predicted from other rows alone: a row's own target would make the training step another problem.
@@ -93,7 +94,7 @@ def test_what_is_timed_is_the_exact_answer_from_the_neighbours(monkeypatch, back
 
 def test_speed_has_a_record_for_every_backend_and_says_how_they_compare(monkeypatch, capsys):
     small_problem(monkeypatch)
-    monkeypatch.setattr(bench_local, "_backends", lambda: [bench_local.Backend("torch", 1)] * 2)
+    monkeypatch.setattr(local_speed, "_variants", lambda: [local_speed.Variant("torch", 1)] * 2)
     assert main(["bench", "local", "--repeats", "1", "--json"]) == 0
     first, last = json.loads(capsys.readouterr().out)
     assert first["tile_rows"] == 8
@@ -102,15 +103,15 @@ def test_speed_has_a_record_for_every_backend_and_says_how_they_compare(monkeypa
     assert "predict_per_torch" not in last
     compiled = {"backend": "native", "predict_per_s": 50.0, "train_per_s": 30.0}
     slower = {"backend": "torch", "predict_per_s": 5.0, "train_per_s": 10.0}
-    assert bench_local._ratios(compiled, slower) == {"predict_per_torch": 10.0, "train_per_torch": 3.0}
-    assert bench_local._ratios(compiled, {"backend": "torch", "error": "no"}) == {}
+    assert local_speed._ratios(compiled, slower) == {"predict_per_torch": 10.0, "train_per_torch": 3.0}
+    assert local_speed._ratios(compiled, {"backend": "torch", "error": "no"}) == {}
 
 
 def test_the_fastest_call_of_all_turns_counts(monkeypatch, capsys):
     small_problem(monkeypatch)
     times = iter([(0.5, 0.2), (0.25, 0.4), (1.0, 1.0)])
-    monkeypatch.setattr(bench_local, "_seconds", lambda *_: next(times))
-    monkeypatch.setattr(bench_local, "_backends", lambda: [bench_local.Backend("torch", 1)])
+    monkeypatch.setattr(local_speed, "_seconds", lambda *_: next(times))
+    monkeypatch.setattr(local_speed, "_variants", lambda: [local_speed.Variant("torch", 1)])
     assert main(["bench", "local", "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)
     assert (record["predict_per_s"], record["train_per_s"]) == (30 / 0.25, 20 / 0.2)
@@ -133,9 +134,9 @@ def test_rates_are_rows_by_seconds_with_the_threads_of_the_backend(monkeypatch):
         seen.append(torch.get_num_threads())
         return 0.5, 0.25
 
-    monkeypatch.setattr(bench_local, "_seconds", seconds)
-    backend = bench_local.Backend("torch", threads + 1)
-    record = bench_local._speed(backend, bench_local._problem(3, 5), 3, 5, 1)
+    monkeypatch.setattr(local_speed, "_seconds", seconds)
+    variant = local_speed.Variant("torch", threads + 1)
+    record = local_speed._speed(variant, local_speed._problem(3, 5), 3, 5, 1)
     assert (record["predict_per_s"], record["train_per_s"]) == (30 / 0.5, 20 / 0.25)
     assert record["threads"] == seen[0] == threads + 1
     assert torch.get_num_threads() == threads  # for what is measured next
@@ -147,7 +148,7 @@ def test_a_backend_that_fails_is_a_row_and_an_exit_code(monkeypatch, capsys):
     def broken(*_):
         raise RuntimeError("no such path")
 
-    monkeypatch.setattr(bench_local, "_seconds", broken)
+    monkeypatch.setattr(local_speed, "_seconds", broken)
     assert main(["bench", "local"]) == 1
     assert "failed: RuntimeError: no such path" in capsys.readouterr().out
 
@@ -163,7 +164,7 @@ def test_a_table_is_learned_and_its_record_is_complete(table, method, few_steps)
     assert record["dtype"] == ("float32" if method == "opt" else "float64")
     assert record["rmse"] < 0.4  # of targets with standard deviation 1
     assert 0.8 <= record["coverage"] <= 1
-    assert 2 * record["rmse"] < record["interval_width"] < 8 * record["rmse"]  # about 3.9 where error bars are right
+    assert 2 * record["rmse"] < record["width"] < 8 * record["rmse"]  # about 3.9 where error bars are right
     assert record["fit_s"] > record["train_s"] > 0
     assert record["predict_s"] > 0
     assert record["peak_bytes"] >= record["imports_bytes"] > 0
@@ -177,7 +178,7 @@ def test_the_hybrid_has_the_hyperparameters_of_local_and_other_predictions(table
     assert local["hyperparameters"] == hybrid["hyperparameters"]
     assert local["nll"] != hybrid["nll"]
     # More is conditioned on at equal hyperparameters: intervals can only become narrower.
-    assert hybrid["interval_width"] < local["interval_width"]
+    assert hybrid["width"] < local["width"]
 
 
 def test_the_objective_is_passed_on(table, few_steps):
@@ -211,7 +212,7 @@ def test_metrics_are_those_of_standardised_test_rows(table, monkeypatch):
     y = ((y - y[rows.train].mean()) / y[rows.train].std())[rows.test]
     assert record["rmse"] == pytest.approx((y - 0.5).square().mean().sqrt().item(), rel=1e-12)
     assert record["nll"] == pytest.approx(-stats.norm.logpdf(y.numpy(), 0.5, 2).mean(), rel=1e-12)
-    assert record["interval_width"] == pytest.approx(2 * 1.959963985 * 2, rel=1e-9)
+    assert record["width"] == pytest.approx(2 * 1.959963985 * 2, rel=1e-9)
     assert (record["fit_s"], record["predict_s"]) == (1.5, 0.25)
 
 
@@ -228,12 +229,12 @@ def test_some_rows_are_the_same_random_ones_each_time(table):
 def test_gpboost_predicts_new_targets_with_its_vecchia_approximation(table):
     pytest.importorskip("gpboost", reason="GPBoost is not installed: pip install 'cagp[peers]'")
     # In a process of its own: its threads and warnings stay there.
-    record = in_new_process(Run(str(table), "gpboost", 0), "5min")
+    record = measure_alone(Run(str(table), "gpboost", 0), "5min")
     assert "error" not in record
     assert record["rmse"] < 0.4
     assert (record["k"], record["k_predict"]) == (20, 40)
     # The variance is that of new targets: without the noise, intervals would cover few of them.
-    assert record["interval_width"] > 2 * 1.96 * record["hyperparameters"]["Error_var"] ** 0.5
+    assert record["width"] > 2 * 1.96 * record["hyperparameters"]["Error_var"] ** 0.5
     assert 0.8 <= record["coverage"] <= 1
 
 
@@ -252,7 +253,7 @@ def test_every_method_and_seed_is_a_row_in_a_process_of_its_own(table, monkeypat
         error = {"error": "killed"} if run.seed else {"nll": 1.0, "fit_s": 2.0, "predict_s": 3.0}
         return {"table": "waves", "method": run.method, "seed": run.seed, **error}
 
-    monkeypatch.setattr(bench_local, "in_new_process", recorded)
+    monkeypatch.setattr(local_quality, "measure_alone", recorded)
     command = [
         "bench",
         "local",
@@ -266,7 +267,9 @@ def test_every_method_and_seed_is_a_row_in_a_process_of_its_own(table, monkeypat
         "--max-time",
         "9min",
     ]
-    assert main([*command, "--neighbours", "7", "--actions", "9", "--rows", "99", "--max-time", "9min", "--json"]) == 1
+    assert (
+        main([*command, "--n-neighbors", "7", "--n-actions", "9", "--rows", "99", "--max-time", "9min", "--json"]) == 1
+    )
     assert runs == [
         (Run(str(table), method, seed, 7, 9, 99), "9min") for seed in (0, 1) for method in ("hybrid", "gpboost")
     ]
@@ -282,7 +285,7 @@ def test_an_interrupt_does_not_lose_what_was_measured(table, monkeypatch, capsys
             raise KeyboardInterrupt
         return {"table": "waves", "method": run.method, "seed": 0, "nll": -1.5, "fit_s": 2.0, "predict_s": 3.0}
 
-    monkeypatch.setattr(bench_local, "in_new_process", interrupted)
+    monkeypatch.setattr(local_quality, "measure_alone", interrupted)
     assert main(["bench", "local", str(table), "--json", "--methods", "local", "hybrid"]) == 130
     assert [r["nll"] for r in json.loads(capsys.readouterr().out)] == [-1.5]
 
@@ -297,7 +300,7 @@ def test_a_process_that_takes_too_long_is_killed_and_recorded(table, monkeypatch
 
     monkeypatch.setattr(subprocess, "Popen", slow)
     start = time.perf_counter()
-    record = in_new_process(Run(str(table), "local", 0), "0.3s")
+    record = measure_alone(Run(str(table), "local", 0), "0.3s")
     assert record["error"] == "killed at the time limit (0.3s)"
     assert (record["table"], record["method"], record["max_time"]) == ("waves", "local", "0.3s")
     assert 0.3 <= record["total_s"] <= time.perf_counter() - start < 60
@@ -315,7 +318,7 @@ def test_a_process_that_takes_too_long_is_killed_and_recorded(table, monkeypatch
 def test_a_process_that_dies_is_a_record(table, monkeypatch, code, words):
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", code], **options))
-    record = in_new_process(Run(str(table), "local", 0), "1h")
+    record = measure_alone(Run(str(table), "local", 0), "1h")
     assert record["error"] == words
     assert record["total_s"] > 0
 
@@ -327,6 +330,75 @@ def test_a_table_that_cannot_be_read_is_a_row_of_a_real_process(table, capsys):
 
 
 def test_a_time_limit_that_cannot_be_read_is_said_before_anything_runs(table, monkeypatch, capsys):
-    monkeypatch.setattr(bench_local, "in_new_process", lambda *_: pytest.fail("a run was started"))
+    monkeypatch.setattr(local_quality, "measure_alone", lambda *_: pytest.fail("a run was started"))
     assert main(["bench", "local", str(table), "--max-time", "soon"]) == 1
     assert "max_time is 'soon'" in capsys.readouterr().err
+
+
+# ---- one process a measurement ----
+
+
+def test_a_training_step_is_measured_in_a_process_of_its_own(monkeypatch, capsys):
+    monkeypatch.setattr(step, "SIZES", (600,))
+    assert main(["bench", "step", "--repeats", "1", "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert (record["n"], record["d"], record["i"]) == (600, 20, 512)
+    assert record["step_s"] > 0
+    assert record["peak_bytes"] > 0
+
+
+def test_a_step_that_fails_is_a_row_and_an_exit_code(monkeypatch, capsys):
+    monkeypatch.setattr(step, "SIZES", (10,))  # fewer rows than actions
+    assert main(["bench", "step"]) == 1
+    printed = capsys.readouterr().out
+    assert "failed" in printed
+    assert "the process ended with exit code 1: ValueError: num_actions is 512" in printed
+
+
+# ---- in 80 columns ----
+
+
+def test_a_wide_table_is_printed_in_parts_and_nothing_is_cut_off(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ("parkinsons_telemonitoring", "bike")
+    scores = {"nll": -1.2345, "rmse": 0.25, "r2": 0.9, "crps": 0.1, "coverage": 0.951, "coverage_error": 0.001}
+    records = [{"table": name, "seed": 0, "method": "local-scale", **scores, "width": 1.0} for name in names]
+    records.append({"table": "bike", "seed": 1, "method": "gpboost", "error": "[b] no"})
+    local_quality._show(records, as_json=False)
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    parts = [part.split() for part in printed.split("\n\n")]
+    assert len(parts) == 3  # such a long name leaves little room
+    for part in parts:
+        for name in (*names, "local-scale"):
+            assert name in part
+    shown = " ".join(printed.split())
+    for text in ("-1.234", "0.2500", "95.1 %", "0.1 %", "failed: [b] no", *("NLL", "RMSE", "coverage", "width", "MB")):
+        assert text in shown
+
+
+def test_a_narrow_table_is_printed_whole(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    show([{"a": "x"}], {"name": lambda r: r["a"], "a b c": lambda _: "1"}, as_json=False)
+    assert capsys.readouterr().out.splitlines()[-2:] == ["name  a b c", "x     1"]
+
+
+def test_every_metric_has_a_column():
+    record = metrics.scores(*(torch.tensor([1.0, 2.0]) for _ in range(3)))._asdict()
+    assert [text(record) for text in score_columns().values()].count("") == 0
+    assert {text({}) for text in score_columns().values()} == {"failed", ""}
+
+
+@pytest.mark.parametrize("suite", ["", "engine", "step", "fit", "presets", "local"])
+def test_help_is_wrapped_once(monkeypatch, capsys, suite):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["bench", *suite.split(), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for line, following in pairwise(lines[lines.index("") :]):  # below the usage
+        # Text that continues on the next line, at the same indent, does so because its next word does not fit.
+        indent, next_indent = (len(text) - len(text.lstrip()) for text in (line, following))
+        if line and following and indent == next_indent and indent in (0, 24) and ":" not in line[-1:]:
+            assert len(line) + 1 + len(following.split()[0]) > 78, line

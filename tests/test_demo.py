@@ -7,22 +7,22 @@ from cagp import demo
 from cagp.data import terrain
 
 
-@pytest.mark.usefixtures("annotations_off")  # whole numbers for numbers, as a user may write them
+@pytest.mark.usefixtures("annotations_off")  # integers for floats, as a user may write them
 def test_the_table_and_the_picture_show_actions_and_nearest_rows(tmp_path, monkeypatch, capsys):
     data = terrain()
     rows = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(0))[:1500]
     monkeypatch.setattr(demo, "terrain", lambda: data._replace(X=data.X[rows], y=data.y[rows]))
     monkeypatch.setattr(demo, "BUDGETS", (demo.Budget(4, 0.4), demo.Budget(32, 0.2)))
-    for name, value in (("NUM_STEPS", 5), ("ASKED", 8), ("DRAWN", 16)):
+    for name, value in (("NUM_STEPS", 5), ("PREDICTED", 8), ("DRAWN", 16)):
         monkeypatch.setattr(demo, name, value)
     assert demo.run(tmp_path) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "1,350 to learn from, 150 to test on" in shown
+    assert "1,350 to train on, 150 to test on" in shown
     for label in ("4 actions", "32 actions", "nearest rows"):
         assert f"│ {label} │" in shown
     errors = [float(shown.split(f"│ {label} │")[1].split("│")[1]) for label in ("4 actions", "32 actions")]
     assert f"the error falls from {errors[0]:.0f} to {errors[1]:.0f} m" in shown
     nearest = float(shown.split("│ nearest rows │")[1].split("│")[1])
     assert nearest < errors[1]
-    assert f"it errs by {nearest:.0f} m" in shown
+    assert f"its error is {nearest:.0f} m" in shown
     assert (tmp_path / "terrain.png").stat().st_size > 10_000

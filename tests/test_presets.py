@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cagp.bench import presets
-from cagp.bench.generalization import rows_by_purpose
+from cagp.bench.protocol import rows_by_purpose
 from cagp.cli import main
 from cagp.training import PRESETS
 
@@ -22,7 +22,7 @@ def table(tmp_path):
 
 def test_every_preset_is_trained_for_its_time_and_drawn(table, tmp_path, capsys):
     out = tmp_path / "curves.png"
-    arguments = ["bench", "presets", str(table), "--rows", "200", "--actions", "10", "--out", str(out)]
+    arguments = ["bench", "presets", str(table), "--rows", "200", "--n-actions", "10", "--out", str(out)]
     assert main([*arguments, "--max-time", "0.3s", "--json"]) == 0
     records = json.loads(capsys.readouterr().out)
     assert [r["preset"] for r in records] == ["default", "rate 0.01", "paper-adam", "paper-lbfgs"]
@@ -47,11 +47,11 @@ def test_every_preset_is_trained_for_its_time_and_drawn(table, tmp_path, capsys)
 def test_a_preset_that_fails_is_a_row_and_an_exit_code(table, tmp_path, monkeypatch, capsys):
     out = tmp_path / "curves.png"
     arguments = ["bench", "presets", str(table), "--out", str(out), "--max-time", "0.1s"]
-    assert main([*arguments, "--actions", "1000"]) == 1
+    assert main([*arguments, "--n-actions", "1000"]) == 1
     assert "failed: ValueError: num_actions is 1000" in capsys.readouterr().out
     assert not out.exists()
     monkeypatch.setattr(presets, "CANDIDATES", (presets.CANDIDATES[0], presets.CANDIDATES[1]._replace(blocks="round")))
-    assert main([*arguments, "--actions", "8"]) == 1
+    assert main([*arguments, "--n-actions", "8"]) == 1
     printed = capsys.readouterr().out
     assert "failed: " in printed
     assert f"Picture: {out}" in printed.replace("\n", "")

@@ -1,1 +1,1 @@
-"""Benchmarks: measured on the machine at hand, printed as a table or as records."""
+"""Benchmarks of speed, memory and quality, measured on this machine and printed as a table or as records."""

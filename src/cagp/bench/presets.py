@@ -1,7 +1,7 @@
 """``cagp bench presets``: loss and validation NLL against time, for each way to train CaGP-Opt.
 
-Rows, scaling and kernel are those of ``cagp bench fit``; test rows are not looked at. All presets start from the same
-hyperparameters and have the same time, in which evaluations do not count; the paper's also have its blocks and weights.
+Rows, scaling and kernel are those of ``cagp bench fit``; test rows are not used. All presets start from the same
+hyperparameters and have the same time, not counting evaluations. Those of the paper also use its blocks and weights.
 """
 
 from pathlib import Path
@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from cagp import metrics, plots
-from cagp.bench.generalization import Blocks, load_table, new_method, rows_by_purpose
-from cagp.bench.records import machine, show
+from cagp.bench.protocol import Blocks, load_table, new_method, rows_by_purpose
+from cagp.bench.records import in_one_line, machine, show
 from cagp.data import standardized
 from cagp.training import PRESETS, Settings, fit
 
@@ -39,7 +39,7 @@ CANDIDATES = (
 
 
 def run(table: Path, max_time: str, num_rows: int | None, num_actions: int, out: Path, as_json: bool) -> int:
-    """Train in every way, print a record for each and draw the picture; return 1 if any failed."""
+    """Train in every way, print a record for each and draw a picture; return 1 if any failed."""
     X, y = load_table(table, num_rows)
     records = [_measure(candidate, X, y, max_time, num_actions, table.stem) for candidate in CANDIDATES]
     fitted = [record for record in records if "error" not in record]
@@ -53,10 +53,10 @@ def run(table: Path, max_time: str, num_rows: int | None, num_actions: int, out:
             "blocks": lambda r: r["blocks"],
             "dtype": lambda r: r["dtype"],
             "loss": lambda r: "failed" if "error" in r else f"{r['loss']:.3f}",
-            "validation NLL": lambda r: f"{r.get('nll', float('nan')):.3f}",
-            "lowest": lambda r: f"{r.get('lowest_nll', float('nan')):.3f}",
+            "validation NLL": lambda r: f"{r['nll']:.3f}" if "nll" in r else "",
+            "lowest": lambda r: f"{r['lowest_nll']:.3f}" if "lowest_nll" in r else "",
             "steps": lambda r: str(r.get("steps", "")),
-            "fit, s": lambda r: f"{r.get('fit_s', float('nan')):.0f}",
+            "fit, s": lambda r: f"{r['fit_s']:.0f}" if "fit_s" in r else "",
         },
         as_json,
     )
@@ -72,7 +72,7 @@ def _measure(candidate: Candidate, X: Tensor, y: Tensor, max_time: str, num_acti
     try:
         return record | _train(candidate, X, y, max_time, num_actions)
     except Exception as error:
-        return record | {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        return record | {"error": in_one_line(error)}
 
 
 def _train(candidate: Candidate, X: Tensor, y: Tensor, max_time: str, num_actions: int) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _train(candidate: Candidate, X: Tensor, y: Tensor, max_time: str, num_action
 
 
 def draw(records: list[dict[str, Any]], title: str) -> Figure:
-    """Two panels: the loss and the validation NLL against the seconds of training, a line for each record."""
+    """Loss and validation NLL against the seconds of training, in two panels with a line for each record."""
     figure = Figure(figsize=(14, 5), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", color=plots.INK)
     left, right = figure.subplots(1, 2)

@@ -1,12 +1,10 @@
 """``cagp bench step``: time and peak memory of one CaGP-Opt training step, each size in a process of its own."""
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import torch
 
+from cagp.bench.processes import answer, in_new_process
 from cagp.bench.records import best_of, machine, show
 from cagp.kernels import Matern32, Scale
 from cagp.memory import current_memory, peak_memory
@@ -19,30 +17,29 @@ NUM_ACTIONS = 512
 
 
 def run(repeats: int, as_json: bool) -> int:
-    """Measure each size in a fresh process, and print one record per size."""
-    records = [_in_new_process(n, repeats) for n in SIZES]
+    """Measure each size in a process of its own and print a record for each; return 1 if any failed."""
+    records = [
+        {"n": n, "d": NUM_DIMS, "i": NUM_ACTIONS}
+        | in_new_process("cagp.bench.step", {"num_rows": n, "repeats": repeats})
+        for n in SIZES
+    ]
     show(
         records,
         {
             "n": lambda r: f"{r['n']:,}",
             "d": lambda r: str(r["d"]),
             "i": lambda r: str(r["i"]),
-            "forward, s": lambda r: f"{r['forward_s']:.3f}",
-            "forward + backward, s": lambda r: f"{r['step_s']:.3f}",
-            "peak above imports, MB": lambda r: f"{r['peak_bytes'] / 1e6:.0f}",
+            "forward, s": lambda r: "failed" if "error" in r else f"{r['forward_s']:.3f}",
+            "forward + backward, s": lambda r: f"{r['step_s']:.3f}" if "step_s" in r else "",
+            "peak above imports, MB": lambda r: f"{r['peak_bytes'] / 1e6:.0f}" if "peak_bytes" in r else "",
         },
         as_json,
     )
-    return 0
-
-
-def _in_new_process(num_rows: int, repeats: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "cagp.bench.step", str(num_rows), str(repeats)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return int(any("error" in record for record in records))
 
 
 def measure(num_rows: int, repeats: int) -> dict[str, Any]:
-    """Time of the loss and of loss plus gradient, and the peak of memory above what the imports hold."""
+    """Time of the loss and of loss plus gradient, and the peak memory above that of the imports."""
     before = current_memory()
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(num_rows, NUM_DIMS, generator=generator)
@@ -63,4 +60,4 @@ def measure(num_rows: int, repeats: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1]), int(sys.argv[2]))))
+    answer(measure)
