@@ -90,6 +90,8 @@ def _in_words(value: Any) -> str:
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     return "None" if value is None else f"an object of class {type(value).__name__}"
 
 
