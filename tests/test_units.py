@@ -89,7 +89,7 @@ def test_answers_without_noise(method):
         model.predict(Z, return_std=True, noise=False, sample_noise=np.ones(9))
 
 
-def test_one_quantile_and_wrong_levels():
+def test_one_quantile_and_wrong_levels(annotations_off):
     X, y = frame()
     model = ExactGPRegressor(max_epochs=2).fit(X, y)
     one = model.predict_quantiles(X, 0.9)

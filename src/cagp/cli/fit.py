@@ -40,8 +40,9 @@ error, so that no work is lost. Ctrl-C ends training: the model is saved as it i
 EPILOG = f"""\
 examples:
   cagp fit houses.csv --target price --out houses.cagp
-  cagp fit houses.csv --target price --drop id --max-time 10min --report report.html
-  cagp fit weather.parquet --target temperature wind --method local --n-neighbors 64
+  cagp fit houses.csv --target price --drop id --max-time 10min
+  cagp fit houses.csv --target price --report report.html
+  cagp fit weather.parquet --target rain wind --method local --n-neighbors 64
   cagp fit houses.csv --target price --out houses.cagp --resume
   zcat big.csv.gz | cagp fit - --target y --json > fit.json
 
@@ -52,7 +53,9 @@ def add_to(command: argparse.ArgumentParser) -> None:
     """The options of ``cagp fit``."""
     command.description, command.epilog = DESCRIPTION, EPILOG
     options.add_table(command, test_fraction=0.1)
-    command.add_argument("--method", choices=RECIPES, default="auto", help="(default: %(default)s; see below)")
+    command.add_argument(
+        "--method", choices=RECIPES, default="auto", metavar="METHOD", help="one of those below (default: %(default)s)"
+    )
     options.add_model(command, max_time=None)
     command.add_argument(
         "--out",

@@ -19,8 +19,9 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         filled = []
-        for is_prose, lines in groupby(text.splitlines(), lambda line: bool(line) and not line.startswith(" ")):
-            filled += _paragraphs(list(lines), width) if is_prose else list(lines)
+        for is_prose, group in groupby(text.splitlines(), lambda line: bool(line) and not line.startswith(" ")):
+            lines = list(group)
+            filled += _paragraphs(lines, width) if is_prose else lines
         return "\n".join(filled)
 
 
@@ -159,7 +160,11 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
             help=f"{option.help} (default: {shown}); for {', '.join(users_of(option.name))}",
         )
     command.add_argument(
-        "--kernel", choices=kernel_registry.NAMES, default="matern32", help="the covariance (default: %(default)s)"
+        "--kernel",
+        choices=kernel_registry.NAMES,
+        default="matern32",
+        metavar="KERNEL",
+        help=f"one of {', '.join(kernel_registry.NAMES)} (default: %(default)s)",
     )
     command.add_argument(
         "--max-time",

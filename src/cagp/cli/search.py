@@ -52,7 +52,11 @@ def add_to(command: argparse.ArgumentParser) -> None:
         help="learning rates to try (default: 0.1 0.2)",
     )
     command.add_argument(
-        "--kernel", choices=kernel_registry.NAMES, default="matern32", help="the covariance (default: %(default)s)"
+        "--kernel",
+        choices=kernel_registry.NAMES,
+        default="matern32",
+        metavar="KERNEL",
+        help=f"one of {', '.join(kernel_registry.NAMES)} (default: %(default)s)",
     )
     command.add_argument(
         "--steps", type=options.positive, default=300, metavar="N", help="steps of each fit (default: %(default)s)"

@@ -190,7 +190,7 @@ def pieces(
 def inputs_of(
     model: GPRegressor, frame: pd.DataFrame, path: str, noise: str | None = None
 ) -> pd.DataFrame | np.ndarray:
-    """The columns that the model knows by name; all but targets and noise, by position, if it was fitted to an array."""
+    """The columns that the model knows by name; if it was fitted to an array, all but targets and noise."""
     wanted = model.encoder_.names_in
     if wanted is None:
         others = [name for name in (*model.target_names_, noise) if name in frame.columns]

@@ -54,7 +54,8 @@ def _check_device(device: str | torch.device) -> None:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ValueError(
-            f'device is {str(device)!r}, which this computer or this build of torch does not have ({reason}); use "cpu".'
+            f"device is {str(device)!r}, which this computer or this build of torch does not have ({reason}); use "
+            '"cpu".'
         ) from error
 
 

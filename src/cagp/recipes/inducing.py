@@ -10,10 +10,11 @@ from cagp.methods.common import lengthscale_of
 from cagp.prior import GP
 from cagp.recipes.task import Fitted, Task
 
+Make = Callable[[GP, Tensor | InducingPoints], SGPR | SVGP]
+"""Makes a method from a prior and inducing points, its own or another method's."""
 
-def train_inducing(
-    task: Task, n_inducing: int, name: str, make: Callable[[GP, Tensor | InducingPoints], SGPR | SVGP]
-) -> Fitted:
+
+def train_inducing(task: Task, n_inducing: int, name: str, make: Make) -> Fitted:
     """A method for each target, all with the same inducing points; fewer points where there are fewer rows."""
     priors, m = task.priors(), min(int(n_inducing), task.num_rows)
     Z = task.points
