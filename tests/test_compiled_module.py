@@ -264,7 +264,7 @@ def test_threads_that_cannot_be_started_are_an_error_and_the_process_lives_on():
 
 def test_the_compiled_kernels_are_kernels_of_the_registry_with_the_parameters_the_module_expects():
     compiled = native.kernels()
-    assert set(dict(compiled)) == set(NAMES)
+    assert set(dict(compiled)) <= set(NAMES)
     for name, has_alpha in compiled:
         made = kernels.kernel_class(name)(2)
         assert COMPILED.why_not(made, made.lengthscale[None]) is None
