@@ -112,13 +112,13 @@ def errors(draw: Drawing, target: Target) -> list[str]:
     worst = int(np.abs(error).argmax())
     quantiles = np.quantile(np.abs(error), [0.5, 0.9])
     cells = {
-        "Median absolute error": (float(quantiles[0]), "half of the rows have a smaller error"),
-        "90 % quantile of absolute errors": (float(quantiles[1]), "one row in ten has a larger error"),
+        "Median absolute error": (float(quantiles[0]), "Half of the rows have a smaller error"),
+        "90 % quantile of absolute errors": (float(quantiles[1]), "One row in ten has a larger error"),
         "Largest absolute error": (
             float(np.abs(error[worst])),
-            f"predicted {number(float(mean[worst]))}, actual {number(float(y[worst]))}",
+            f"Predicted {number(float(mean[worst]))}, actual {number(float(y[worst]))}",
         ),
-        "Mean error": (float(error.mean()), "actual minus predicted; near 0 if the predictions are unbiased"),
+        "Mean error": (float(error.mean()), "Actual minus predicted; near 0 if the predictions are unbiased"),
     }
     picture = draw(
         lambda ax: plots.predicted_against_actual(ax, y, mean, std, shortened(target.name, 22)), alt, caption, 3.2

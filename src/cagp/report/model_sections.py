@@ -86,7 +86,7 @@ def learning_curves(draw: Drawing, model: GPRegressor) -> list[str]:
     ]
     return [
         f"<p>{text(result.reason, 400)}</p>",
-        side_by_side(*drawn, table(["Training", "Value"], cells, "In numbers.")),
+        side_by_side(*drawn, table(["Training", "Value"], cells, "Training in numbers.")),
     ]
 
 

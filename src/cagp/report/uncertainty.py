@@ -22,10 +22,10 @@ KINDS: dict[Kind, str] = {
     "unknown": "This method does not say how much of its uncertainty is due to its approximation.",
 }
 MEANINGS = {
-    "noise": "scatter of the target about the function; neither more rows nor more computation lower it",
-    "data": "what the training rows leave open; more rows would lower it",
-    "data and computation": "what the training rows and the approximation leave open together",
-    "computation": "what was not computed; more actions or neighbours would lower it",
+    "noise": "Scatter of the target about the function; neither more rows nor more computation lower it",
+    "data": "What the training rows leave open; more rows would lower it",
+    "data and computation": "What the training rows and the approximation leave open together",
+    "computation": "What was not computed; more actions or neighbours would lower it",
 }
 
 
