@@ -1,4 +1,4 @@
-"""Fit a data frame with numbers, categories, booleans and dates: how columns are encoded, how new levels are reported."""
+"""Fit a data frame with numbers, categories, booleans and dates. Shows the encoding, and the error for a new level."""
 
 import numpy as np
 import pandas as pd
