@@ -28,11 +28,11 @@ def table(tmp_path_factory):
 
 
 def start(*arguments, **options):
-    return subprocess.Popen([sys.executable, "-m", "cagp.cli", *map(str, arguments)], env=ENVIRONMENT, **options)
+    return subprocess.Popen([sys.executable, "-m", "cagp", *map(str, arguments)], env=ENVIRONMENT, **options)
 
 
 def test_a_fit_killed_at_once_goes_on_to_the_same_model(table, tmp_path):
-    options = ["fit", table, "--target", "y", "--method", "opt", "--actions", "48", "--max-epochs", "200", "--quiet"]
+    options = ["fit", table, "--target", "y", "--method", "opt", "--n-actions", "48", "--max-epochs", "200", "--quiet"]
     assert main([*map(str, options), "--out", str(tmp_path / "whole.cagp")]) == 0
 
     killed = tmp_path / "killed.cagp"

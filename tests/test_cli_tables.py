@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
     houses().to_csv(folder / "houses.csv", index=False)
     houses(40, seed=1).to_csv(folder / "new.csv", index=False)
     fit(folder, "price.cagp", "--target", "price", "--drop", "id", "rent")
-    fit(folder, "both.cagp", "--target", "price", "rent", "--drop", "id", "--method", "local", "--neighbours", "8")
+    fit(folder, "both.cagp", "--target", "price", "rent", "--drop", "id", "--method", "local", "--n-neighbors", "8")
     return folder
 
 
@@ -229,12 +229,15 @@ def test_the_target_of_an_npz_file_is_y_and_other_tables_are_asked_about(tmp_pat
         (["--target", "price", "--drop", "ID"], "--drop names 'ID'"),
         (["--target", "price", "--drop", "price"], "--drop names the target price"),
         (["--target", "price", "price"], "twice"),
-        (["--target", "price", "--method", "sgpr", "--actions", "4"], "--actions is for auto, opt, cg, hybrid: sgpr"),
-        (["--target", "price", "--inducing", "4"], "--inducing is for sgpr, svgp: auto"),
+        (
+            ["--target", "price", "--method", "sgpr", "--n-actions", "4"],
+            "--n-actions is for auto, opt, cg, hybrid; sgpr",
+        ),
+        (["--target", "price", "--n-inducing", "4"], "--n-inducing is for sgpr, svgp; auto"),
         (["--target", "price", "--max-time", "soon"], "--max-time"),
         (["--target", "price", "--max-memory", "much"], "--max-memory"),
         (["--target", "price", "--test-fraction", "1"], "--test-fraction"),
-        (["--target", "price", "--actions", "0"], "--actions"),
+        (["--target", "price", "--n-actions", "0"], "--n-actions"),
         (["--target", "price", "--seed", "-1"], "--seed"),
         (["--target", "price", "--out", "houses.csv"], "a table by its name"),
         (["--target", "price", "--out", "nowhere/m.cagp"], "there is no folder nowhere"),
@@ -270,7 +273,7 @@ def test_bad_data_is_one_line_with_row_and_column_of_the_table(tmp_path, capsys)
 def test_a_fit_that_was_interrupted_is_saved_and_goes_on(folder, tmp_path, capsys, monkeypatch):
     out = tmp_path / "m.cagp"
     command = ["fit", str(folder / "houses.csv"), "--target", "price", "--drop", "id", "--method", "opt"]
-    command += ["--max-epochs", "8", "--actions", "9", "--out"]
+    command += ["--max-epochs", "8", "--n-actions", "9", "--out"]
     assert main([*command, str(tmp_path / "whole.cagp"), "--quiet"]) == 0
     attempt, calls = _Run._attempt, []
 
@@ -477,7 +480,7 @@ def test_info_says_what_is_in_the_file(folder, capsys):
 def test_info_knows_inducing_points_and_damage(folder, tmp_path, capsys):
     out = tmp_path / "m.cagp"
     command = ["fit", str(folder / "houses.csv"), "--target", "price", "--drop", "id", "built", "--method", "sgpr"]
-    assert main([*command, "--inducing", "12", "--max-epochs", "2", "--out", str(out), "--quiet"]) == 0
+    assert main([*command, "--n-inducing", "12", "--max-epochs", "2", "--out", str(out), "--quiet"]) == 0
     assert main(["info", str(out)]) == 0
     assert "It holds 12 inducing points, and none of the rows." in capsys.readouterr().out
     content = bytearray(out.read_bytes())
@@ -493,7 +496,7 @@ def test_info_knows_inducing_points_and_damage(folder, tmp_path, capsys):
 def test_compare_measures_each_method_and_a_failure_is_a_row(folder, tmp_path, capsys, monkeypatch):
     picture = tmp_path / "picture.png"
     command = ["compare", str(folder / "houses.csv"), "--target", "price", "--drop", "id", "rent", "--max-epochs", "2"]
-    command += ["--methods", "exact", "opt", "sgpr", "--actions", "8", "--inducing", "8", "--out", str(picture)]
+    command += ["--methods", "exact", "opt", "sgpr", "--n-actions", "8", "--n-inducing", "8", "--out", str(picture)]
     regressor = compare.regressor
 
     def failing(method, arguments, **choices):
@@ -530,7 +533,7 @@ def test_wrong_usage_of_compare(folder, capsys):
     assert "compared on test rows" in usage_error([*command, "--test-fraction", "0"], capsys)
     assert "end it with .png" in usage_error([*command, "--out", "picture.txt"], capsys)
     assert "invalid choice: 'best'" in usage_error([*command, "--methods", "best"], capsys)
-    assert "--neighbours is for" in usage_error([*command, "--methods", "opt", "--neighbours", "3"], capsys)
+    assert "--n-neighbors is for" in usage_error([*command, "--methods", "opt", "--n-neighbors", "3"], capsys)
     assert "--local-scale is for" in usage_error([*command, "--methods", "opt", "--local-scale", "3"], capsys)
     for wrong in ("0", "-1", "nan", "some"):
         assert "no positive number of neighbours" in usage_error([*command, f"--local-scale={wrong}"], capsys)

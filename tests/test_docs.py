@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 import cagp
+from cagp import limits
 from cagp.cli import main
-from cagp.estimators import choosing
+from cagp.recipes import steps
 
 ROOT = Path(__file__).parent.parent
 ALL_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -192,10 +193,10 @@ def test_messages_quoted_in_troubleshooting_are_those_of_the_sources():
 def test_numbers_of_the_automatic_choice_are_those_of_the_code():
     text = " ".join(read(ROOT / "docs" / "choosing.md").split())
     for words in (
-        f"up to {choosing.EXACT_ROWS:,} rows",
-        f"at most {choosing.MOST_ACTIONS}",
-        f"{choosing.MARGIN} nats",
-        f"at most {choosing.VALIDATION_ROWS:,}",
+        f"up to {limits.EXACT_ROWS:,} rows",
+        f"at most {steps.MOST_ACTIONS}",
+        f"{steps.MARGIN} nats",
+        f"at most {steps.VALIDATION_ROWS:,}",
     ):
         assert words in text, words
 

@@ -182,7 +182,7 @@ def test_predictions_of_many_rows_come_in_tiles(monkeypatch):
     X, y = table(60)
     model = CaGPRegressor("hybrid", n_actions=8, n_neighbors=4, max_epochs=2).fit(X, np.stack([y, -2 * y], 1))
     whole = model.predict(X), *model.predict(X, return_std=True), model.predict(X, return_components=True)[1]["latent"]
-    monkeypatch.setattr("cagp.estimators.base.PREDICT_ROWS", 7)
+    monkeypatch.setattr("cagp.estimators.units.PREDICT_ROWS", 7)
     tiles = model.predict(X), *model.predict(X, return_std=True), model.predict(X, return_components=True)[1]["latent"]
     for one, other in zip(whole, tiles, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
@@ -194,11 +194,11 @@ def test_tiles_are_by_place_where_that_costs_less_and_answers_stay_with_their_ro
     monkeypatch.setattr("cagp.posteriors.nearest_rows.KEPT_BYTES", 0)
     model = CaGPRegressor("hybrid", n_actions=8, n_neighbors=4, max_epochs=2).fit(X, y)
     whole = (*model.predict(X, return_std=True, sample_noise=noise), model.noise_std(X))
-    monkeypatch.setattr("cagp.estimators.base.PREDICT_ROWS", 7)
+    monkeypatch.setattr("cagp.estimators.units.PREDICT_ROWS", 7)
     tiles = (*model.predict(X, return_std=True, sample_noise=noise), model.noise_std(X))
     for one, other in zip(whole, tiles, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
-    rows = [tile[0] for tile in model._tiles(X)]
+    rows = [tile[0] for tile in model._tiles(model._points(X))]
     assert sorted(np.concatenate(rows)) == list(range(60))
     assert len(rows) == 9
     spread = np.mean([np.linalg.norm(X[part] - X[part].mean(0), axis=1).mean() for part in rows])

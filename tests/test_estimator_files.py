@@ -1,5 +1,7 @@
 """Saved models, fits that are interrupted and go on, and the choices that "auto" makes."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,9 +9,10 @@ import torch
 from test_estimators import REGRESSORS, every_regressor, table
 
 import cagp
-from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor
-from cagp.estimators import choosing
+from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, limits
 from cagp.kernels import RBF, Kernel, Linear, Scale
+from cagp.recipes import steps
+from cagp.recipes.task import Task
 from cagp.training import history
 from cagp.training.settings import PRESETS, Settings
 
@@ -202,8 +205,9 @@ def test_a_fit_that_was_killed_goes_on_to_the_same_bits(regressor, tmp_path, mon
     model.fit(X, y)
     assert_same(model, untouched, X)
     assert [step.loss for step in model.fit_result_.steps] == [step.loss for step in untouched.fit_result_.steps]
-    with pytest.raises(ValueError, match="belongs to another fit"):
-        model.fit(X, np.exp(y))
+    other = model.fit(X, np.exp(y)).predict(X)  # other data have a folder of their own
+    np.testing.assert_array_equal(other, regressor(max_epochs=epochs).fit(X, np.exp(y)).predict(X))
+    assert len(list((tmp_path / "run").iterdir())) == 2
 
 
 def test_a_fit_that_ran_out_of_time_goes_on(tmp_path):
@@ -228,7 +232,7 @@ def test_control_c_ends_a_fit_with_what_it_has(monkeypatch):
     model = CaGPRegressor("opt", n_actions=8, max_epochs=50).fit(X, y)
     assert "Interrupted after 3 steps" in model.fit_report_
     assert np.isfinite(model.predict(X)).all()
-    monkeypatch.setattr(choosing, "EXACT_ROWS", 10)
+    monkeypatch.setattr(limits, "EXACT_ROWS", 10)
     model = CaGPRegressor(max_epochs=50).fit(X, y)
     assert model.method_ == "local"
     assert model.fit_report_.startswith("Chose local: the fit was interrupted")
@@ -242,7 +246,7 @@ def test_control_c_ends_a_fit_with_what_it_has(monkeypatch):
 
 
 def auto(monkeypatch, X, y, **choices) -> CaGPRegressor:
-    monkeypatch.setattr(choosing, "EXACT_ROWS", 100)
+    monkeypatch.setattr(limits, "EXACT_ROWS", 100)
     return CaGPRegressor(**{"max_epochs": 20, **choices}).fit(X, y)
 
 
@@ -296,22 +300,22 @@ def test_held_out_rows_are_training_rows_that_nothing_was_learned_from(monkeypat
     X, y = table(200)
     noise = np.linspace(0.1, 1, 200)
     seen = []
-    compare = choosing.compare
+    compare = steps.compare
 
     def watch(local, hybrid, train, held_out):
         seen.append((train, held_out))
         return compare(local, hybrid, train, held_out)
 
-    monkeypatch.setattr(choosing, "compare", watch)
-    monkeypatch.setattr(choosing, "EXACT_ROWS", 100)
+    monkeypatch.setattr(steps, "compare", watch)
+    monkeypatch.setattr(limits, "EXACT_ROWS", 100)
     trained_on = []
-    run = CaGPRegressor._run
+    run = Task.run
 
-    def watch_run(self, task, *arguments, **choices):
-        trained_on.append(task.X)
-        return run(self, task, *arguments, **choices)
+    def watch_run(self, *arguments, **choices):
+        trained_on.append(self.X)
+        return run(self, *arguments, **choices)
 
-    monkeypatch.setattr(CaGPRegressor, "_run", watch_run)
+    monkeypatch.setattr(Task, "run", watch_run)
     CaGPRegressor(max_epochs=2, n_neighbors=4).fit(X, y, sample_noise=noise)
     (train, held_out) = seen[0]
     scaled = (X - X.mean(0)) / X.std(0, ddof=1)
@@ -336,12 +340,12 @@ def test_memory_limits_the_number_of_actions(monkeypatch):
     assert (
         CaGPRegressor("opt", n_actions=30, max_memory=13_000, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 30
     )
-    assert choosing.number_of_actions(10_000, 2**40) == 512
-    assert choosing.number_of_actions(5, 2**40) == 1
+    for num_rows, expected in ((10_000, 512), (5, 1)):
+        assert steps.number_of_actions("auto", SimpleNamespace(num_rows=num_rows, memory=2**40)) == expected
 
     model = CaGPRegressor(n_actions=30, max_memory=13_000, max_epochs=1).fit(X, y)  # too little for an exact answer
     assert model.method_ == "local"
-    assert "Chose local: memory does not allow 30 actions" in model.fit_report_
+    assert "Chose local: the memory limit does not allow 30 shared actions" in model.fit_report_
     for exact in (CaGPRegressor("exact", max_memory="1MB"), ExactGPRegressor(max_memory="1MB")):
         with pytest.raises(MemoryError, match="200 rows needs about 2 MB, max_memory is 1MB"):
             exact.fit(X, y)
@@ -366,8 +370,8 @@ def test_several_targets_are_judged_together(monkeypatch):
 
 def test_many_rows_weigh_some_rows_of_each_block(monkeypatch, tmp_path):
     X, y = table(300)
-    monkeypatch.setattr(choosing, "SUPPORT_ROWS", 100)
-    monkeypatch.setattr(choosing, "SUPPORT_SIZE", 3)
+    monkeypatch.setattr(steps, "SUPPORT_ROWS", 100)
+    monkeypatch.setattr(steps, "SUPPORT_SIZE", 3)
     noise = np.linspace(0.1, 1, 300)
     for method in ("opt", "hybrid"):
         model = CaGPRegressor(method, n_actions=20, n_neighbors=4, max_epochs=2).fit(X, y, sample_noise=noise)

@@ -210,7 +210,7 @@ def test_the_command_stops_at_ctrl_c_goes_on_and_reports_failures(tmp_path, monk
     np.savez(tmp_path / "waves.npz", X=X.numpy(), y=y.numpy())
     out = tmp_path / "out"
     command = ["search", str(tmp_path / "waves.npz"), "--out", str(out)]
-    command += ["--actions", "10", "--steps", "120", "--lr", "0.1"]
+    command += ["--n-actions", "10", "--steps", "120", "--lr", "0.1"]
     started = []
     popen = subprocess.Popen
 

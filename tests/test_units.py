@@ -104,7 +104,7 @@ def test_one_quantile_and_wrong_levels(annotations_off):
 
 def test_weights_are_refused_with_a_hint():
     X, y = frame()
-    with pytest.raises(TypeError, match="unexpected keyword argument 'sample_weight'.*sample_noise"):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'sample_weight'.*sample_noise"):
         ExactGPRegressor().fit(X, y, sample_weight=np.ones(50))
     with pytest.raises(TypeError, match="unexpected keyword argument 'weights'"):
         ExactGPRegressor().fit(X, y, weights=np.ones(50))

@@ -52,7 +52,12 @@ def recipe_for(method: str, options: Mapping[str, Any]) -> Recipe:
                 f"{name} is {value!r}, but method {method!r} does not use it ({name} is for "
                 f"{', '.join(users_of(name))}). Remove {name}, or choose one of these methods."
             )
-    return recipe(**{name: value for name, value in options.items() if name in used})
+    return recipe(**{name: _plain(value) for name, value in options.items() if name in used})
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of NumPy, as grid searches give them, as Python's."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def method_words(method: str) -> str:
