@@ -22,7 +22,7 @@ def table(tmp_path):
 
 
 def test_bench_fit_gives_a_record_for_every_seed_and_learns_the_table(table, capsys):
-    assert main(["bench", "fit", str(table), "--seeds", "0", "1", "--actions", "20", "--steps", "40", "--json"]) == 0
+    assert main(["bench", "fit", str(table), "--seeds", "0", "1", "--n-actions", "20", "--steps", "40", "--json"]) == 0
     printed = capsys.readouterr()
     records = json.loads(printed.out)
     assert f"bench: 2/2 waves, seed 1: NLL {records[1]['nll']:.3f}" in printed.err
@@ -36,7 +36,7 @@ def test_bench_fit_gives_a_record_for_every_seed_and_learns_the_table(table, cap
 
 @pytest.mark.parametrize("start", ["data", "paper"])
 def test_bench_fit_starts_where_it_is_told(table, capsys, start):
-    command = ["bench", "fit", str(table), "--actions", "20", "--steps", "1", "--blocks", "ordered", "--start", start]
+    command = ["bench", "fit", str(table), "--n-actions", "20", "--steps", "1", "--blocks", "ordered", "--start", start]
     assert main([*command, "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)
     assert (record["start"], record["blocks"]) == (start, "ordered")
@@ -47,7 +47,7 @@ def test_bench_fit_starts_where_it_is_told(table, capsys, start):
 
 def test_a_table_that_cannot_be_read_is_a_row_and_an_exit_code(table, capsys):
     missing = table.with_name("missing.npz")
-    arguments = ["bench", "fit", str(missing), str(table), "--actions", "20", "--steps", "5", "--json"]
+    arguments = ["bench", "fit", str(missing), str(table), "--n-actions", "20", "--steps", "5", "--json"]
     assert main(arguments) == 1
     failed, fitted = json.loads(capsys.readouterr().out)
     assert "missing.npz" in failed["error"]
@@ -97,4 +97,4 @@ def test_wrong_usage_is_exit_code_two(capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["bench", "fit"])
     assert exit_.value.code == 2
-    assert "tables" in capsys.readouterr().err
+    assert "the following arguments are required: TABLE" in capsys.readouterr().err
