@@ -26,6 +26,7 @@ test: $(VENV)/installed-dev lint types
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(wildcard src/native/*)
 
 types: $(VENV)/installed-dev
 	$(BIN)/pyright
@@ -33,6 +34,7 @@ types: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(wildcard src/native/*)
 
 # The theme announces the next version of mkdocs at every build.
 docs docs-serve: export NO_MKDOCS_2_WARNING := 1

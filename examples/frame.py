@@ -1,11 +1,11 @@
-"""A data frame with numbers, categories, booleans and dates: what becomes of them, and of values that are new."""
+"""Fit a data frame with numbers, categories, booleans and dates. Shows the encoding, and the error for a new level."""
 
 import numpy as np
 import pandas as pd
 
 from cagp import CaGPRegressor
 
-# Flats that were let: rent rises with the area, and by how much depends on the district.
+# Rents of flats. Rent rises with the area, and how fast depends on the district.
 rng = np.random.default_rng(0)
 num_rows = 600
 flats = pd.DataFrame(
@@ -22,16 +22,17 @@ rent = per_metre * flats["area"] + 60 * flats["balcony"] + season + 30 * rng.nor
 
 model = CaGPRegressor(max_epochs=40).fit(flats[:500], rent[:500].rename("rent"))
 print(f"{model.score(flats[500:], rent[500:]):.1%} of the variance of new rents explained")
-print(f"noise: ± {model.noise_std_[0]:.0f} (in truth 30)")
+print(f"noise: ± {model.noise_std_[0]:.0f} (the true value is 30)")
 
 print("encoded as", ", ".join(model.feature_names_out_))
 
-# The same flat in three districts.
+# Predict the same flat in three districts.
 districts = ["centre", "harbour", "hill"]
 same = pd.DataFrame({"area": 80.0, "district": districts, "balcony": True, "since": pd.Timestamp("2024-03-01")})
 for district, lower, upper in zip(districts, *model.predict_interval(same, level=0.9), strict=True):
     print(f"80 m² in the {district}: {lower:.0f} to {upper:.0f}")
 
+# A district that fit did not see is an error that says what to do.
 try:
     model.predict(flats[:1].assign(district="lake"))
 except ValueError as error:

@@ -1,10 +1,10 @@
-"""Measurements whose error bars are known: the variance of each row enters as ``row_noise``."""
+"""Use measurements with known error bars: pass the noise variance of each row as ``row_noise``."""
 
 import torch
 
 from cagp import GP, CaGPOpt, KnownNoise, fit, kernels, metrics
 
-# Two instruments, one of them twenty times as precise; every row knows its own.
+# Two instruments took the measurements, one of them twenty times as precise. We know which one took each row.
 generator = torch.Generator().manual_seed(0)
 X = torch.rand(1500, 1, generator=generator)
 truth = torch.sin(12 * X[:, 0]) + X[:, 0]
@@ -13,7 +13,7 @@ y = truth + std * torch.randn(1500, generator=generator)
 
 
 def report(name: str, prior: GP, row_noise: torch.Tensor | None) -> None:
-    """Fit, and compare the function learned with the truth at the training inputs."""
+    """Fit a model and compare the learned function with the truth at the training inputs."""
     method = CaGPOpt.from_data(prior, X, num_actions=50)
     fit(method, X, y, row_noise, num_steps=40)
     mean, variance = method.condition(X, y, row_noise).predict(X)
@@ -22,7 +22,7 @@ def report(name: str, prior: GP, row_noise: torch.Tensor | None) -> None:
 
 
 def kernel() -> kernels.Kernel:
-    """A fresh kernel for each fit."""
+    """Return a new kernel, so that each fit has its own."""
     return kernels.Scale(kernels.Matern52(num_dims=1, lengthscale=0.3))
 
 

@@ -1,8 +1,9 @@
-"""A kernel of one's own: a season that repeats and slowly changes, plus a trend. More in docs/own-kernels.md."""
+"""Write your own kernel: a season that repeats and slowly changes, plus a trend. See docs/own-kernels.md for more."""
 
 import torch
 
-from cagp import GP, CaGPOpt, backend_for, fit, kernels, metrics
+from cagp import GP, CaGPOpt, fit, kernels, metrics
+from cagp.engine import backend_for
 from cagp.parameters import Positive
 
 
@@ -20,7 +21,7 @@ class Periodic(kernels.Kernel):
         return torch.exp(-2 * (torch.sin(phase) / self.lengthscale.to(X)).square().sum(-1))
 
 
-# Ten years of a measurement with a yearly season; the last two are to be forecast.
+# Ten years of measurements with a yearly season. The model forecasts the last two.
 generator = torch.Generator().manual_seed(0)
 X = 10 * torch.rand(600, 1, generator=generator).sort(0).values
 wave = torch.sin(2 * torch.pi * X[:, 0]) + 0.5 * torch.sin(4 * torch.pi * X[:, 0] + 1)
@@ -34,7 +35,7 @@ smooth = kernels.Scale(kernels.Matern32(num_dims=1))
 
 for name, kernel in {"season and trend": season + trend, "Matern 3/2": smooth}.items():
     method = CaGPOpt.from_data(GP(kernel), X, num_actions=60)
-    fit(method, X, y, num_steps=50)
+    fit(method, X, y, num_steps=50, lr=0.05)  # small steps, since the loss reacts strongly to the period
     mean, variance = method.condition(X, y).predict(X_test, noise=True)
     print(f"{name}: {backend_for(kernel, X)}")
     print(f"  error {metrics.rmse(y_test, mean):.2f}, coverage {metrics.coverage(y_test, mean, variance):.0%} of 95%")

@@ -1,4 +1,4 @@
-"""Fit 3,000 noisy values of a surface through 100 projections, and ask for error bars."""
+"""Fit 3,000 noisy values of a surface with 100 actions, using the tensor interface, and check the error bars."""
 
 import torch
 

@@ -20,8 +20,7 @@ from cagp.bench.protocol import load_table
 from cagp.bench.records import best_of, score_columns, show
 from cagp.cli import main
 from cagp.data import split
-from cagp.engine import local as engine_local
-from cagp.engine import native
+from cagp.engine import COMPILED, torch_backend
 from cagp.kernels import Matern32, Scale
 
 SMALL = {"num_neighbours": 6, "num_actions": 12}
@@ -71,14 +70,14 @@ def small_problem(monkeypatch, d=3, k=5):
     monkeypatch.setattr(local_speed, "BATCH", 20)
     monkeypatch.setattr(local_speed, "SECONDS", 0.0)
     monkeypatch.setattr(local_speed, "NUM_POINTS", {"native": 40, "torch": 30})
-    monkeypatch.setattr(engine_local, "TORCH_ENTRIES", 8 * k**2)  # so that torch works in several tiles
+    monkeypatch.setattr(torch_backend, "TORCH_ENTRIES", 8 * k**2)  # so that torch works in several tiles
     monkeypatch.setattr(local_speed, "DIMENSIONS", (d,))
     monkeypatch.setattr(local_speed, "NEIGHBOURS", (k,))
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_what_is_timed_is_the_exact_answer_from_the_neighbours(monkeypatch, backend):
-    if backend == "native" and not native.available():
+    if backend == "native" and not COMPILED.available:
         pytest.skip("no compiled kernels")
     small_problem(monkeypatch)
     problem = local_speed._problem(3, 5)

@@ -1,12 +1,27 @@
 """CaGP-CG: its loss and gradient are those of its actions, its posterior is that of CG, and it can be trained."""
 
+import copy
+
 import numpy as np
 import oracle
 import pytest
 import torch
 from torch import Tensor
 
-from cagp import GP, CaGPCG, CaGPOpt, GaussianNoise, KnownNoise, ZeroMean, fit, start_from_data
+from cagp import GP, CaGPCG, CaGPOpt, GaussianNoise, KnownNoise, ZeroMean, fit, iterative, start_from_data
+from cagp.iterative import (
+    CGResiduals,
+    GivenActions,
+    KernelColumns,
+    Lanczos,
+    Mix,
+    Policy,
+    RandomActions,
+    Stopping,
+    TopEigenvectors,
+    UnitVectors,
+    iterate,
+)
 from cagp.kernels import Matern12, Matern32, Scale
 from cagp.prior import ConstantMean, Noise
 
@@ -179,7 +194,7 @@ def test_single_precision_data_train_and_keep_their_dtype():
     before = loss_of(method, X, y)
     result = fit(method, X, y, num_steps=12)
     assert result.best_value < before - 0.02
-    assert any("evaluated anew for every product" in line for line in result.findings)
+    assert any("evaluated again for every product" in line for line in result.findings)
     mean, variance = method.condition(X, y).predict(Z, noise=True)
     assert mean.dtype == variance.dtype == torch.float32
     S = method.iteration(X, y).actions.S
@@ -229,3 +244,139 @@ def test_wrong_arguments_are_named():
         CaGPCG(make_prior(), 61).objective(X, y)
     with pytest.raises(ValueError, match='loss is \'nll\', expected "elbo" or "projected"'):
         CaGPOpt.from_data(make_prior(), X, 5, loss="nll")  # pyright: ignore[reportArgumentType]
+
+
+# --- policies ---------------------------------------------------------------------------------------------------------
+
+
+class LargestResidual(Policy):
+    """A policy of a user's own."""
+
+    def action(self, system, state, memory):
+        unit = torch.zeros_like(state.residual)
+        unit[state.residual.abs().argmax()] = 1
+        return unit, None
+
+
+def every_policy(X: Tensor, y: Tensor) -> dict[str, Policy]:
+    S = torch.randn(len(X), 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return {
+        "CGResiduals": CGResiduals(),
+        "Lanczos": Lanczos(),
+        "Lanczos from a vector": Lanczos(S[:, 0]),
+        "TopEigenvectors": TopEigenvectors(12),
+        "UnitVectors": UnitVectors("pivoted"),
+        "UnitVectors in random order": UnitVectors("random", seed=1),
+        "RandomActions": RandomActions(),
+        "RandomActions of signs": RandomActions("rademacher"),
+        "GivenActions": GivenActions(S),
+        "KernelColumns": KernelColumns(X[:12]),
+        "Mix": Mix((Lanczos(), 6), (UnitVectors("pivoted"), 6)),
+        "own": LargestResidual(),
+    }
+
+
+POLICIES = list(every_policy(*wave()[:2]))
+
+
+def test_every_policy_of_the_package_is_in_the_list():
+    classes = {type(policy) for policy in every_policy(*wave()[:2]).values()}
+    public = {kind for kind in vars(iterative).values() if isinstance(kind, type) and issubclass(kind, Policy)}
+    assert public - {Policy} == classes - {LargestResidual}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("loss", ["elbo", "projected"])
+def test_every_policy_can_be_trained(name, loss):
+    X, y, Z = wave()
+    policy = every_policy(X, y)[name]
+    method = CaGPCG.from_data(start_from_data(GP(Scale(Matern32(2))), X, y), X, 12, loss=loss, policy=policy)
+    iteration = method.iteration(X, y)
+    S = oracle.array(iteration.actions.S)
+    data = (method.prior, S, X, y)
+    expected = -oracle.elbo(*data).value if loss == "elbo" else oracle.projected_nll(*data)
+    assert loss_of(method, X, y) == pytest.approx(expected / 60, rel=1e-8)
+    if policy.orthogonal:
+        np.testing.assert_allclose(S.T @ S, np.eye(S.shape[1]), atol=1e-10)
+    result = fit(method, X, y, num_steps=8)
+    assert result.best_value < result.steps[0].loss - (0.02 if loss == "elbo" else 0)
+    words = "CaGP-CG with" if isinstance(policy, Lanczos) else f"CaGP ({type(policy).__name__}) with"
+    assert any(words in line for line in result.findings)
+    found = method.iteration(X, y)
+    expected = oracle.cagp_posterior(method.prior, oracle.array(found.orthonormal_actions.S), X, y, Z)
+    np.testing.assert_allclose(method.condition(X, y).variance(Z).numpy(), expected.variance, atol=1e-7)
+
+
+def test_a_checkpoint_belongs_to_one_policy(tmp_path):
+    X, y, _ = wave()
+    S = torch.randn(60, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def train(policy: Policy | None, folder) -> list[float]:
+        method = CaGPCG(make_prior(), 5, policy=policy)
+        return [step.loss for step in fit(method, X, y, num_steps=3, checkpoint_dir=tmp_path / str(folder)).steps]
+
+    kinds: list[tuple[Policy, Policy]] = [
+        (Lanczos(), CGResiduals()),
+        (RandomActions(seed=1), RandomActions(seed=2)),
+        (GivenActions(S), GivenActions(S + 1)),
+        (Mix((Lanczos(), 2), (UnitVectors("random"), 3)), Mix((Lanczos(), 2), (UnitVectors("random", seed=1), 3))),
+    ]
+    for number, (policy, other) in enumerate(kinds):
+        losses = train(policy, number)
+        assert train(copy.deepcopy(policy), number) == losses  # the same policy, another object
+        with pytest.raises(ValueError, match="belongs to another fit"):
+            train(other, number)
+    assert train(None, 0) == train(Lanczos(), 0)
+
+
+@pytest.mark.usefixtures("annotations_off")
+def test_something_else_than_a_policy_is_refused():
+    with pytest.raises(ValueError, match=r"policy is a str, expected a policy, e\.g\. cagp\.iterative\.Lanczos"):
+        CaGPCG(make_prior(), 5, policy="lanczos")
+
+
+ANSWERS = {
+    "not a pair": (
+        lambda r: r,
+        r"Wrong\.action returned a tensor of shape \(60,\), expected a pair of the next action",
+    ),
+    "three": (lambda r: (r, 1, 2), r"returned a tuple of 3, expected a pair"),
+    "nothing": (
+        lambda r: None,
+        r"returned None, expected a pair of the next action, a tensor of shape \(60,\) or None",
+    ),
+    "a list": (lambda r: (r.tolist(), None), r"returned a list of 60 as its action"),
+    "a number": (lambda r: (3.0, None), r"returned an object of class float as its action"),
+    "a column": (lambda r: (r[:, None], None), r"returned a tensor of shape \(60, 1\), torch.float64, .*shape \(60,\)"),
+    "too short": (lambda r: (r[:7], None), r"returned a tensor of shape \(7,\)"),
+    "row numbers": (lambda r: (r.long(), None), r"torch.int64, .*expected floating-point numbers"),
+    "NaN": (lambda r: (r * torch.nan, None), r"an action with NaN or infinite values"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_policy_that_returns_something_else_is_told_what_is_expected(name):
+    answer, message = ANSWERS[name]
+
+    class Wrong(Policy):
+        def action(self, system, state, memory):
+            return answer(state.residual)
+
+    X, y, _ = wave()
+    method = CaGPCG(make_prior(), 5, policy=Wrong())
+    for ask in (method.objective, method.condition, lambda X, y: fit(method, X, y, num_steps=1)):
+        with pytest.raises(ValueError, match=message):
+            ask(X, y)
+
+
+@pytest.mark.usefixtures("annotations_off")
+def test_a_policy_that_does_not_start_is_told_what_is_expected():
+    class Forgetful(LargestResidual):
+        def start(self, system):
+            self.prepared = True
+
+    X, y, _ = wave()
+    with pytest.raises(ValueError, match=r"Forgetful\.start returned None, expected a Policy, e\.g\. itself"):
+        iterate(make_prior(), X, y, Forgetful(), Stopping(3))
+    with pytest.raises(ValueError, match="policy is the class LargestResidual, expected an object of a class derived"):
+        iterate(make_prior(), X, y, LargestResidual, Stopping(3))

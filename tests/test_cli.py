@@ -9,6 +9,7 @@ import pytest
 from cagp.bench import engine as bench_engine
 from cagp.bench import step as bench_step
 from cagp.cli import main
+from cagp.engine import TORCH
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_bench_engine_compares_backends_in_one_run(monkeypatch, capsys):
     monkeypatch.setattr(bench_engine, "NUM_BLOCKS", 8)
     monkeypatch.setattr(bench_engine, "NUM_ROWS", {"native": 64, "torch": 64})
     monkeypatch.setattr(bench_engine, "DIMENSIONS", (3,))
-    monkeypatch.setattr(bench_engine, "_compiled", lambda *_: bench_engine._engine("torch", 1, 3))
+    monkeypatch.setattr(bench_engine, "_torch_compile", lambda *_: bench_engine._engine(TORCH, 1, 3))
     monkeypatch.setattr(bench_engine.importlib.util, "find_spec", lambda _: None)
     assert main(["bench", "engine", "--repeats", "1", "--json"]) == 0
     records = json.loads(capsys.readouterr().out)

@@ -18,7 +18,7 @@ from cagp.cli import app, compare, main
 from cagp.cli.evaluate import Sample
 from cagp.data import split
 from cagp.report.targets import scores
-from cagp.training.fit import _Run
+from cagp.training.fitting import _Run
 
 NUM_ROWS = 120
 
@@ -395,7 +395,7 @@ def test_wrong_usage_of_predict(folder, tmp_path, capsys, monkeypatch):
     assert main(["predict", model, table, "--out", "out.xlsx"]) == 1
     assert "expected one of .csv" in capsys.readouterr().err
     assert main(["predict", table, table]) == 1
-    assert "it is a text file, not a cagp model" in capsys.readouterr().err
+    assert "it is a text file, not a model of cagp" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["clash.csv"]
 
 

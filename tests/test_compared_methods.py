@@ -386,29 +386,26 @@ def test_the_minibatch_objective_is_unbiased_and_depends_on_seed_and_step_alone(
     X, y, row_noise = data(12)
     method = SVGP(prior_of(), X[:3], gradient="joint", batch_size=4)
     with_random_q(method)
-    full = loss(method, X, y, row_noise)  # before any step: all rows
+    full = loss(method, X, y, row_noise)  # all rows
     values = []
     for step in range(400):
-        method.adapt(X, step, 0.0, False)
-        assert len(set(method._rows(X).tolist())) == 4
-        values.append(loss(method, X, y, row_noise))
+        rows = method.minibatch(step, 12)
+        assert len(set(rows.tolist())) == 4
+        values.append(method.objective(X, y, row_noise, rows=rows).item())
     error = np.std(values) / math.sqrt(len(values))
     assert abs(np.mean(values) - full) < 4 * error
     assert error < 0.2 * abs(full)
     other = SVGP(prior_of(), X[:3], gradient="joint", batch_size=4)
     other.load_state_dict(method.state_dict())
-    other.adapt(X, 17, 0.5, False)
-    assert loss(other, X, y, row_noise) == values[17]
+    assert other.objective(X, y, row_noise, rows=other.minibatch(17, 12)).item() == values[17]
     another_seed = SVGP(prior_of(), X[:3], batch_size=4, seed=1)
-    another_seed.adapt(X, 17, 0.5, False)
-    assert another_seed._rows(X).tolist() != other._rows(X).tolist()
+    assert another_seed.minibatch(17, 12).tolist() != other.minibatch(17, 12).tolist()
 
 
 def test_many_rows_are_drawn_without_a_permutation_of_them():
     X = torch.zeros(2000, 1, dtype=torch.float64)
     method = SVGP(GP(RBF(1)), X[:1], batch_size=8)
-    method.adapt(X, 3, 0.0, False)
-    rows = method._rows(X)
+    rows = method.minibatch(3, 2000)
     assert rows.shape == (8,)
     assert 0 <= int(rows.min()) <= int(rows.max()) < 2000
 

@@ -1,11 +1,13 @@
-"""The README, the docs and the examples do what they say: code runs, output is as shown, links lead somewhere."""
+"""Check the README, the docs and the examples: code runs, output is as shown, links work, the words are plain."""
 
 import ast
 import contextlib
+import importlib
 import io
 import re
 import runpy
 import shlex
+import tokenize
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -18,7 +20,8 @@ from cagp.estimators import choosing
 ROOT = Path(__file__).parent.parent
 ALL_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [page for page in ALL_PAGES if "```python" in page.read_text(encoding="utf-8")]
-# A block of code, and what is shown right below it as its output.
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# A block of code, and the output that is shown right below it.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", flags=re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
 
@@ -44,16 +47,16 @@ def test_the_code_of_a_page_runs_and_prints_what_is_shown(page, tmp_path, monkey
 
 
 def unlike(shown: str, printed: str) -> str:
-    """How an output differs from the one shown; "" where it does not.
+    """Return how an output differs from the one shown; "" if it does not.
 
-    Words are the same; numbers agree to 5 % or in all but their last digit, since machines differ; "..." stands for
-    anything within a line.
+    The words must be the same. Numbers must agree to 5 % or in all but their last digit, since machines differ. "..."
+    stands for any text within a line.
     """
     expected, found = shown.strip().splitlines(), printed.strip().splitlines()
     if len(expected) != len(found):
         return f"{len(found)} lines, shown are {len(expected)}"
     for left, right in zip(expected, found, strict=True):
-        # Numbers are compared apart from the words; in both they are replaced by one sign.
+        # Words and numbers are compared separately: in the words, "#" replaces every number.
         words = re.escape(NUMBER.sub("#", " ".join(left.split()))).replace(re.escape("..."), ".*")
         if not re.fullmatch(words, NUMBER.sub("#", " ".join(right.split()))):
             return f"{right!r}, shown is {left!r}"
@@ -87,20 +90,33 @@ def test_outputs_are_compared_by_words_and_nearly_by_numbers(shown, printed, sam
 
 
 @pytest.mark.usefixtures("annotations_off")
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs_and_prints(example, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out.strip()
 
 
-def test_the_readme_names_the_two_commands():
-    assert "make demo" in read(ROOT / "README.md")
-    assert "make test" in read(ROOT / "README.md")
+def test_the_readme_says_how_to_install_and_start():
+    readme = read(ROOT / "README.md")
+    for words in (
+        "make demo",
+        "make test",
+        "pip install .",
+        ". .venv/bin/activate",
+        "python -m cagp",
+        "`local_scale=None`",
+    ):
+        assert words in readme, words
+
+
+def test_the_readme_fits_on_a_screen():
+    prose = re.sub(r"^```.*?^```$", "", read(ROOT / "README.md"), flags=re.DOTALL | re.MULTILINE)
+    assert len([line for line in prose.splitlines() if line.strip()]) <= 60
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link into a page can name: its headings, as GitHub and the site write them."""
+    """Return the anchors of a page: its headings, as GitHub and the site write them."""
     prose = re.sub(r"^```.*?^```$", "", read(page), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
@@ -119,7 +135,7 @@ def test_links_lead_somewhere(page):
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of a page's blocks that call cagp, fenced or indented."""
+    """Return the calls of cagp in the code blocks of a page, fenced or indented."""
     text = read(page).replace("\\\n", " ")
     fenced = "\n".join(re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE))
     lines = [*fenced.splitlines(), *(line[4:] for line in text.splitlines() if line.startswith("    cagp "))]
@@ -127,7 +143,7 @@ def commands(page: Path) -> list[str]:
 
 
 class ParsedError(Exception):
-    """Raised where a command would start."""
+    """Raised when a command would start."""
 
 
 @pytest.mark.parametrize("page", [page for page in ALL_PAGES if commands(page)], ids=lambda page: page.name)
@@ -146,13 +162,13 @@ def test_commands_of_a_page_are_understood(page, monkeypatch, capsys):
             main(words)
         except ParsedError:
             continue
-        except SystemExit as ended:  # after its help, or a complaint
+        except SystemExit as ended:  # after the help text or an error
             code = ended.code
         assert not code, f"{page.name}: {command}: {capsys.readouterr().err}"
 
 
 def templates() -> list[str]:
-    """Every text in the sources, with "…" in the place of what is filled in."""
+    """Return every string in the sources, with "…" for the parts that are filled in."""
     found = []
     for path in Path(cagp.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(read(path))):
@@ -182,3 +198,85 @@ def test_numbers_of_the_automatic_choice_are_those_of_the_code():
         f"at most {choosing.VALIDATION_ROWS:,}",
     ):
         assert words in text, words
+
+
+def test_submodules_named_on_the_api_page_can_be_imported():
+    named = sorted(set(re.findall(r"`(cagp\.\w+)`", read(ROOT / "docs" / "api.md"))))
+    assert len(named) > 15
+    for name in named:
+        importlib.import_module(name)
+
+
+# ---- words ----
+
+STILTED = [
+    r"be (?:they|it)\b",
+    r"so many (?:rows|steps|actions|of)\b",
+    r"(?:go|goes|going|went) on\b",
+    r"is no (?:whole|number|count|date|input|table|time|size)\b",
+    r"are no (?:numbers|inputs)\b",
+    r"whole numbers?\b",
+    r"clos(?:es|ing) in on\b",
+    r"an(?:ew|other one)\b",
+    r"afresh\b",
+    r"what it was not given\b",
+    r"(?:a|one) row each\b",
+    r"in the place of\b",
+    r"or the reverse\b",
+    r"is asked of\b",
+    r"of one's own\b",
+    r"as it says\b",
+    r"questions?\b",  # the word is "test point" or "row"
+]
+# Lab notes: they belong on the page of benchmarks.
+LAB_NOTES = [r"busy\b", r"shared 2-core\b", r"machine (?:that|with other)\b", r"(?:one|single) seed\b", r"was tried\b"]
+
+
+def prose(page: Path) -> str:
+    """Return the text of a page without code and formulas."""
+    return re.sub(r"^```.*?^```$|`[^`\n]*`|\$[^$\n]+\$", " ", read(page), flags=re.DOTALL | re.MULTILINE)
+
+
+def python_prose(path: Path) -> str:
+    """Return the comments and strings of a Python file: docstrings, messages, help texts."""
+    with path.open("rb") as file:
+        tokens = list(tokenize.tokenize(file.readline))
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    return " ".join(token.string for token in tokens if token.type in kinds)
+
+
+def found(patterns: list[str], text: str) -> list[str]:
+    """Return each match with the words around it; line breaks count as spaces."""
+    joined = " ".join(text.split())
+    hits = re.finditer(r"\b(?:" + "|".join(patterns) + ")", joined, flags=re.IGNORECASE)
+    return [joined[max(0, hit.start() - 40) : hit.end() + 40] for hit in hits]
+
+
+@pytest.mark.parametrize("page", [p for p in ALL_PAGES if p.name != "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_a_page_is_in_plain_english(page):
+    assert not found(STILTED, prose(page))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_in_plain_english(example):
+    assert not found(STILTED, python_prose(example))
+
+
+@pytest.mark.parametrize(
+    "text", ["It starts\nafresh.", "rows near the question", "'x' is no number", "a run goes on when"]
+)
+def test_stilted_phrases_are_found(text):
+    assert found(STILTED, text)
+
+
+GUIDES = [page for page in ALL_PAGES if page.name not in ("benchmarks.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_measurements_stand_on_the_page_of_benchmarks_alone(page):
+    assert not found(LAB_NOTES, prose(page))
+    rows = "\n".join(line for line in read(ROOT / "docs" / "benchmarks.md").splitlines() if line.startswith("|"))
+    measured = set(re.findall(r"-\d+\.\d\d+|\d+\.\d{3,}|\d[\d,.]* (?:s|GB)\b", rows))
+    assert len(measured) > 200
+    repeated = [number for number in measured if re.search(rf"(?<![\d.,-]){re.escape(number)}(?![\d])", prose(page))]
+    assert not repeated, f"{page.name} repeats {repeated}; link to docs/benchmarks.md instead"

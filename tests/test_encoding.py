@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from cagp.data import MAX_LEVELS, Encoder, encode_target
+from cagp.data import MAX_LEVELS, Encoder, encode_target, encoding
 
 EPOCH = datetime.datetime(1970, 1, 1)
 VALUES = {
@@ -72,6 +72,24 @@ def test_every_cell_is_that_of_the_oracle(frame):
     assert encoder.names_out == tuple(expected)
     assert matrix.dtype == np.float64
     np.testing.assert_allclose(matrix, np.array(list(expected.values())).T, rtol=1e-14, atol=1e-10)
+
+
+@given(frames())
+def test_fit_transform_gives_the_encoder_of_fit_and_its_matrix(frame):
+    encoder, matrix = Encoder.fit_transform(frame)
+    assert encoder.state() == Encoder.fit(frame).state()
+    assert matrix.tobytes() == encoder.transform(frame).tobytes()
+
+
+@pytest.mark.parametrize("make", [np.asarray, pd.DataFrame], ids=["array", "frame"])
+def test_fit_encodes_each_column_once(make, monkeypatch):
+    calls, check = [], encoding.check_values
+    monkeypatch.setattr(encoding, "check_values", lambda *a: calls.append(a) or check(*a))
+    X = np.arange(6.0).reshape(3, 2)
+    encoder, matrix = Encoder.fit_transform(make(X))
+    assert len(calls) == 1
+    np.testing.assert_array_equal(matrix, X)
+    assert encoder.names_in == (None if make is np.asarray else ("0", "1"))
 
 
 @given(frames(), st.randoms(use_true_random=False))
@@ -207,7 +225,7 @@ def test_levels_are_sorted_and_those_of_fit():
 
 
 def test_levels_of_numbers_come_in_any_type():
-    """A CSV column of codes may be read as whole numbers, as floats or as text."""
+    """A CSV column of codes may be read as integers, as floats or as text."""
     encoder = Encoder.fit(pd.DataFrame({"code": pd.Categorical([1, 2, 30])}))
     for values in ([30, 1], [30.0, 1.0], ["30", "1"], pd.Categorical([30, 1])):
         np.testing.assert_array_equal(encoder.transform(pd.DataFrame({"code": values})), [[0, 0, 1], [1, 0, 0]])
@@ -450,7 +468,7 @@ def test_several_targets():
         ([1.0, -np.inf], r"Input y contains infinity or a value too large for dtype\('float64'\).*row 1"),
         ([1e151, 1.0], r"Input y contains infinity or a value too large for dtype\('float64'\).*row 0"),
         (pd.DataFrame({"a": [1.0, 2.0], "b": [np.inf, 1.0]}), "infinity.*column 'b' has 1"),
-        ([np.nan, None], "Input y contains NaN alone in column 'y'"),
+        ([np.nan, None], "Input y contains only NaN in column 'y'"),
         (pd.DataFrame({"a": [1.0, None], "b": [None, 1.0]}), "Input y contains NaN in every row"),
         (["a", "b"], "column 'y', 'a' at row 0. This is regression"),
         (pd.Series(["1.5", "2"], name="h"), "column 'h', '1.5' at row 0. This is regression.*to_numeric"),

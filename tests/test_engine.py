@@ -12,13 +12,22 @@ from problems import COMPOSITE, KERNELS, STATIONARY
 from torch import Tensor
 
 from cagp import backend_for, kernel_product, kernels
-from cagp.engine import BlockWeights, native
+from cagp.engine import (
+    COMPILED,
+    INSTRUCTION_SETS,
+    TORCH,
+    Backend,
+    BlockWeights,
+    CompiledBackend,
+    choice,
+    choose_backend,
+)
 from cagp.kernels import RBF, Constant, Kernel, Linear, Matern12, Matern32, Matern52, RationalQuadratic, Scale
 from cagp.parameters import Positive
 
-needs_native = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not installed")
-BACKENDS = [pytest.param("native", marks=needs_native), "torch"]
-INSTRUCTION_SETS = native._native.instruction_sets() if native.available() else []
+needs_native = pytest.mark.skipif(not COMPILED.available, reason="the compiled kernels are not installed")
+BACKENDS = [pytest.param(COMPILED, marks=needs_native, id="native"), pytest.param(TORCH, id="torch")]
+AUTO_AND_TORCH = [pytest.param(None, id="auto"), pytest.param(TORCH, id="torch")]
 DTYPES = [torch.float64, torch.float32]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 WEIGHTS = ["none", "dense", "block"]
@@ -152,21 +161,10 @@ def test_values_and_gradients_are_those_of_the_textbook_formula(backend, kernel,
             assert_normwise_close(a, e, TOLERANCE[dtype])
 
 
-class InstructionSet:
-    """The compiled module restricted to one instruction set."""
-
-    def __init__(self, module, isa: str):
-        self.module, self.isa = module, isa
-
-    def __getattr__(self, name):
-        function = getattr(self.module, name)
-        return function if name == "local_gradient" else lambda *args: function(*args, isa=self.isa)
-
-
 @pytest.fixture(params=INSTRUCTION_SETS)
-def instruction_set(request, monkeypatch) -> str:
-    monkeypatch.setattr(native, "_native", InstructionSet(native._native, request.param))
-    return request.param
+def instruction_set(request) -> CompiledBackend:
+    """The compiled backend restricted to one instruction set."""
+    return CompiledBackend(request.param)
 
 
 @pytest.mark.parametrize("size", [(7, 33, 3), (65, 31, 20), (257, 9, 1), (31, None, 2), (257, None, 5)], ids=str)
@@ -177,7 +175,7 @@ def test_every_instruction_set_gives_the_textbook_values_and_gradients(instructi
     inputs = Inputs(kernel, *size, dtype)
     for kind in WEIGHTS:
         expected = inputs.value_and_gradients(inputs.dense_product(kind), kind)
-        actual = inputs.value_and_gradients(inputs.product(kind, backend="native"), kind)
+        actual = inputs.value_and_gradients(inputs.product(kind, backend=instruction_set), kind)
         for a, e in zip(actual, expected, strict=True):
             assert_normwise_close(a, e, TOLERANCE[dtype])
 
@@ -199,21 +197,20 @@ def test_compiled_products_of_any_size_are_the_textbook_formula(kernel, n, m, d,
     inputs.offsets = torch.tensor([0, *sorted(min(cut, rows) for cut in cuts), rows])  # of any size, zero included
     for kind in ("none", "block"):
         expected = inputs.value_and_gradients(inputs.dense_product(kind), kind)
-        actual = inputs.value_and_gradients(inputs.product(kind, backend="native"), kind)
+        actual = inputs.value_and_gradients(inputs.product(kind, backend=COMPILED), kind)
         for a, e in zip(actual, expected, strict=True):
             assert_normwise_close(a, e, TOLERANCE[dtype], floor=0.02)
 
 
 @needs_native
-def test_an_unknown_instruction_set_is_an_error(monkeypatch):
-    monkeypatch.setattr(native, "_native", InstructionSet(native._native, "abacus"))
+def test_an_unknown_instruction_set_is_an_error():
     X = torch.zeros(2, 1)
     with pytest.raises(ValueError, match="instruction set 'abacus' is not one this machine runs"):
-        kernel_product(RBF(1), X, X, backend="native")
+        kernel_product(RBF(1), X, X, backend=CompiledBackend("abacus"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("backend", AUTO_AND_TORCH)
 @pytest.mark.parametrize("kernel", COMPOSITE)
 def test_composite_kernels_are_the_textbook_formula(kernel, backend, dtype):
     inputs = Inputs(kernel, 33, 17, 4, dtype)
@@ -232,7 +229,7 @@ def test_composite_kernels_are_the_textbook_formula(kernel, backend, dtype):
 def test_composite_kernels_have_the_same_gradients_in_both_backends(kernel):
     inputs = Inputs(kernel, 33, 17, 4, torch.float64)
     for kind in WEIGHTS:
-        auto, tiles = (inputs.value_and_gradients(inputs.product(kind, backend=b), kind) for b in ("auto", "torch"))
+        auto, tiles = (inputs.value_and_gradients(inputs.product(kind, backend=b), kind) for b in (None, TORCH))
         for a, b in zip(auto, tiles, strict=True):
             assert_normwise_close(a, b, 1e-12)
 
@@ -256,6 +253,24 @@ def test_blocks_without_rows_give_zero_columns(m, backend):
     assert bool((out[:, [0, 2, 4]] == 0).all())
     assert_normwise_close(out[:, 1], K[:, :2] @ inputs.values.detach()[:2], 1e-13)
     assert_normwise_close(out[:, 3], K[:, 2:] @ inputs.values.detach()[2:], 1e-13)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_strided_inputs_are_those_of_contiguous_ones(backend):
+    inputs = Inputs("Matern52", 9, 12, 4, torch.float64)
+    for same in (False, True):
+        found = []
+        for change in (torch.Tensor.clone, lambda t: t.T.contiguous().T):
+            X, Z = (change(t.detach()).requires_grad_() for t in (inputs.X, inputs.Z))
+            for W in (None, BlockWeights(inputs.values.detach(), inputs.offsets)):
+                if same and W is not None:
+                    X, Z = Z, Z
+                out = kernel_product(inputs.kernel, X, Z, W, backend=backend)
+                found.append(torch.autograd.grad(out.square().sum(), (X,) if X is Z else (X, Z)))
+        for plain, strided in zip(found[:2], found[2:], strict=True):
+            for a, b in zip(plain, strided, strict=True):
+                assert bool((a != 0).all())
+                assert_normwise_close(b, a, 1e-14)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -370,7 +385,7 @@ def test_a_second_derivative_is_an_error_and_never_a_wrong_number(backend, kind)
 # --- accuracy ---------------------------------------------------------------------------------------------------------
 
 
-def profile_on_grid(kernel: Kernel, r: np.ndarray, dtype: torch.dtype, backend: str = "native") -> np.ndarray:
+def profile_on_grid(kernel: Kernel, r: np.ndarray, dtype: torch.dtype, backend: Backend) -> np.ndarray:
     """k at scaled distances r, each exact in ``dtype`` together with its square."""
     X = torch.from_numpy(r).to(dtype)[:, None]
     assert np.array_equal((X * X)[:, 0].double().numpy(), r**2)
@@ -394,10 +409,18 @@ GRIDS = {torch.float32: np.arange(0, 40, 2.0**-6), torch.float64: np.arange(0, 4
 @needs_native
 def test_exp_is_right_to_two_units_in_the_last_place(instruction_set, dtype):
     r = GRIDS[dtype]
-    assert errors_in_ulp(profile_on_grid(RBF(1), r, dtype), np.exp(-(r.astype(np.longdouble) ** 2) / 2)).max() <= 2
+    assert (
+        errors_in_ulp(
+            profile_on_grid(RBF(1), r, dtype, instruction_set), np.exp(-(r.astype(np.longdouble) ** 2) / 2)
+        ).max()
+        <= 2
+    )
     r = r * 16  # Matern 1/2 falls more slowly: to the end of the range
     r = r[r**2 < 2.0**24 / 16] if dtype == torch.float32 else r
-    assert errors_in_ulp(profile_on_grid(Matern12(1), r, dtype), np.exp(-r.astype(np.longdouble))).max() <= 2
+    assert (
+        errors_in_ulp(profile_on_grid(Matern12(1), r, dtype, instruction_set), np.exp(-r.astype(np.longdouble))).max()
+        <= 2
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -407,7 +430,7 @@ def test_matern_profiles_are_as_accurate_as_their_exponent_allows(instruction_se
     for kernel, nu in ((Matern32(1), 3), (Matern52(1), 5)):
         s = np.sqrt(np.longdouble(nu)) * r.astype(np.longdouble)
         polynomial = 1 + s if nu == 3 else 1 + s + s**2 / 3
-        actual = profile_on_grid(kernel, r, dtype)
+        actual = profile_on_grid(kernel, r, dtype, instruction_set)
         expected = polynomial * np.exp(-s)
         normal = np.exp(-s) > 2 * np.finfo(actual.dtype).tiny
         # s is rounded once, and exp turns that relative error into an absolute one of the exponent.
@@ -423,7 +446,7 @@ def test_rational_quadratic_is_as_accurate_as_its_exponent_allows(instruction_se
     kernel = RationalQuadratic(1, 1.0, alpha)
     a = np.longdouble(kernel.alpha.item())
     exponent = a * np.log1p(r.astype(np.longdouble) ** 2 / (2 * a))
-    errors = errors_in_ulp(profile_on_grid(kernel, r, dtype), np.exp(-exponent))
+    errors = errors_in_ulp(profile_on_grid(kernel, r, dtype, instruction_set), np.exp(-exponent))
     normal = np.exp(-exponent) > 2 * np.finfo(np.float32 if dtype == torch.float32 else np.float64).tiny
     assert (errors <= 4 + 6 * exponent[normal]).all()
 
@@ -464,7 +487,7 @@ FAR = {torch.float32: [1e3, 1e10, 1e18], torch.float64: [1e3, 1e10, 1e100, 1e150
 TOO_FAR_TO_SQUARE = {torch.float32: [1e25, 1e38], torch.float64: [1e200, 1e307]}
 
 
-def covariance_and_gradients(kernel: Kernel, far: float, dtype: torch.dtype, backend: str) -> tuple[Tensor, ...]:
+def covariance_and_gradients(kernel: Kernel, far: float, dtype: torch.dtype, backend: Backend) -> tuple[Tensor, ...]:
     """The kernel matrix of the points 0 and ``far``, and the gradients of the sum of its values."""
     X = torch.tensor([[0.0], [far]], dtype=dtype, requires_grad=True)
     out = kernel_product(kernel, X, X.detach(), backend=backend)
@@ -561,7 +584,7 @@ def test_compiled_results_do_not_depend_on_the_number_of_threads(threads, kernel
             results = []
             for count in (1, 2):
                 threads(count)
-                results.append(inputs.value_and_gradients(inputs.product(kind, backend="native"), kind))
+                results.append(inputs.value_and_gradients(inputs.product(kind, backend=COMPILED), kind))
             assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -611,9 +634,11 @@ def test_tiles_fit_the_memory_budget_forward_and_backward(kind):
 def test_compiled_dense_products_fit_the_memory_budget(monkeypatch):
     inputs = Inputs("RBF", 300, 40, 2, torch.float64)
     tiles = []
-    matrix = native.matrix
-    monkeypatch.setattr(native, "matrix", lambda kernel, X, Z: tiles.append(len(X) * len(Z)) or matrix(kernel, X, Z))
-    inputs.value_and_gradients(inputs.product("dense", backend="native", max_bytes=80_000), "dense")
+    matrix = CompiledBackend.matrix
+    monkeypatch.setattr(
+        CompiledBackend, "matrix", lambda self, k, X, Z: tiles.append(len(X) * len(Z)) or matrix(self, k, X, Z)
+    )
+    inputs.value_and_gradients(inputs.product("dense", backend=COMPILED, max_bytes=80_000), "dense")
     assert len(tiles) > 2
     assert max(tiles) * 8 <= 80_000
 
@@ -669,7 +694,7 @@ def test_block_projection_gradient_is_finite_differences():
 @needs_native
 def test_the_backend_in_words_says_what_runs_and_why():
     X = torch.zeros(3, 2)
-    best = native._native.instruction_sets()[-1]
+    best = INSTRUCTION_SETS[-1]
     assert backend_for(Scale(Matern32(2)) + Linear(2), X) == f"native ({best})"
     assert backend_for(Constant(2.0) * RBF(2), X) == f"native ({best})"
     assert backend_for(RBF(2) * RBF(2), X) == "torch tiles (Product is not compiled)"
@@ -681,8 +706,33 @@ def test_the_backend_in_words_says_what_runs_and_why():
 @needs_native
 def test_asking_for_compiled_kernels_where_there_are_none_is_an_error():
     X = torch.zeros(3, 2)
-    with pytest.raises(ValueError, match='backend is "native", but Product is not compiled'):
-        kernel_product(RBF(2) * RBF(2), X, X, backend="native")
+    with pytest.raises(ValueError, match="backend is native, but Product is not compiled; use backend=None"):
+        kernel_product(RBF(2) * RBF(2), X, X, backend=COMPILED)
+    with pytest.raises(ValueError, match="backend is native, but the compiled kernels are not installed"):
+        kernel_product(RBF(2), X, X, backend=CompiledBackend(None))
+
+
+def test_one_function_chooses_and_the_first_backend_that_applies_is_taken(monkeypatch):
+    X = torch.zeros(3, 2)
+    assert choose_backend(RBF(2) * RBF(2), X) is TORCH
+    assert choose_backend(RBF(2), X.half()) is TORCH
+    assert choose_backend(RBF(2), X, TORCH) is TORCH
+    if COMPILED.available:
+        assert choose_backend(Scale(RBF(2)), X) is choose_backend(None, X) is COMPILED
+    monkeypatch.setattr(choice, "BACKENDS", (CompiledBackend(None), TORCH))
+    assert choose_backend(RBF(2), X) is choose_backend(None, X) is TORCH
+    assert backend_for(RBF(2), X) == "torch tiles (the compiled kernels are not installed)"
+
+
+@needs_native
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_a_backend_scales_the_kernels_it_says_it_can_compute(kind):
+    inputs = Inputs("Matern32", 9, 8, 3, torch.float64)
+    scaled, W = Scale(inputs.kernel, 2.0), inputs.weights(kind)
+    assert COMPILED.why_not(scaled, inputs.X) is None
+    out = COMPILED.matrix(scaled, inputs.X, inputs.Z) if W is None else None
+    out = COMPILED.product(scaled, inputs.X, inputs.Z, W, 2**20) if W is not None else out
+    assert_normwise_close(out, 2 * inputs.dense_product(kind), 1e-13)
 
 
 class Subclass(RBF):
@@ -698,6 +748,40 @@ def test_a_subclass_of_a_compiled_kernel_runs_its_own_formula():
     r = -torch.log(textbook_matrix(Matern12(2, inputs.kernel.lengthscale), inputs.X, inputs.Z))
     expected = (torch.cos(r) * torch.exp(-r)).detach()
     assert_normwise_close(kernel_product(kernel, inputs.X, inputs.Z).detach(), expected, 1e-13)
+
+
+class OtherPrecision(Kernel):
+    """Matern 3/2, but computed and returned in another dtype than that of the inputs; features and all."""
+
+    def __init__(self, dtype: torch.dtype, lengthscale: Tensor):
+        super().__init__()
+        self.inner, self.dtype = Matern32(len(lengthscale), lengthscale), dtype
+
+    def forward(self, X: Tensor, Z: Tensor) -> Tensor:
+        return self.inner(X.to(self.dtype), Z.to(self.dtype))
+
+
+class OtherFeatures(Linear):
+    """A linear kernel whose features have another dtype than the inputs."""
+
+    def features(self, X: Tensor) -> Tensor:
+        return super().features(X).to(torch.float32 if X.dtype == torch.float64 else torch.float64)
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_kernel_that_returns_another_dtype_is_cast_to_that_of_the_inputs(dtype, kind):
+    other = torch.float32 if dtype == torch.float64 else torch.float64
+    inputs = Inputs("Matern32", 9, 8, 3, dtype)
+    expected = inputs.dense_product(kind)
+    inputs.kernel = OtherPrecision(other, inputs.kernel.lengthscale.detach())
+    assert inputs.kernel.diag(inputs.X).dtype == dtype
+    for kernel in (inputs.kernel, Scale(inputs.kernel), inputs.kernel * Constant()):
+        out = kernel_product(kernel, inputs.X, inputs.Z, inputs.weights(kind))
+        assert out.dtype == dtype
+        assert_normwise_close(out, expected, TOLERANCE[torch.float32])
+    inputs.kernel = OtherFeatures(3)
+    assert inputs.product(kind).dtype == dtype
 
 
 @pytest.mark.usefixtures("annotations_off")
@@ -740,8 +824,8 @@ class TestErrors:
             kernel_product(RBF(2), self.X, self.X, W, backend=backend)
 
     def test_an_unknown_backend(self):
-        with pytest.raises(ValueError, match="backend is 'Torch', expected"):
-            kernel_product(RBF(2), self.X, self.X, backend="Torch")
+        with pytest.raises(ValueError, match=r"backend is 'torch', expected a Backend such as cagp\.engine\.TORCH"):
+            kernel_product(RBF(2), self.X, self.X, backend="torch")
 
     def test_lengthscales_of_the_wrong_number(self):
         with pytest.raises(ValueError, match="lengthscale has 3 values, expected 1 or num_dims = 2"):

@@ -191,7 +191,7 @@ def test_predictions_of_many_rows_come_in_tiles(monkeypatch):
 def test_tiles_are_by_place_where_that_costs_less_and_answers_stay_with_their_rows(monkeypatch):
     X, y = table(60)
     noise = np.linspace(0.1, 0.9, 60)
-    monkeypatch.setattr("cagp.methods.local.KEPT_BYTES", 0)
+    monkeypatch.setattr("cagp.posteriors.nearest_rows.KEPT_BYTES", 0)
     model = CaGPRegressor("hybrid", n_actions=8, n_neighbors=4, max_epochs=2).fit(X, y)
     whole = (*model.predict(X, return_std=True, sample_noise=noise), model.noise_std(X))
     monkeypatch.setattr("cagp.estimators.base.PREDICT_ROWS", 7)
@@ -313,7 +313,7 @@ def test_the_loss_of_several_targets_is_the_mean_of_theirs():
     data = map(torch.from_numpy, (X, Y, noise))
     assert method.objective(*data).item() == pytest.approx(expected / 20, rel=1e-9)
     # Each parameter once: the kernel's two, and two noises.
-    assert [len(group) for group in method.parameter_groups().values()] == [4]
+    assert [len(group.parameters) for group in method.parameter_groups().values()] == [4]
     assert set(method.hyperparameters()) >= {"noise.noise", "noise.noise of target 1"}
     with pytest.raises(ValueError, match="expected 2 columns"):
         method.objective(torch.from_numpy(X), torch.from_numpy(Y[:, :1]))
@@ -329,8 +329,9 @@ def test_shared_blocks_are_cut_once_for_all_targets():
     both = Several([first, CaGPOpt(GP(kernel), first.actions, reblock_at=first.reblock_at)])
     alone = CaGPOpt.from_data(GP(Scale(Matern32(2, [0.5, 2.0]))), X, 8)
     for step in (0, 20, 50):
-        assert both.adapt(X, step, step / 60, False) == alone.adapt(X, step, step / 60, False)
+        told = {"step": step, "share": step / 60, "flat": False, "rows": None}
+        assert both.prepare(X, Y, None, **told) == alone.prepare(X, Y[:, 0].contiguous(), None, **told)
         assert torch.equal(first.actions.support, alone.actions.support)
         assert torch.equal(first.actions.values, alone.actions.values)
-    assert len(both.parameter_groups()["actions"]) == 1
+    assert len(both.parameter_groups()["actions"].parameters) == 1
     assert len(both.condition(X, Y)) == 2

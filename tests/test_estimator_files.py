@@ -351,7 +351,7 @@ def test_memory_limits_the_number_of_actions(monkeypatch):
 def test_rows_that_are_too_many_to_be_kept_are_compared_all_the_same(monkeypatch):
     X, y = table(200)
     kept = auto(monkeypatch, X, y, max_epochs=1, n_actions=21)
-    monkeypatch.setattr("cagp.methods.local.KEPT_BYTES", 0)
+    monkeypatch.setattr("cagp.posteriors.nearest_rows.KEPT_BYTES", 0)
     model = auto(monkeypatch, X, y, max_epochs=1, n_actions=21)
     assert "held-out rows: local" in model.fit_report_
     assert model.fit_report_.splitlines()[0] == kept.fit_report_.splitlines()[0]

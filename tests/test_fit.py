@@ -32,7 +32,7 @@ from cagp import (
 from cagp.actions.blocks import ordered_blocks
 from cagp.kernels import Matern32, Matern52, Scale
 from cagp.parameters import named_values
-from cagp.training import PRESETS, FitResult, Settings, Step
+from cagp.training import PRESETS, FitResult, FitStatus, ParameterGroup, Settings, Step, Trainable
 from cagp.training.checkpoints import load_checkpoint
 
 CHECKPOINT, HISTORY = "checkpoint.safetensors", "history.jsonl"
@@ -58,15 +58,18 @@ def method(X: Tensor, num_actions: int = 12, **choices) -> CaGPOpt:
     return CaGPOpt.from_data(GP(Scale(Matern32(X.shape[1]))), X, num_actions, **choices)
 
 
-class Bowl(nn.Module):
+def prepare(m: CaGPOpt, X: Tensor, step: int, share: float, flat: bool) -> str | None:
+    """What ``fit`` asks a method to do before a step."""
+    return m.prepare(X, X[:, 0], None, step=step, share=share, flat=flat, rows=None)
+
+
+class Bowl(Trainable):
     """(x - 1)² + (y + 2)², which does at its k-th call, counted from 0, what ``failures[k]`` says.
 
     Args:
         failures: "nan", "gradient" (not finite, the loss is), "indefinite" (NotPositiveDefiniteError), "interrupt".
         always: what it does at every call from this one on.
     """
-
-    stochastic = False
 
     def __init__(self, failures: dict[int, str] | None = None, always: tuple[int, str] | None = None):
         super().__init__()
@@ -78,7 +81,7 @@ class Bowl(nn.Module):
     def value(self, x: Tensor) -> Tensor:
         return (x - torch.tensor([1.0, -2.0], dtype=torch.float64)).square().sum()
 
-    def objective_terms(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> dict[str, Tensor]:
+    def objective_terms(self, X, y, row_noise=None, *, rows=None) -> dict[str, Tensor]:
         self.on_call()
         call = len(self.visited)
         self.visited.append(self.x.detach().clone())
@@ -96,17 +99,11 @@ class Bowl(nn.Module):
             raise KeyboardInterrupt
         return {"bowl": loss}
 
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        return {"hyperparameters": [self.x]}
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        return {"hyperparameters": ParameterGroup([self.x], 0.2)}
 
     def hyperparameters(self) -> dict[str, list[float]]:
         return {"x": self.x.tolist()}
-
-    def adapt(self, X: Tensor, step: int, share: float, flat: bool) -> str | None:
-        return None
-
-    def findings(self, X: Tensor, y: Tensor) -> list[str]:
-        return []
 
 
 def without_seconds(steps: list[Step]) -> list[dict]:
@@ -346,7 +343,7 @@ def test_a_fit_ended_by_ctrl_c_inside_a_step_goes_on_bit_for_bit(call, optimizer
 
 def test_a_change_before_a_step_that_ctrl_c_ends_is_told_once(tmp_path):
     class Changing(Bowl):
-        def adapt(self, X: Tensor, step: int, share: float, flat: bool) -> str | None:
+        def prepare(self, X, y, row_noise, *, step, share, flat, rows) -> str | None:
             return "changed" if step == 2 else None
 
     fit(Changing({2: "interrupt"}), *NOTHING, num_steps=4, checkpoint_dir=tmp_path)
@@ -452,7 +449,7 @@ def test_a_truncated_checkpoint_is_an_error_that_says_what_to_do(share, interrup
     path = interrupted / CHECKPOINT
     content = path.read_bytes()
     path.write_bytes(content[: math.ceil(share * len(content))])
-    with pytest.raises(ValueError, match=r"checkpoint\.safetensors .*delete it to start afresh"):
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors .*delete it to start from scratch"):
         go_on(interrupted)
 
 
@@ -495,10 +492,10 @@ class Payload:
 def test_a_checkpoint_is_never_executed(interrupted):
     path, marker = interrupted / CHECKPOINT, interrupted / "executed"
     path.write_bytes(pickle.dumps(Payload(marker)))
-    with pytest.raises(ValueError, match="delete it to start afresh"):
+    with pytest.raises(ValueError, match="delete it to start from scratch"):
         go_on(interrupted)
     torch.save({"state": Payload(marker)}, path)
-    with pytest.raises(ValueError, match="delete it to start afresh"):
+    with pytest.raises(ValueError, match="delete it to start from scratch"):
         go_on(interrupted)
     assert not marker.exists()
 
@@ -601,6 +598,7 @@ def test_a_fit_ends_with_its_best_parameters_after_too_many_failures(failure, op
     m = Bowl(always=(5, failure))
     result = fit(m, *NOTHING, optimizer=optimizer, num_steps=100, lr=0.2, max_failures=3)
     assert len(result.failures) == 4
+    assert result.status is FitStatus.TOO_MANY_FAILURES
     assert "4 failed steps" in result.reason
     assert "learning rates" in result.reason
     assert len(result.steps) < 100
@@ -624,6 +622,7 @@ def test_a_fit_that_fails_at_the_start_changes_nothing_and_explains(failure, opt
     assert torch.equal(m.x.detach(), torch.zeros(2, dtype=torch.float64))
     assert not result.steps
     assert "starting values" in result.reason
+    assert result.status is FitStatus.BAD_START
     expected = {"nan": "the loss is nan", "gradient": "gradient is not finite", "indefinite": "Probable causes"}
     assert expected[failure] in result.reason
 
@@ -635,6 +634,7 @@ def test_nan_hyperparameters_at_the_start_are_explained():
         m.prior.noise.raw_noise.fill_(math.nan)
     result = fit(m, X, y, num_steps=5)
     assert "starting values" in result.reason
+    assert result.status is FitStatus.BAD_START
     assert not result.steps
 
 
@@ -652,6 +652,7 @@ def test_ctrl_c_ends_with_the_best_parameters():
     assert torch.equal(m.x.detach(), m.visited[losses.index(min(losses))])
     assert result.best_step == losses.index(min(losses)) + 1
     assert result.reason == "Interrupted after 6 steps."
+    assert result.status is FitStatus.INTERRUPTED
 
 
 def test_an_evaluation_that_fails_after_a_step_too_far_does_not_lose_the_fit():
@@ -699,7 +700,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(sys.modules["cagp.training.fit"], "time", clock)
+    monkeypatch.setattr(sys.modules["cagp.training.fitting"], "time", clock)
     return clock
 
 
@@ -719,6 +720,7 @@ def test_a_fit_ends_at_the_first_step_past_its_time(max_time, num_steps, clock):
     assert len(result.steps) == num_steps
     assert result.seconds == 60 * num_steps
     assert result.reason == f"Reached the time limit ({max_time}) after {num_steps} steps."
+    assert result.status is FitStatus.TIME_LIMIT
 
 
 @pytest.mark.parametrize("max_time", ["ten minutes", "10 hours!", "", "-5s", "1e3s", "5d", "0s", 0, -1.0, math.nan])
@@ -748,6 +750,7 @@ def test_evaluations_and_callbacks_do_not_count_as_training_time(clock):
     assert [step.seconds for step in result.steps] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     assert result.seconds == 7.0
     assert result.reason == "Took all 7 steps."
+    assert result.status is FitStatus.ALL_STEPS
 
 
 def test_failed_steps_count_as_training_time(clock):
@@ -764,6 +767,7 @@ def test_a_loss_that_no_longer_improves_ends_the_fit():
     losses = [step.loss for step in result.steps]
     assert 21 <= len(losses) < 1000
     assert result.reason == f"The loss no longer improves; stopped after {len(losses)} steps."
+    assert result.status is FitStatus.CONVERGED
     assert result.best_value < 1e-2 * losses[0]
 
     def gain(n: int) -> float:
@@ -807,6 +811,7 @@ def test_patience_ends_with_the_parameters_of_the_best_evaluation():
     assert result.best_step == 5  # the step that starts from the parameters after the fourth
     assert result.steps[4].hyperparameters["x"] == m.x.tolist()
     assert result.reason == "No better score in 3 evaluations; stopped after 10 steps."
+    assert result.status is FitStatus.NO_BETTER
 
 
 def test_patience_starts_again_at_every_gain():
@@ -937,9 +942,9 @@ def test_new_blocks_hold_every_row_with_equal_weights(num_actions):
     m = CaGPOpt(GP(Scale(Matern32(2))), random_actions(X, num_actions, blocks="ordered"), reblock_at=(4,))
     m.prior.kernel.kernel.lengthscale = [0.1, 30.0]
     weights, old = weights_of_rows(m.actions), blocks_of(m.actions)
-    assert m.adapt(X, 3, 0.3, False) is None
+    assert prepare(m, X, 3, 0.3, False) is None
     assert blocks_of(m.actions) == old
-    assert str(num_actions) in m.adapt(X, 4, 0.4, False)
+    assert str(num_actions) in prepare(m, X, 4, 0.4, False)
     blocks = blocks_of(m.actions)
     assert len(blocks) == num_actions
     assert sorted(row for block in blocks for row in block) == list(range(53))
@@ -1184,10 +1189,10 @@ def test_actions_double_when_the_loss_is_flat():
     X, _y = wave(80, d=2)
     m = method(X, 16, start_actions=4, reblock_at=())
     assert m.actions.num_actions == 4
-    assert m.adapt(X, 3, 0.0, False) is None
-    assert "8 actions" in m.adapt(X, 4, 0.0, True)
-    assert "16 actions" in m.adapt(X, 5, 0.0, True)
-    assert m.adapt(X, 6, 0.0, True) is None  # there are as many as asked for
+    assert prepare(m, X, 3, 0.0, False) is None
+    assert "8 actions" in prepare(m, X, 4, 0.0, True)
+    assert "16 actions" in prepare(m, X, 5, 0.0, True)
+    assert prepare(m, X, 6, 0.0, True) is None  # there are as many as asked for
     assert m.actions.num_actions == 16
 
 
@@ -1249,3 +1254,25 @@ def test_only_blocks_can_grow():
         CaGPOpt(GP(Scale(Matern32(1))), dense_actions).condition(X, y, num_actions=5)
     with pytest.raises(ValueError, match="grow_to is 21"):
         CaGPOpt(GP(Scale(Matern32(1))), random_actions(X, 3), grow_to=21)
+
+
+# --- results in files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_result_is_plain_values_in_a_file_and_back(interrupted):
+    def stop(step: Step) -> None:
+        if interrupted and step.number == 3:
+            raise KeyboardInterrupt
+
+    result = fit(Bowl(), *NOTHING, num_steps=5, callback=stop)
+    state = json.loads(json.dumps(result.state()))
+    names = ["steps", "reason", "best_step", "best_value", "seconds", "failures", "findings", "interrupted"]
+    assert list(state) == names  # what files of earlier versions hold, too
+    back = FitResult.from_state(state)
+    assert back.steps == result.steps
+    assert str(back) == str(result)
+    assert back.interrupted is result.interrupted is interrupted
+    assert back.status is (FitStatus.INTERRUPTED if interrupted else FitStatus.UNKNOWN)
+    assert result.status is (FitStatus.INTERRUPTED if interrupted else FitStatus.ALL_STEPS)
+    assert result.status == ("interrupted" if interrupted else "all steps")  # a string as well

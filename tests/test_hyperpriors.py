@@ -22,13 +22,14 @@ from cagp import (
     KnownNoise,
     LogNormal,
     Method,
+    Posterior,
     fit,
     metrics,
 )
 from cagp.kernels import RBF, Linear, Matern32, Scale
 from cagp.methods.hyperpriors import dimension_scaled
 from cagp.parameters import named_values
-from cagp.training.fit import Trainable
+from cagp.training import Trainable
 
 
 class ExactNLL(Method):
@@ -40,7 +41,7 @@ class ExactNLL(Method):
         super().__init__()
         self.prior = prior
 
-    def objective_terms(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> dict[str, Tensor]:
+    def objective_terms(self, X, y, row_noise=None, *, rows=None) -> dict[str, Tensor]:
         covariance = self.prior.kernel(X, X) + torch.diag(self.prior.noise_variance(X, row_noise))
         distribution = torch.distributions.MultivariateNormal(self.prior.mean(X), covariance)
         return {"nll": -distribution.log_prob(y) / len(y)}
@@ -48,10 +49,16 @@ class ExactNLL(Method):
     def hyperparameters(self) -> dict:
         return named_values(self.prior)
 
-    def adapt(self, X: Tensor, step: int, share: float, flat: bool) -> str | None:
+    def condition(self, X, y, row_noise=None) -> Posterior:
+        return CholeskyGP(self.prior).condition(X, y, row_noise)
+
+    def minibatch(self, step: int, num_rows: int) -> Tensor:
+        return torch.arange(step % num_rows + 1)
+
+    def prepare(self, X, y, row_noise, *, step, share, flat, rows) -> str | None:
         return f"changed at {step}, {share}, {flat}"
 
-    def findings(self, X: Tensor, y: Tensor) -> list[str]:
+    def findings(self, X, y, input_names=None) -> list[str]:
         return ["exact"]
 
 
@@ -147,7 +154,12 @@ def test_the_objective_of_any_method_gains_the_term_and_keeps_the_others(make):
     assert map_.stochastic is method.stochastic
     assert map_.findings(X, y)[:-1] == method.findings(X, y)
     assert "lengthscale" in map_.findings(X, y)[-1]
-    assert map_.adapt(X, 3, 0.5, True) == method.adapt(X, 3, 0.5, True)
+    told = {"step": 3, "share": 0.5, "flat": True, "rows": None}
+    assert map_.prepare(X, y, None, **told) == method.prepare(X, y, None, **told)
+    for a, b in ((map_.minibatch(3, 10), method.minibatch(3, 10)), (map_.minibatch(9, 10), method.minibatch(9, 10))):
+        assert (a is None and b is None) or torch.equal(a, b)
+    new = X[:3] + 0.1
+    assert torch.equal(map_.condition(X, y).variance(new), method.condition(X, y).variance(new))
 
 
 def test_known_noise_passes_through():

@@ -485,7 +485,7 @@ def test_wrong_arguments_are_named():
         UnitVectors("sorted")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="distribution is 'cauchy'"):
         RandomActions("cauchy")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="choose 0 actions"):
+    with pytest.raises(ValueError, match="has 0 actions"):
         Mix((CGResiduals(), 0))
     with pytest.raises(ValueError, match="max_steps is 0"):
         Stopping(0)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import KERNELS, STATIONARY, Problem, Recipe, make_prior, recipes
-from test_engine import DTYPES, INSTRUCTION_SETS, InstructionSet, needs_native, periodic
+from test_engine import AUTO_AND_TORCH, BACKENDS, DTYPES, OtherPrecision, needs_native, periodic
 from torch import Tensor
 
 from cagp import (
@@ -20,25 +20,35 @@ from cagp import (
     BlockActions,
     CaGPLocal,
     CaGPOpt,
+    CholeskyGP,
     ConstantMean,
     DenseActions,
     GaussianNoise,
     KnownNoise,
     LinearMean,
     LocalPosterior,
-    NeighbourSearch,
+    NeighbourIndex,
     ZeroMean,
     fit,
     metrics,
 )
 from cagp.actions import Partition, ordered_blocks
-from cagp.engine import local_density, local_moments, native
-from cagp.engine.local import LocalMoments
+from cagp.engine import (
+    COMPILED,
+    INSTRUCTION_SETS,
+    TORCH,
+    Backend,
+    CompiledBackend,
+    LocalMoments,
+    choice,
+    local_density,
+    local_moments,
+)
 from cagp.kernels import RBF, Constant, Kernel, Matern32, Scale
-from cagp.local import SharedActions, greedy_rows, local_answers, local_nll
+from cagp.local_inference import SharedActions, local_answers, local_nll
 from cagp.methods.common import idle_inputs, is_gain
 
-BACKENDS = [pytest.param("native", marks=needs_native), "torch"]
+INSTALLED = [TORCH, *([COMPILED] if COMPILED.available else [])]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-4}
 
 
@@ -65,7 +75,7 @@ class Case(NamedTuple):
     gram: Tensor | None = None
     cross: Tensor | None = None
 
-    def moments(self, backend: str = "auto") -> LocalMoments:
+    def moments(self, backend: Backend | None = None) -> LocalMoments:
         return local_moments(*self, backend=backend)
 
     def expected(self) -> list[np.ndarray]:
@@ -145,30 +155,26 @@ def test_moments_are_the_dense_ones(backend, name, dtype):
 @needs_native
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("instructions", INSTRUCTION_SETS)
-def test_every_instruction_set_gives_the_dense_moments_and_the_gradients_of_the_torch_path(
-    instructions, dtype, monkeypatch
-):
-    monkeypatch.setattr(native, "_native", InstructionSet(native._native, instructions))
+def test_every_instruction_set_gives_the_dense_moments_and_the_gradients_of_the_torch_path(instructions, dtype):
+    compiled = CompiledBackend(instructions)
     for name in STATIONARY:
         case = make_case(stationary(name, 4), 9, t=37, d=4, dtype=dtype, given=True, missing=True)
-        for actual, expected in zip(case.moments("native"), case.expected(), strict=True):
+        for actual, expected in zip(case.moments(compiled), case.expected(), strict=True):
             assert_close(actual, expected, TOLERANCE[dtype])
-        for actual, expected in zip(*(gradients(case, backend) for backend in ("native", "torch")), strict=True):
+        for actual, expected in zip(*(gradients(case, backend) for backend in (compiled, TORCH)), strict=True):
             assert_close(actual, expected, 10 * TOLERANCE[dtype])
 
 
 @needs_native
 @pytest.mark.parametrize(("k", "d"), [(1, 1), (2, 7), (5, 2), (8, 9), (15, 3), (16, 20), (18, 6), (33, 5)])
 @pytest.mark.parametrize("instructions", INSTRUCTION_SETS)
-def test_blocks_of_rows_and_inputs_of_every_size_give_the_moments_and_gradients_of_the_torch_path(
-    instructions, k, d, monkeypatch
-):
-    monkeypatch.setattr(native, "_native", InstructionSet(native._native, instructions))
+def test_blocks_of_rows_and_inputs_of_every_size_give_the_moments_and_gradients_of_the_torch_path(instructions, k, d):
+    compiled = CompiledBackend(instructions)
     for name in ("Matern32", "RationalQuadratic"):
         case = make_case(stationary(name, d), k, t=7, d=d, missing=k % 2 == 0)
         for pair in (
-            zip(case.moments("native"), case.moments("torch"), strict=True),
-            zip(gradients(case, "native"), gradients(case, "torch"), strict=True),
+            zip(case.moments(compiled), case.moments(TORCH), strict=True),
+            zip(gradients(case, compiled), gradients(case, TORCH), strict=True),
         ):
             for actual, expected in pair:
                 assert_close(actual, expected, 1e-9)
@@ -180,7 +186,7 @@ def test_noise_that_is_one_number_need_not_be_written_out():
     one = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     means = []
     for noise in (one.expand(case.noise.shape), one.expand(case.noise.shape).contiguous()):
-        mean, explained, *others = case._replace(noise=noise).moments("native")
+        mean, explained, *others = case._replace(noise=noise).moments(COMPILED)
         means.append([mean, explained, *others, *torch.autograd.grad((mean + explained).sum(), one)])
     for a, b in zip(*means, strict=True):
         assert torch.equal(a, b)
@@ -190,15 +196,15 @@ def test_noise_that_is_one_number_need_not_be_written_out():
 @pytest.mark.parametrize("place", ["questions", "noise", "residual", "gram", "cross", "kernel"])
 def test_a_gradient_is_the_same_whatever_else_is_differentiated(place):
     case = make_case(stationary("Matern32", 3), 6, given=True, missing=True)
-    every = dict(zip(["questions", "noise", "residual", "gram", "cross"], gradients(case, "native"), strict=False))
+    every = dict(zip(["questions", "noise", "residual", "gram", "cross"], gradients(case, COMPILED), strict=False))
     if place == "kernel":
-        alone = torch.autograd.grad(weighted_sum(case, "native"), list(case.kernel.parameters()))
-        for a, b in zip(alone, gradients(case, "native")[5:], strict=True):
+        alone = torch.autograd.grad(weighted_sum(case, COMPILED), list(case.kernel.parameters()))
+        for a, b in zip(alone, gradients(case, COMPILED)[5:], strict=True):
             assert torch.equal(a, b)
         return
     case.kernel.requires_grad_(False)
     case = case._replace(**{place: getattr(case, place).clone().requires_grad_()})
-    (alone,) = torch.autograd.grad(weighted_sum(case, "native"), getattr(case, place))
+    (alone,) = torch.autograd.grad(weighted_sum(case, COMPILED), getattr(case, place))
     assert torch.equal(alone, every[place])
 
 
@@ -250,7 +256,7 @@ def leaves(case: Case) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def weighted_sum(case: Case, backend: str) -> Tensor:
+def weighted_sum(case: Case, backend: Backend | None) -> Tensor:
     weights = torch.randn(2, len(case.questions), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     mean, explained, misfit, num_rows = case.moments(backend)
     assert not misfit.requires_grad
@@ -258,7 +264,7 @@ def weighted_sum(case: Case, backend: str) -> Tensor:
     return (weights[0] * mean.double() + weights[1] * explained.double()).sum()
 
 
-def gradients(case: Case, backend: str) -> list[Tensor]:
+def gradients(case: Case, backend: Backend | None) -> list[Tensor]:
     floating = {name: value for name, value in case._asdict().items() if name not in ("kernel", "X", "neighbours")}
     fresh = {name: None if v is None else v.detach().clone().requires_grad_() for name, v in floating.items()}
     case = case._replace(**fresh)
@@ -277,13 +283,9 @@ def slope(function, tensor: Tensor, direction: Tensor, step: float = 1e-5) -> fl
 
 
 PATHS = [
-    *(pytest.param("native", name, given, marks=needs_native) for name in STATIONARY for given in (False, True)),
-    *(
-        ("torch", name, given)
-        for name in (*STATIONARY, "Linear + Matern52", "Matern12 * RBF")
-        for given in (False, True)
-    ),
-    ("torch", "periodic", False),
+    *(pytest.param(COMPILED, name, given, marks=needs_native) for name in STATIONARY for given in (False, True)),
+    *((TORCH, name, given) for name in (*STATIONARY, "Linear + Matern52", "Matern12 * RBF") for given in (False, True)),
+    (TORCH, "periodic", False),
 ]
 
 
@@ -315,10 +317,10 @@ class Densities(NamedTuple):
     rows: Tensor
     neighbours: Tensor
 
-    def nll(self, backend: str = "auto") -> Tensor:
+    def nll(self, backend: Backend | None = None) -> Tensor:
         return local_nll(self.prior, self.X, self.y, None, self.rows, self.neighbours, backend=backend)
 
-    def gradients(self, backend: str) -> list[Tensor]:
+    def gradients(self, backend: Backend) -> list[Tensor]:
         return list(torch.autograd.grad(self.nll(backend), list(self.prior.parameters())))
 
     def expected(self) -> float:
@@ -348,13 +350,13 @@ def test_densities_of_rows_are_the_dense_ones(backend, name, dtype):
 @needs_native
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("instructions", INSTRUCTION_SETS)
-def test_densities_in_one_sweep_have_the_gradients_of_the_torch_path(instructions, dtype, monkeypatch):
-    monkeypatch.setattr(native, "_native", InstructionSet(native._native, instructions))
+def test_densities_in_one_sweep_have_the_gradients_of_the_torch_path(instructions, dtype):
+    compiled = CompiledBackend(instructions)
     for name in STATIONARY:
         for k, t, d in ((1, 3, 1), (4, 8, 2), (6, 7, 3), (16, 37, 20), (19, 50, 5)):
             problem = make_densities(name, k, t, d, dtype, missing=k % 2 == 0)
-            assert_close(problem.nll("native"), problem.nll("torch").detach(), TOLERANCE[dtype])
-            for a, b in zip(problem.gradients("native"), problem.gradients("torch"), strict=True):
+            assert_close(problem.nll(compiled), problem.nll(TORCH).detach(), TOLERANCE[dtype])
+            for a, b in zip(problem.gradients(compiled), problem.gradients(TORCH), strict=True):
                 assert_close(a, b, 10 * TOLERANCE[dtype])
 
 
@@ -365,15 +367,15 @@ def test_densities_in_one_sweep_do_not_depend_on_the_threads_or_on_the_wish_for_
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            found.append([problem.nll("native").detach(), *problem.gradients("native")])
+            found.append([problem.nll(COMPILED).detach(), *problem.gradients(COMPILED)])
     finally:
         torch.set_num_threads(before)
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)
     with torch.no_grad():
-        assert torch.equal(problem.nll("native"), found[0][0])
+        assert torch.equal(problem.nll(COMPILED), found[0][0])
     problem.prior.requires_grad_(False)
-    assert not problem.nll("native").requires_grad
+    assert not problem.nll(COMPILED).requires_grad
 
 
 @needs_native
@@ -381,8 +383,8 @@ def test_densities_of_duplicates_without_noise_to_speak_of_have_the_gradients_of
     """Rows that their neighbours determine: their variance is what is left of the noise."""
     problem = make_densities("RBF", 8, 12, 2, oddity="duplicate rows")
     problem.prior.noise = GaussianNoise(1e-3)
-    assert_close(problem.nll("native"), problem.nll("torch").detach(), 1e-9)
-    for a, b in zip(problem.gradients("native"), problem.gradients("torch"), strict=True):
+    assert_close(problem.nll(COMPILED), problem.nll(TORCH).detach(), 1e-9)
+    for a, b in zip(problem.gradients(COMPILED), problem.gradients(TORCH), strict=True):
         assert_close(a, b, 1e-7)
 
 
@@ -390,10 +392,10 @@ def test_densities_of_duplicates_without_noise_to_speak_of_have_the_gradients_of
 def test_what_is_not_a_number_is_no_density():
     problem = make_densities("Matern32", 5, 9, 2)
     problem.y[problem.neighbours[4, 0]] = math.nan
-    assert bool(problem.nll("native").isnan())
+    assert bool(problem.nll(COMPILED).isnan())
     with torch.no_grad():
         problem.prior.kernel.raw_outputscale.fill_(math.nan)
-    assert bool(problem._replace(y=torch.ones(60, dtype=torch.float64)).nll("native").isnan())
+    assert bool(problem._replace(y=torch.ones(60, dtype=torch.float64)).nll(COMPILED).isnan())
 
 
 @needs_native
@@ -402,7 +404,7 @@ def test_what_one_sweep_does_not_know_is_left_to_the_moments():
     everything = (problem.X, problem.y, problem.rows, problem.neighbours, torch.tensor(0.2).double())
     assert local_density(problem.prior.kernel, *everything) is not None
     assert local_density(problem.prior.kernel + Constant(), *everything) is None
-    assert local_density(problem.prior.kernel, *everything, backend="torch") is None
+    assert local_density(problem.prior.kernel, *everything, backend=TORCH) is None
     X = problem.X.clone().requires_grad_()
     assert local_density(problem.prior.kernel, X, *everything[1:]) is None
     known = 0.1 + torch.rand(60, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -420,7 +422,7 @@ def test_what_one_sweep_does_not_know_is_left_to_the_moments():
         assert_close(actual, -oracle.log_predictive_densities(problem.y[rows[0]], found, noise).sum())
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("backend", AUTO_AND_TORCH)
 def test_residuals_of_all_rows_need_not_be_gathered(backend):
     case = make_case(stationary("Matern52", 3), 6, missing=True)
     y = torch.randn(60, generator=torch.Generator().manual_seed(3), dtype=torch.float64).requires_grad_()
@@ -434,7 +436,7 @@ def test_residuals_of_all_rows_need_not_be_gathered(backend):
     assert bool((of_rows != 0).any())
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("backend", AUTO_AND_TORCH)
 def test_one_noise_for_all_neighbours(backend):
     case = make_case(stationary("Matern52", 3), 6, missing=True)
     one = torch.tensor(0.3, dtype=torch.float64)
@@ -469,11 +471,11 @@ def test_a_kernel_of_ones_own_is_enough():
 @needs_native
 def test_the_number_of_threads_changes_no_bit():
     case = make_case(stationary("Matern52", 5), 12, t=300, d=5, given=True, missing=True)
-    one = [*case.moments("native"), *gradients(case, "native")]
+    one = [*case.moments(COMPILED), *gradients(case, COMPILED)]
     try:
         for threads in (2, 5):
             torch.set_num_threads(threads)
-            for a, b in zip(one, [*case.moments("native"), *gradients(case, "native")], strict=True):
+            for a, b in zip(one, [*case.moments(COMPILED), *gradients(case, COMPILED)], strict=True):
                 assert torch.equal(a, b)
     finally:
         torch.set_num_threads(1)
@@ -482,7 +484,7 @@ def test_the_number_of_threads_changes_no_bit():
 def test_far_from_the_origin_no_digits_are_lost():
     case = make_case(stationary("Matern32", 3), 6)
     moved = case._replace(X=case.X + 1e6, questions=case.questions + 1e6)
-    for backend in ["torch", *(["native"] if native.available() else [])]:
+    for backend in INSTALLED:
         for a, b in zip(moved.moments(backend), case.moments(backend), strict=True):
             assert_close(a, b, 1e-8)
 
@@ -490,7 +492,7 @@ def test_far_from_the_origin_no_digits_are_lost():
 def test_the_rows_are_constants_on_every_path():
     case = make_case(stationary("RBF", 3), 6)
     case = case._replace(X=case.X.clone().requires_grad_(), questions=case.questions.clone().requires_grad_())
-    for backend in ["torch", *(["native"] if native.available() else [])]:
+    for backend in INSTALLED:
         with pytest.raises(RuntimeError, match="not have been used"):
             torch.autograd.grad(weighted_sum(case, backend), case.X)
 
@@ -498,20 +500,42 @@ def test_the_rows_are_constants_on_every_path():
 @pytest.mark.usefixtures("annotations_off")
 def test_wrong_arguments_and_paths_that_do_not_apply_are_refused(monkeypatch):
     case = make_case(RBF(3), 4)
-    with pytest.raises(ValueError, match='expected "auto", "native" or "torch"'):
+    with pytest.raises(ValueError, match="backend is 'gpu', expected a Backend"):
         case.moments("gpu")
-    if native.available():
+    if COMPILED.available:
         with pytest.raises(ValueError, match="the kernel is a sum"):
-            case._replace(kernel=RBF(3) + Constant()).moments("native")
+            case._replace(kernel=RBF(3) + Constant()).moments(COMPILED)
         with pytest.raises(ValueError, match="Periodic is not compiled"):
-            case._replace(kernel=periodic()).moments("native")
+            case._replace(kernel=periodic()).moments(COMPILED)
     mean, explained, *_ = (value.sum() for value in case._replace(questions=case.questions.requires_grad_()).moments())
     with pytest.raises(RuntimeError, match="differentiable once"):
         torch.autograd.grad(mean + explained, case.questions, create_graph=True)
-    monkeypatch.setattr(native, "_native", None)
     with pytest.raises(ValueError, match="not installed"):
-        case.moments("native")
-    assert_close(case.moments("auto")[0], case.expected()[0])
+        case.moments(CompiledBackend(None))
+    monkeypatch.setattr(choice, "BACKENDS", (CompiledBackend(None), TORCH))
+    assert_close(case.moments()[0], case.expected()[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_kernel_that_returns_another_dtype_works_as_in_exact_inference(dtype):
+    """The kernel is Matern 3/2 in the other precision; the answers are those of the right one, to float32."""
+    other = torch.float32 if dtype == torch.float64 else torch.float64
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(40, 2, generator=g, dtype=torch.float64).to(dtype)
+    y = torch.sin(4 * X.sum(1))
+    lengthscale = torch.tensor([0.6, 0.9], dtype=torch.float64)
+    odd, right = (
+        GP(Scale(kernel, 1.3), noise=GaussianNoise(0.05))
+        for kernel in (OtherPrecision(other, lengthscale), Matern32(2, lengthscale))
+    )
+    points = torch.rand(7, 2, generator=g, dtype=torch.float64).to(dtype)
+    for method in (CholeskyGP, lambda prior: CaGPLocal(prior, 20, num_neighbours_predict=40)):
+        actual, expected = (method(prior).condition(X, y).predict(points) for prior in (odd, right))
+        assert actual.mean.dtype == dtype
+        assert_close(actual.mean, expected.mean, 1e-4)
+        assert_close(actual.variance, expected.variance, 1e-4)
+    loss, expected = (CaGPLocal(prior, 39).objective(X, y) for prior in (odd, right))
+    assert_close(loss, expected, 1e-4)
 
 
 # --- posteriors -------------------------------------------------------------------------------------------------------
@@ -530,9 +554,8 @@ def draw_neighbours(data, n: int) -> int:
 @given(recipes(), st.data())
 def test_local_and_hybrid_are_the_dense_posteriors_of_their_actions(recipe, data):
     p, k = recipe.build(), draw_neighbours(data, recipe.n)
-    selection = data.draw(st.sampled_from(["nearest", "greedy"]))
     for S in (None, p.S):
-        posterior = condition(p, k, hybrid=S is not None, selection=selection)
+        posterior = condition(p, k, hybrid=S is not None)
         neighbours = posterior._neighbours(p.Z)
         assert all(len(set(rows)) == k for rows in neighbours.tolist())
         expected = oracle.local_posterior(p.prior, p.X, p.y, p.Z, neighbours, S, p.row_noise)
@@ -755,8 +778,10 @@ def test_error_bars_follow_the_neighbours_where_that_predicts_better():
     prior = GP(Scale(Matern32(1, 0.1), 0.5), noise=GaussianNoise(0.05))
     method = CaGPLocal(prior, 16)
     plain = method.condition(X, y).predict(new, noise=True)
-    choice = method.learn_local_scale(X, y)
-    assert choice.local_scale == method.local_scale
+    choice = method.choose_local_scale(X, y)
+    assert method.local_scale is None  # choosing changes nothing
+    method = method.with_local_scale(choice.local_scale)
+    assert method.local_scale == choice.local_scale
     assert choice.num_rows == 3000
     assert choice.nll < choice.nll_without - 0.3
     scaled = method.condition(X, y).predict(new, noise=True)
@@ -776,9 +801,10 @@ def test_one_scale_stays_where_the_prior_is_right():
     covariance = torch.from_numpy(oracle.kernel_matrix(prior.kernel, X, X)) + 0.1 * torch.eye(800)
     y = torch.linalg.cholesky(covariance) @ torch.randn(800, generator=g, dtype=torch.float64)
     method = CaGPLocal(prior, 16, local_scale=3.0)
-    choice = method.learn_local_scale(X, y)
+    choice = method.choose_local_scale(X, y)
     assert choice.local_scale is None
-    assert method.local_scale is None
+    assert method.local_scale == 3.0
+    assert method.with_local_scale(None).local_scale is None
     assert choice.nll == choice.nll_without
 
 
@@ -802,7 +828,7 @@ def test_a_local_scale_that_makes_no_sense_is_refused():
             CaGPLocal(GP(Matern32(1)), local_scale=scale)
     X = torch.zeros(1, 1, dtype=torch.float64)
     with pytest.raises(ValueError, match="a local scale needs neighbours"):
-        CaGPLocal(GP(Matern32(1))).learn_local_scale(X, X[:, 0])
+        CaGPLocal(GP(Matern32(1))).choose_local_scale(X, X[:, 0])
 
 
 def test_joint_answers_that_need_too_many_rows_are_refused(monkeypatch):
@@ -860,7 +886,7 @@ def test_neighbours_are_those_in_units_of_the_lengthscales():
     g = torch.Generator().manual_seed(0)
     X = torch.randn(200, 2, generator=g, dtype=torch.float64)
     prior = GP(Scale(Matern32(2, [0.1, 10.0])))
-    posterior = CaGPLocal(prior, search="scan").condition(X, X[:, 0], num_neighbours=5)
+    posterior = CaGPLocal(prior, index_kind="scan").condition(X, X[:, 0], num_neighbours=5)
     near = ((X[None] - X[:9, None]) / torch.tensor([0.1, 10.0])).square().sum(-1).argsort(dim=1)[:, :5]
     assert torch.equal(posterior._neighbours(X[:9]).sort().values, near.sort().values)
 
@@ -873,7 +899,7 @@ def test_what_is_kept_for_the_rows_changes_no_answer(monkeypatch):
     kept = method.condition(X, y, row_noise, num_neighbours=5)
     method.max_bytes = 2000  # a few rows at a time
     assert_close(method.condition(X, y, row_noise, num_neighbours=5)._kept, kept._kept, 1e-12)
-    monkeypatch.setattr("cagp.methods.local.KEPT_BYTES", 0)
+    monkeypatch.setattr("cagp.posteriors.nearest_rows.KEPT_BYTES", 0)
     computed = method.condition(X, y, row_noise, num_neighbours=5)
     assert kept._kept is not None
     assert computed._kept is None
@@ -888,7 +914,7 @@ def test_near_questions_are_answered_together_where_nothing_is_kept(monkeypatch)
     """Each row that occurs in a tile is computed once: in an order by place, hardly more rows than there are."""
     g = torch.Generator().manual_seed(0)
     X = torch.rand(4000, 2, generator=g, dtype=torch.float64)
-    monkeypatch.setattr("cagp.methods.local.KEPT_BYTES", 0)
+    monkeypatch.setattr("cagp.posteriors.nearest_rows.KEPT_BYTES", 0)
     method = CaGPLocal(GP(Matern32(2)), shared=BlockActions.from_data(X, 4, support_size=8))
     posterior = method.condition(X, X.sum(1).sin(), num_neighbours=8)
     posterior.max_bytes = 4 * 8 * posterior._width * 100  # a hundred questions at a time
@@ -925,13 +951,13 @@ def training(
         actions = BlockActions.from_data(X, 5, support_size=2, generator=g)
         with torch.no_grad():
             actions.values.add_(torch.rand(10, generator=g, dtype=torch.float64))
-    choices = {"search": "scan", **choices}
+    choices = {"index_kind": "scan", **choices}
     return Training(X, y, known, CaGPLocal(prior, k, objective=objective, shared=actions, **choices))
 
 
 def oracle_terms(t: Training) -> np.ndarray:
     """The negative log predictive density of every row that may be predicted."""
-    rows = t.method._training_rows(t.X)
+    rows = t.method._training_rows(len(t.X))
     S = None if t.method.shared is None else oracle.action_matrix(t.method.shared)
     neighbours = t.method._neighbours(t.X, rows)
     prior = t.method.prior
@@ -1008,17 +1034,17 @@ def test_a_minibatch_is_an_unbiased_estimate(objective, shared):
     replacement: a row can come twice, and the variance is σ²/b, not σ²/b (n - b)/(n - 1)."""
     t = training(objective, shared, batch_size=4)
     terms = oracle_terms(t)
-    rows = t.method._training_rows(t.X)
+    rows = t.method._training_rows(30)
     place = {row: number for number, row in enumerate(rows.tolist())}
     means, counts = [], np.zeros(len(rows))
     for step in range(1500):
-        t.method.adapt(t.X, step, 0.0, False)
-        drawn = [place[row] for row in t.method._rows(t.X).tolist()]
+        batch = t.method.minibatch(step, 30)
+        drawn = [place[row] for row in batch.tolist()]
         assert len(drawn) == 4
         means.append(terms[drawn].mean())
         np.add.at(counts, drawn, 1)
         if step < 5:
-            assert_close(t.method.objective(t.X, t.y, t.row_noise), means[-1], 1e-10)
+            assert_close(t.method.objective(t.X, t.y, t.row_noise, rows=batch), means[-1], 1e-10)
     expected = 6_000 / len(rows)
     assert (((counts - expected) ** 2) / expected).sum() < len(rows) + 5 * math.sqrt(2 * len(rows))  # chi squared
     assert abs(np.mean(means) - terms.mean()) < 5 * terms.std() / math.sqrt(6_000)
@@ -1028,26 +1054,26 @@ def test_a_minibatch_is_an_unbiased_estimate(objective, shared):
 def test_minibatches_follow_seed_and_step_alone_and_become_all_rows_where_they_fit():
     t, same, other = (training("loo", batch_size=4, seed=seed) for seed in (0, 0, 1))
     for step in (0, 17):
-        for method in (t.method, same.method, other.method):
-            method.adapt(t.X, step, 0.0, False)
-        assert torch.equal(t.method._rows(t.X), same.method._rows(t.X))
-        assert not torch.equal(t.method._rows(t.X), other.method._rows(t.X))
-    assert int(t.method._rows(t.X[:6]).max()) < 6  # other data are no trouble
+        assert torch.equal(t.method.minibatch(step, 30), same.method.minibatch(step, 30))
+        assert not torch.equal(t.method.minibatch(step, 30), other.method.minibatch(step, 30))
+    assert int(t.method.minibatch(17, 6).max()) < 6  # other data are no trouble
     t.method.batch_size = 30
-    assert torch.equal(t.method._rows(t.X), torch.arange(30))
+    assert t.method.minibatch(17, 30) is None  # all rows
+    every = torch.arange(30)
+    assert t.method.objective(t.X, t.y).item() == t.method.objective(t.X, t.y, rows=every).item()
 
 
 @settings(max_examples=25)
 @given(recipes(max_rows=25))
 def test_ordered_with_all_earlier_rows_is_the_marginal_likelihood(recipe):
     p = recipe.build()
-    method = CaGPLocal(p.prior, recipe.n, objective="ordered", search="scan")
+    method = CaGPLocal(p.prior, recipe.n, objective="ordered", index_kind="scan")
     expected = -oracle.log_marginal_likelihood(p.prior, p.X, p.y, p.row_noise) / recipe.n
     assert_close(method.objective(p.X, p.y, p.row_noise), expected, 1e-9)
 
 
 def test_ordered_with_a_tree_is_the_marginal_likelihood_too():
-    t = training("ordered", k=29, search="tree")
+    t = training("ordered", k=29, index_kind="tree")
     expected = -oracle.log_marginal_likelihood(t.method.prior, t.X, t.y, t.row_noise) / 30
     assert_close(t.method.objective(t.X, t.y, t.row_noise), expected, 1e-10)
 
@@ -1063,11 +1089,13 @@ def test_one_row_is_predicted_by_the_prior(objective):
 @every_shared
 def test_a_rows_own_target_never_enters_its_prediction(objective, shared):
     t = training(objective, shared)
-    rows = t.method._training_rows(t.X)
+    rows = t.method._training_rows(30)
     neighbours = t.method._neighbours(t.X, rows)
 
     def means(y: Tensor) -> Tensor:
-        actions = t.method._project(t.X, y, t.row_noise)
+        actions = t.method.shared
+        if actions is not None:
+            actions = t.method._seen(t.method.prior, actions, t.X, y, t.row_noise)
         return local_answers(t.method.prior, t.X, y, t.row_noise, t.X[rows], neighbours, actions).mean.detach()
 
     before, influence = means(t.y), 0
@@ -1117,7 +1145,6 @@ def test_a_fit_lowers_the_full_objective_and_resumes_bit_for_bit(objective, shar
     fit(resumed.method, *data, checkpoint_dir=tmp_path, **changes)
     for name, value in whole.method.state_dict().items():
         assert torch.equal(value, resumed.method.state_dict()[name]), name
-    whole.method._step = None  # all rows
     assert whole.method.objective(*data).item() < start - 0.01
 
 
@@ -1142,15 +1169,16 @@ def test_the_index_follows_the_data_and_the_lengthscales():
     t = training("loo", k=3)
     X = t.X.flip(0).contiguous()
     t.method.objective(t.X, t.y)
-    index = t.method._search(t.X)
-    assert t.method._search(t.X) is index
-    assert t.method._search(X) is not index
+    unit = t.method.search_lengthscale
+    index = t.method._index(t.X, unit)
+    assert t.method._index(t.X, unit) is index
+    assert t.method._index(X, unit) is not index
     fresh = copy.deepcopy(t.method)
-    fresh._index = None
+    fresh._memo.index = None
     assert t.method.objective(X, t.y.flip(0)).item() == fresh.objective(X, t.y.flip(0)).item()
     t.method.search_lengthscale = torch.tensor([0.01, 5.0], dtype=torch.float64)
     rows = torch.arange(30)
-    expected = NeighbourSearch(t.X, t.method.search_lengthscale, "scan").nearest(t.X, 3, left_out=rows)
+    expected = NeighbourIndex(t.X, t.method.search_lengthscale, "scan").nearest(t.X, 3, left_out=rows)
     assert torch.equal(t.method._neighbours(t.X, rows), expected)
 
 
@@ -1176,42 +1204,7 @@ def test_choices_that_make_no_sense_are_refused():
         CaGPLocal(prior).condition(X, X[:, 0], num_neighbours=-1)
 
 
-# --- greedy selection -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("duplicates", [False, True])
-def test_greedy_selection_takes_the_row_that_reduces_the_variance_most(duplicates):
-    g = torch.Generator().manual_seed(3)
-    X = torch.rand(25, 2, generator=g, dtype=torch.float64)
-    if duplicates:
-        X[10:20] = X[0]
-    y, noise = torch.sin(3 * X).sum(1), 0.01
-    prior = GP(Scale(Matern32(2, 0.4), 1.3), noise=GaussianNoise(noise)).requires_grad_(False)
-    questions = torch.rand(6, 2, generator=g, dtype=torch.float64)
-    candidates = NeighbourSearch(X).nearest(questions, 12)
-    chosen = greedy_rows(prior, X, None, questions, candidates, 5)
-
-    def variance(x, rows):
-        K = prior.kernel(X[rows], X[rows]) + noise * torch.eye(len(rows), dtype=torch.float64)
-        c = prior.kernel(x[None], X[rows])[0]
-        return float(prior.kernel.diag(x[None])[0] - c @ torch.linalg.solve(K, c))
-
-    for x, pool, rows in zip(questions, candidates.tolist(), chosen.tolist(), strict=True):
-        assert len(set(rows)) == 5
-        for j in range(5):
-            best = min(variance(x, [*rows[:j], row]) for row in pool if row not in rows[:j])
-            assert variance(x, rows[: j + 1]) == pytest.approx(best, rel=1e-9)
-    method = CaGPLocal(prior, 5)
-    greedy = method.condition(X, y, num_neighbours=4, selection="greedy").variance(questions)
-    expected = [variance(x, rows[:4]) for x, rows in zip(questions, chosen.tolist(), strict=True)]
-    assert torch.allclose(greedy, torch.tensor(expected, dtype=torch.float64), rtol=1e-9)
-
-
-@pytest.mark.usefixtures("annotations_off")
-def test_an_unknown_selection_is_refused():
-    X = torch.rand(5, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    with pytest.raises(ValueError, match="selection is 'best'"):
-        CaGPLocal(GP(Matern32(1))).condition(X, X[:, 0], selection="best")
+# --- findings ---------------------------------------------------------------------------------------------------------
 
 
 def test_findings_name_inputs_that_do_not_matter():
@@ -1221,8 +1214,10 @@ def test_findings_name_inputs_that_do_not_matter():
     summary, *others = method.findings(X, X[:, 0])
     assert "CaGP-Local with 8 neighbours (16 in predictions) on 60 rows" in summary
     assert any("1 of 2 inputs hardly matter" in words and words.endswith(": 1.") for words in others)
-    method.input_names = ("depth", "colour")
-    assert any(words.endswith(": colour.") for words in method.findings(X, X[:, 0]))
+    names = ("depth", "colour")
+    assert any(words.endswith(": colour.") for words in method.findings(X, X[:, 0], names))
+    result = fit(method, X, X[:, 0], num_steps=1, lr=0.0, input_names=names)
+    assert any(words.endswith(": colour.") for words in result.findings)
 
 
 def test_an_input_with_a_long_lengthscale_matters_where_the_outputscale_is_large():

@@ -1,4 +1,4 @@
-"""Neighbours: exact searches agree with brute-force distances, any search returns rows that count, each once."""
+"""Neighbours: exact indices agree with brute-force distances, every index returns rows that count, each once."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cagp import NeighbourSearch, neighbours
-from cagp.engine import native
+from cagp import NeighbourIndex, neighbours
+from cagp.engine import COMPILED, TORCH, torch_backend
 
 EXACT = ["scan", "tree"]
 # Distances of float32 points: neighbours at almost equal distances may change places.
@@ -51,31 +51,31 @@ def assert_nearest(found: Tensor, D: np.ndarray, k: int) -> None:
 odd = st.sampled_from(["none", "duplicate rows", "constant column", "far from the origin"])
 
 
-@pytest.mark.parametrize("method", EXACT)
+@pytest.mark.parametrize("kind", EXACT)
 @settings(max_examples=25)
 @given(n=st.integers(2, 90), d=st.sampled_from([1, 2, 3, 7, 20]), oddity=odd, seed=st.integers(0, 1000), data=st.data())
-def test_exact_searches_find_the_nearest_rows_with_and_without_the_question_itself(method, n, d, oddity, seed, data):
+def test_exact_indices_find_the_nearest_rows_with_and_without_the_point_itself(kind, n, d, oddity, seed, data):
     X, lengthscale = points(n, d, oddity, seed)
     k = data.draw(st.integers(1, n - 1))
-    search = NeighbourSearch(X, lengthscale, method)
-    questions = torch.cat([X[:5], X[:1] + 0.1])
-    assert_nearest(search.nearest(questions, k), distances(questions, X, lengthscale), k)
-    assert_nearest(search.nearest(questions, n), distances(questions, X, lengthscale), n)
+    index = NeighbourIndex(X, lengthscale, kind)
+    new = torch.cat([X[:5], X[:1] + 0.1])
+    assert_nearest(index.nearest(new, k), distances(new, X, lengthscale), k)
+    assert_nearest(index.nearest(new, n), distances(new, X, lengthscale), n)
 
     rows = torch.arange(n).flip(0)
     others = distances(X[rows], X, lengthscale)
     others[np.arange(n), rows] = np.inf
-    found = search.nearest(X[rows], k, left_out=rows)
+    found = index.nearest(X[rows], k, left_out=rows)
     assert not bool((found == rows[:, None]).any())
     assert_nearest(found, others, k)
 
 
-@pytest.mark.parametrize("method", EXACT)
-def test_a_row_with_more_duplicates_than_neighbours_is_left_out_itself_and_no_other(method):
+@pytest.mark.parametrize("kind", EXACT)
+def test_a_row_with_more_duplicates_than_neighbours_is_left_out_itself_and_no_other(kind):
     X = torch.zeros(300, 2, dtype=torch.float64)
     X[200:] = torch.randn(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows = torch.arange(300)
-    found = NeighbourSearch(X, None, method).nearest(X, 7, left_out=rows)
+    found = NeighbourIndex(X, None, kind).nearest(X, 7, left_out=rows)
     assert not bool((found == rows[:, None]).any())
     assert bool((found[:200] < 200).all())
     assert all(len(set(row)) == 7 for row in found.tolist())
@@ -85,27 +85,27 @@ def test_a_row_with_more_duplicates_than_neighbours_is_left_out_itself_and_no_ot
 @given(n=st.integers(1, 90), d=st.sampled_from([1, 3, 9]), oddity=odd, seed=st.integers(0, 1000), k=st.integers(1, 12))
 def test_a_scan_finds_the_nearest_of_all_earlier_rows(n, d, oddity, seed, k):
     X, lengthscale = points(n, d, oddity, seed)
-    search = NeighbourSearch(X, lengthscale, "scan")
+    index = NeighbourIndex(X, lengthscale, "scan")
     rows = torch.arange(n)
     for position in (rows, torch.randperm(n, generator=torch.Generator().manual_seed(seed))):
         D = distances(X, X, lengthscale)
         D[position.numpy()[None, :] >= position.numpy()[:, None]] = np.inf
         D = np.concatenate([D, np.full((n, k), np.inf)], axis=1)  # fewer than k: -1
-        assert_nearest(search.earlier(rows, position, k), D, k)
+        assert_nearest(index.earlier(rows, position, k), D, k)
         some = rows[:: max(1, n // 5)]
-        assert_nearest(search.earlier(some, position, k), D[some.numpy()], k)
+        assert_nearest(index.earlier(some, position, k), D[some.numpy()], k)
 
 
-def assert_earlier(search: NeighbourSearch, position: Tensor, k: int, share: float) -> None:
+def assert_earlier(index: NeighbourIndex, position: Tensor, k: int, share: float) -> None:
     """Only earlier rows, none twice, as many as there are up to k; ``share`` of them the nearest ones."""
     rows = torch.arange(len(position))
-    found = search.earlier(rows, position, k)
+    found = index.earlier(rows, position, k)
     present = found >= 0
     assert torch.equal(present.sum(1), position.clamp_max(k))
     assert bool((present.int().diff(dim=1) <= 0).all())  # -1 comes last
     assert bool((position[found.clamp_min(0)] < position[:, None])[present].all())
     assert all(len(set(row[:count])) == count for row, count in zip(found.tolist(), present.sum(1), strict=True))
-    exact = NeighbourSearch(search.points.double(), None, "scan").earlier(rows, position, k)
+    exact = NeighbourIndex(index.points.double(), None, "scan").earlier(rows, position, k)
     hits = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), exact.tolist(), strict=True))
     assert hits >= share * found.numel()
 
@@ -114,91 +114,91 @@ def assert_earlier(search: NeighbourSearch, position: Tensor, k: int, share: flo
 def test_a_tree_finds_earlier_rows_most_of_them_the_nearest_in_every_order_it_is_asked_for(oddity):
     n, k = 9000, 6  # beyond 4,096 rows, where prefixes have indices of their own
     X, lengthscale = points(n, 2, oddity)
-    search = NeighbourSearch(X, lengthscale, "tree")
+    index = NeighbourIndex(X, lengthscale, "tree")
     share = 0.95 if oddity == "none" else 0.0  # which duplicates are found does not matter
     for seed in (0, 1):  # the second order must not meet the indices of the first
         position = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-        assert_earlier(search, position, k, share)
+        assert_earlier(index, position, k, share)
 
 
-def test_without_compiled_kernels_the_scan_gives_the_same(monkeypatch):
+@pytest.mark.skipif(not COMPILED.available, reason="the compiled kernels are not installed")
+def test_every_backend_gives_the_same_scan(monkeypatch):
     X, lengthscale = points(700, 5)
-    search = NeighbourSearch(X, lengthscale, "scan")
     rows = torch.arange(0, 700, 3)
     position = torch.randperm(700, generator=torch.Generator().manual_seed(1))
 
-    def answers() -> list[Tensor]:
-        found = [search.nearest(X[rows] + 0.1, 9), search.nearest(X[rows], 699, left_out=rows)]
-        return [*found, search.earlier(rows, position, 9), search.earlier(rows[:4], position, 701)]
+    def answers(backend) -> list[Tensor]:
+        index = NeighbourIndex(X, lengthscale, "scan", backend=backend)
+        found = [index.nearest(X[rows] + 0.1, 9), index.nearest(X[rows], 699, left_out=rows)]
+        return [*found, index.earlier(rows, position, 9), index.earlier(rows[:4], position, 701)]
 
-    compiled = answers()
-    monkeypatch.setattr(native, "_native", None)
-    for a, b in zip(compiled, answers(), strict=True):
+    compiled = answers(COMPILED)
+    for a, b in zip(compiled, answers(TORCH), strict=True):
         same = a == b
         assert float(same.double().mean()) > 0.999
         assert torch.equal(a < 0, b < 0)
-    monkeypatch.setattr(neighbours, "TILE_ELEMENTS", 5 * 700)  # five questions at a time
-    for a, b in zip(compiled, answers(), strict=True):
+    monkeypatch.setattr(torch_backend, "NEAREST_ELEMENTS", 5 * 700)  # five points at a time
+    for a, b in zip(compiled, answers(TORCH), strict=True):
         assert float((a == b).double().mean()) > 0.999
 
 
-@pytest.mark.skipif(not native.available(), reason="the compiled kernels are not installed")
+@pytest.mark.skipif(not COMPILED.available, reason="the compiled kernels are not installed")
 def test_the_number_of_threads_changes_nothing():
     X, lengthscale = points(500, 4, "duplicate rows")
-    search = NeighbourSearch(X, lengthscale, "scan")
-    one = search.nearest(X, 11)
+    index = NeighbourIndex(X, lengthscale, "scan")
+    one = index.nearest(X, 11)
     try:
         torch.set_num_threads(3)
-        assert torch.equal(search.nearest(X, 11), one)
+        assert torch.equal(index.nearest(X, 11), one)
     finally:
         torch.set_num_threads(1)
 
 
-def test_the_method_is_chosen_by_rows_and_columns(monkeypatch):
+def test_the_kind_is_chosen_by_rows_and_columns(monkeypatch):
     monkeypatch.setattr(neighbours, "TREE_ROWS", 20)
     monkeypatch.setattr(neighbours, "SCAN_ROWS", 300)
     monkeypatch.setattr(neighbours, "_faiss", lambda: None)
-    assert NeighbourSearch(points(80, 2)[0]).method == "tree"
-    assert NeighbourSearch(points(79, 2)[0]).method == "scan"
-    assert NeighbourSearch(points(600, 9)[0]).method == "scan"
+    assert NeighbourIndex(points(80, 2)[0]).kind == "tree"
+    assert NeighbourIndex(points(79, 2)[0]).kind == "scan"
+    assert NeighbourIndex(points(600, 9)[0]).kind == "scan"
     with pytest.raises(ValueError, match="needs faiss"):
-        NeighbourSearch(points(600, 9)[0], method="approximate")
+        NeighbourIndex(points(600, 9)[0], kind="approximate")
 
 
 def test_approximate_search_returns_rows_that_count_and_most_of_the_nearest(monkeypatch):
     pytest.importorskip("faiss")
     monkeypatch.setattr(neighbours, "SCAN_ROWS", 3000)
     X, lengthscale = points(6000, 8)
-    search = NeighbourSearch(X, lengthscale)
-    assert search.method == "approximate"
-    exact = NeighbourSearch(X, lengthscale, "scan")
-    questions, rows = points(200, 8, seed=1)[0], torch.arange(0, 6000, 20)
+    index = NeighbourIndex(X, lengthscale)
+    assert index.kind == "approximate"
+    exact = NeighbourIndex(X, lengthscale, "scan")
+    new, rows = points(200, 8, seed=1)[0], torch.arange(0, 6000, 20)
     pairs = [
-        (search.nearest(questions, 10), exact.nearest(questions, 10)),
-        (search.nearest(X[rows], 10, left_out=rows), exact.nearest(X[rows], 10, left_out=rows)),
+        (index.nearest(new, 10), exact.nearest(new, 10)),
+        (index.nearest(X[rows], 10, left_out=rows), exact.nearest(X[rows], 10, left_out=rows)),
     ]
     assert not bool((pairs[1][0] == rows[:, None]).any())
     for found, best in pairs:
         assert all(len(set(row)) == 10 for row in found.tolist())
         hits = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), best.tolist(), strict=True))
         assert hits > 0.8 * best.numel()
-    everything = search.nearest(questions[:3], 6000)  # more than the lists looked through hold
+    everything = index.nearest(new[:3], 6000)  # more than the lists looked through hold
     assert torch.equal(everything.sort().values, torch.arange(6000).expand(3, -1))
-    assert_earlier(search, torch.randperm(6000, generator=torch.Generator().manual_seed(0)), 5, 0.8)
-    assert torch.equal(NeighbourSearch(X, lengthscale).nearest(questions, 10), pairs[0][0])  # nothing is random
+    assert_earlier(index, torch.randperm(6000, generator=torch.Generator().manual_seed(0)), 5, 0.8)
+    assert torch.equal(NeighbourIndex(X, lengthscale).nearest(new, 10), pairs[0][0])  # nothing is random
 
 
 @pytest.mark.usefixtures("annotations_off")
 def test_wrong_arguments_are_refused_with_a_remedy():
     X, lengthscale = points(20, 3)
     with pytest.raises(ValueError, match='expected "auto", "tree", "scan" or "approximate"'):
-        NeighbourSearch(X, lengthscale, "nearest")
+        NeighbourIndex(X, lengthscale, "nearest")
     with pytest.raises(ValueError, match=r"lengthscale has shape \(2,\), expected \(3,\)"):
-        NeighbourSearch(X, lengthscale[:2])
-    search = NeighbourSearch(X, lengthscale)
+        NeighbourIndex(X, lengthscale[:2])
+    index = NeighbourIndex(X, lengthscale)
     with pytest.raises(ValueError, match="k is 21, expected a whole number from 1 to 20"):
-        search.nearest(X, 21)
+        index.nearest(X, 21)
     with pytest.raises(ValueError, match="k is 20, expected a whole number from 1 to 19"):
-        search.nearest(X, 20, left_out=torch.arange(20))
+        index.nearest(X, 20, left_out=torch.arange(20))
     with pytest.raises(ValueError, match="k is 0"):
-        search.earlier(torch.arange(20), torch.arange(20), 0)
+        index.earlier(torch.arange(20), torch.arange(20), 0)

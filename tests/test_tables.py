@@ -206,7 +206,7 @@ def test_standard_input_stays_open(monkeypatch):
     ("name", "content", "said"),
     [
         ("t.csv", "", r"t\.csv is empty"),
-        ("t.csv", "\n \n", r"t\.csv is empty, expected a line of column names"),
+        ("t.csv", "\n \n", r"t\.csv is empty, expected a line with the column names"),
         ("t.csv", "a,b\n", r"t\.csv has no rows"),
         ("t.csv", "a,b\n\n\n", r"t\.csv has no rows"),
         ("t.csv", "a,b,a\n1,2,3\n", r"first line of .*t\.csv has more than one column named 'a'"),
@@ -218,11 +218,11 @@ def test_standard_input_stays_open(monkeypatch):
         ("t.csv", '"a\nz",b\n1,2\n1,2,3\n', "Expected 2 fields in line 4, saw 3"),
         ("t.csv", "a,b\n1,2,5\n3,4,6\n", "from line 2 on, rows have more fields than the first line has names"),
         ("t.csv", 'a,b\n1,2\n3,"4\n5,6\n', "EOF inside string starting at line 3"),
-        ("t.csv", "1.5,2\n3,4\n", r"numbers alone in its first line \(1.5, 2\).*add a line"),
+        ("t.csv", "1.5,2\n3,4\n", r"only numbers in its first line \(1.5, 2\).*add a line"),
         ("t.csv", "a,b\n1,h\xe9\n".encode("latin1"), r"t\.csv is not UTF-8: it has the byte 0xe9.*iconv"),
         ("t.csv", b"a,\xff\n1,2\n", r"t\.csv is not UTF-8"),
-        ("t.csv.gz", b"a,b\n1,2\n", r"t\.csv\.gz is not a whole gzip file"),
-        ("t.csv.gz", gzip.compress(b"a,b\n1,2\n" * 99, mtime=0)[:-9], r"t\.csv\.gz is not a whole gzip file"),
+        ("t.csv.gz", b"a,b\n1,2\n", r"t\.csv\.gz is not a complete gzip file"),
+        ("t.csv.gz", gzip.compress(b"a,b\n1,2\n" * 99, mtime=0)[:-9], r"t\.csv\.gz is not a complete gzip file"),
         ("t.parquet", b"PAR1 not really", r"t\.parquet cannot be read as a Parquet file"),
         ("t.npz", b"PK not really", r"t\.npz cannot be read as an NPZ file"),
         ("t.xlsx", "a", r"t\.xlsx cannot be read: the ending of its name is '\.xlsx', expected one of \.csv, .*\.npz"),
@@ -238,7 +238,7 @@ def test_paths_that_cannot_be_read(tmp_path):
     for function in (read_table, stream_table, table_size):  # a stream too says so at once
         with pytest.raises(FileNotFoundError, match=r"none\.csv does not exist"):
             function(tmp_path / "none.csv")
-        with pytest.raises(IsADirectoryError, match="is a directory, expected a file"):
+        with pytest.raises(IsADirectoryError, match="is a folder, expected a file"):
             function(tmp_path)
     with pytest.raises(ValueError, match="rows is 0"):
         stream_table(put(tmp_path, "t.csv", "a\n1\n"), rows=0)
@@ -332,7 +332,7 @@ def test_npz_names(tmp_path, arrays, names):
     [
         ({"X": X, "y": Y[:4]}, "differ in their number of rows: X has 5, y has 4"),
         ({"X": X, "extra": Y[:3]}, "X has 5, extra has 3"),
-        ({"X": X.astype(object)}, "array 'X' holds Python objects, which are not loaded since loading can run code"),
+        ({"X": X.astype(object)}, "array 'X' holds Python objects, which are not loaded because that can run code"),
         ({"X": X, "names": ["u"]}, "names has 1 entries, expected 2"),
         ({"X": X, "names": ["u", "u"]}, "more than one column named 'u'"),
         ({"X": X, "x1": Y}, "more than one column named 'x1'"),
@@ -381,7 +381,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, name):
         interrupted()
     with pytest.raises(ValueError, match="columns 'a', 'n', the first one had 'a', 'n', 'größe', 'b'"):
         write(path, FRAME, FRAME[["a", "n"]])
-    with pytest.raises(ValueError, match="is not written: no rows came"):
+    with pytest.raises(ValueError, match="is not written: there were no rows"):
         write(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [name]
@@ -407,10 +407,10 @@ def test_paths_that_cannot_be_written(tmp_path):
         ValueError, match=r"t\.npz cannot be written.*'\.npz', expected one of \.csv, \.csv\.gz, \.parquet"
     ):
         TableWriter(tmp_path / "t.npz")
-    with pytest.raises(FileNotFoundError, match=r"there is no directory .*none; create it"):
+    with pytest.raises(FileNotFoundError, match=r"the folder .*none does not exist; create it"):
         TableWriter(tmp_path / "none" / "t.csv")
     (tmp_path / "d.csv").mkdir()
-    with pytest.raises(IsADirectoryError, match=r"d\.csv is a directory"):
+    with pytest.raises(IsADirectoryError, match=r"d\.csv is a folder"):
         TableWriter(tmp_path / "d.csv")
     with pytest.raises(ValueError, match="more than one column named 'a'"):
         write(tmp_path / "t.csv", pd.DataFrame([[1, 2]], columns=["a", "a"]))

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cagp import Method, fit
-from cagp.training import FitResult, Step
-from cagp.training.fit import FLAT
+from cagp import fit
+from cagp.training import FitResult, Step, Trainable
+from cagp.training.fitting import FLAT
 
 NOTHING = (torch.zeros(1, 1), torch.zeros(1))  # the data of methods that need none
 
 
-class Noted(Method):
-    """x² plus what ``offsets`` says of each call; notes what ``adapt`` is told, and does then what ``changes`` says."""
+class Noted(Trainable):
+    """x² plus the ``offsets`` of each call; notes what ``prepare`` is told, and then does what ``changes`` say."""
 
     def __init__(self, offsets: dict[int, float] | None = None, changes: dict[int, str] | None = None):
         super().__init__()
@@ -23,12 +23,12 @@ class Noted(Method):
         self.visited: list[float] = []
         self.told: list[tuple[int, float, bool]] = []
 
-    def objective_terms(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> dict[str, Tensor]:
+    def objective_terms(self, X, y, row_noise=None, *, rows=None) -> dict[str, Tensor]:
         call = len(self.visited)
         self.visited.append(self.x.item())
         return {"square": self.x.square(), "offset": torch.tensor(self.offsets.get(call, 0.0), dtype=torch.float64)}
 
-    def adapt(self, X: Tensor, step: int, share: float, flat: bool) -> str | None:
+    def prepare(self, X, y, row_noise, *, step, share, flat, rows) -> str | None:
         self.told.append((step, share, flat))
         return self.changes.get(step)
 
@@ -39,7 +39,7 @@ class Estimated(Noted):
     stochastic = True
 
 
-# --- adapt ------------------------------------------------------------------------------------------------------------
+# --- prepare ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_method_is_told_the_step_and_the_share_of_steps_behind():

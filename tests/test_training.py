@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cagp import GP, CaGPOpt, GaussianNoise, fit, metrics
 from cagp.kernels import Matern32, Matern52, Scale
-from cagp.training import Step
+from cagp.training import ParameterGroup, Step, Trainable
 
 
 def wave(n: int = 60, noise: float = 0.1, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -74,30 +74,22 @@ def test_fixed_parameters_stay():
     assert m.prior.kernel.kernel.lengthscale.item() != lengthscale
 
 
-class Slope(nn.Module):
+class Slope(Trainable):
     """An objective whose gradient is 1 in each parameter: every step of Adam is then the learning rate itself."""
-
-    stochastic = False
 
     def __init__(self):
         super().__init__()
         self.first = nn.Parameter(torch.zeros((), dtype=torch.float64))
         self.second = nn.Parameter(torch.zeros((), dtype=torch.float64))
 
-    def objective_terms(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> dict[str, Tensor]:
+    def objective_terms(self, X, y, row_noise=None, *, rows=None) -> dict[str, Tensor]:
         return {"first": self.first, "second": self.second}
 
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        return {"hyperparameters": [self.first], "actions": [self.second]}
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        return {"hyperparameters": ParameterGroup([self.first], 0.2), "actions": ParameterGroup([self.second], 1.0)}
 
     def hyperparameters(self) -> dict[str, float]:
         return {"first": self.first.item()}
-
-    def adapt(self, X: Tensor, step: int, share: float, flat: bool) -> str | None:
-        return None
-
-    def findings(self, X: Tensor, y: Tensor) -> list[str]:
-        return []
 
 
 def learning_rates(num_steps: int, **options) -> tuple[list[float], list[float]]:

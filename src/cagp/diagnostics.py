@@ -20,8 +20,8 @@ from cagp.engine import BlockWeights, kernel_product
 from cagp.iterative import top_eigenvectors
 from cagp.limits import EXACT_ROWS
 from cagp.linalg import JitterWarning, conjugate_gradients, safe_cholesky
-from cagp.methods import CaGPLocal, CholeskyGP, LocalPosterior
-from cagp.posteriors import CaGPPosterior, Posterior
+from cagp.methods import CaGPLocal, CholeskyGP
+from cagp.posteriors import CaGPPosterior, LocalPosterior, Posterior
 from cagp.projection import Projection
 from cagp.solver import Solver
 from cagp.system import System

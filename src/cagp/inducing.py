@@ -16,6 +16,9 @@ INDUCING_NOISE = {torch.float64: 1e-12, torch.float32: 1e-6}
 """Inducing variables are u = f(Z) + independent noise of this share of the prior variance, by the dtype of the data:
 k(Z, Z) stays well enough conditioned for kernels of that precision when points come close. Bounds remain bounds."""
 
+INDUCING_RATE = 0.1
+"""Adam's learning rate of inducing points, in units of their own spread."""
+
 CHOICE_ROWS = 20_000
 """Inducing points are chosen among this many rows, drawn at random, where there are more."""
 
@@ -61,12 +64,17 @@ def see_through(
     y: Float[Tensor, " n"],
     row_noise: Float[Tensor, " n"] | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    *,
+    check: bool = True,
 ) -> InducingStatistics:
-    """Sums over the rows of ``X``, differentiable in hyperparameters and Z. Time O(n m (d + m) + m³), memory O(n m)."""
-    check_data(X, y, row_noise)
-    if X.shape[1] != Z.shape[1]:
-        raise ValueError(f"X has {X.shape[1]} columns, the inducing points have {Z.shape[1]}; choose them from X.")
-    noise = prior.noise_variance(X, row_noise)
+    """Sums over the rows of ``X``, differentiable in hyperparameters and Z. Time O(n m (d + m) + m³), memory O(n m).
+
+    Args:
+        check: False if ``check_inducing`` has seen these data.
+    """
+    if check:
+        check_inducing(prior, Z, X, y, row_noise)
+    noise = prior.noise(X, row_noise)
     residual = (y - prior.mean(X)).double()
     chol = inducing_cholesky(prior, Z, X.dtype)
     KZ = kernel_product(prior.kernel, X, Z.to(X), max_bytes=max_bytes)
@@ -79,6 +87,14 @@ def see_through(
         (prior.kernel.diag(X).double() / noise).sum(),
         torch.log(2 * math.pi * noise).sum(),
     )
+
+
+def check_inducing(prior: GP, Z: Tensor, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+    """Raise ValueError unless the data fit together, and suit the prior's noise and the inducing points ``Z``."""
+    check_data(X, y, row_noise)
+    prior.noise.check(row_noise)
+    if X.shape[1] != Z.shape[1]:
+        raise ValueError(f"X has {X.shape[1]} columns, the inducing points have {Z.shape[1]}; choose them from X.")
 
 
 def inducing_cholesky(prior: GP, Z: Float[Tensor, "m d"], dtype: torch.dtype) -> Float[Tensor, "m m"]:

@@ -1,6 +1,6 @@
-"""Covariance functions: what the prior believes about how values at two inputs vary together.
+"""Covariance functions: how the prior expects the values at two inputs to vary together.
 
-A kernel is a torch module whose ``forward(X, Z)`` returns the matrix k(X, Z). That is all a kernel of your own needs:
+A kernel is a torch module whose ``forward(X, Z)`` returns the matrix k(X, Z). A kernel of your own needs nothing else:
 
     class Periodic(Kernel):
         period, lengthscale = Positive(), Positive()
@@ -15,6 +15,7 @@ A kernel is a torch module whose ``forward(X, Z)`` returns the matrix k(X, Z). T
 
 It then works everywhere, gradients included, through the engine's torch tiles. The stationary kernels of this file are
 also compiled. ``forward`` is the reference formula: large products go through ``cagp.engine.kernel_product`` instead.
+``cagp.kernel_registry`` lists the kernels of this file.
 """
 
 import math
@@ -27,6 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from cagp.kernel_registry import KERNELS, NAMES, KernelEntry
 from cagp.parameters import Positive
 
 
@@ -35,7 +37,11 @@ class Kernel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
-        """The matrix k(X, Z), in the dtype of ``X``."""
+        """The matrix k(X, Z)."""
+
+    def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
+        """``forward(X, Z)``, in the dtype of ``X`` whatever dtype ``forward`` computes in."""
+        return super().__call__(X, Z).to(X.dtype)
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """The diagonal of k(X, X), in O(n)."""
@@ -218,3 +224,15 @@ class Product(Kernel):
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return reduce(operator.mul, (k.diag(X) for k in self.parts))
+
+
+def kernel_class(name: str) -> type[Kernel]:
+    """The class of a kernel of this package by its name in ``cagp.kernel_registry``, for example "matern32"."""
+    if name not in KERNELS:
+        raise ValueError(f"kernel is {name!r}, expected one of {', '.join(NAMES)}.")
+    return globals()[KERNELS[name].class_name]
+
+
+def entry_of(kernel: Kernel) -> KernelEntry | None:
+    """The registry's entry for a kernel of this package; None for a class of your own."""
+    return next((entry for entry in KERNELS.values() if type(kernel) is globals()[entry.class_name]), None)

@@ -29,12 +29,17 @@ def elbo(
     y: Float[Tensor, " n"],
     row_noise: Float[Tensor, " n"] | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    *,
+    check: bool = True,
 ) -> Elbo:
     """Evidence lower bound of the CaGP posterior; log p(y) when S is square (eq. ELBO training loss, explicit form).
 
     Time O(n m d + n i²), memory O(n i).
+
+    Args:
+        check: False if ``cagp.projection.check_projection`` has seen these data.
     """
-    p = project(prior, actions, X, y, row_noise, max_bytes)
+    p = project(prior, actions, X, y, row_noise, max_bytes, check=check)
     # The data term is a sum over rows, and rows in the support have their KS already.
     rows = actions.support
     expected = _expected_log_likelihood(prior, p, X[rows], y[rows], _take(row_noise, rows), p.KS)
@@ -53,7 +58,7 @@ def _expected_log_likelihood(
     mean, explained = row_moments(KS, p.chol, p.weights)
     error = (y - prior.mean(X)).double() - mean
     variance = prior.kernel.diag(X).double() - explained
-    noise = prior.noise_variance(X, row_noise)
+    noise = prior.noise(X, row_noise)
     return -0.5 * ((error.square() + variance) / noise + torch.log(2 * math.pi * noise)).sum()
 
 
@@ -71,12 +76,17 @@ def projected_nll(
     y: Float[Tensor, " n"],
     row_noise: Float[Tensor, " n"] | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    *,
+    check: bool = True,
 ) -> Float[Tensor, ""]:
     """-log p(S'ᵀy), S' = S with orthonormal columns (eq. projected-data log marginal likelihood).
 
     It sees the data in the span of S alone, and overestimates the noise; the ELBO does not.
+
+    Args:
+        check: False if ``cagp.projection.check_projection`` has seen these data.
     """
-    p = project(prior, actions, X, y, row_noise, max_bytes)
+    p = project(prior, actions, X, y, row_noise, max_bytes, check=check)
     ones = torch.ones(p.X.shape[0], dtype=torch.float64, device=p.X.device)
     gram = safe_cholesky(noise_gram(p.W, ones), "SᵀS")
     quadratic = p.targets @ p.weights

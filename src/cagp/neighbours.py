@@ -1,4 +1,4 @@
-"""The rows nearest to a question, in units of the lengthscales."""
+"""The training rows nearest to a test point, in units of the lengthscales."""
 
 import importlib
 import math
@@ -10,40 +10,40 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 from cagp.checks import check_count, check_matrix
-from cagp.engine import native
+from cagp.engine import Backend, choose_backend
 
-Method = Literal["auto", "tree", "scan", "approximate"]
+IndexKind = Literal["auto", "tree", "scan", "approximate"]
 
 TREE_ROWS = 2_000
-"""A k-d tree pays from this times 2ᵈ rows on: in more columns it looks at more of them than it leaves out."""
+"""A k-d tree is faster than a scan from this times 2ᵈ rows: with more columns it visits more rows than it skips."""
 
 SCAN_ROWS = 200_000
-"""From this many rows on, "auto" takes an approximate search where no k-d tree is of use and faiss is installed."""
-
-TILE_ELEMENTS = 2**24
-"""Distances that a scan in torch holds at once."""
+"""From this many rows, "auto" takes an approximate search if a k-d tree is no faster and faiss is installed."""
 
 
-class NeighbourSearch:
+class NeighbourIndex:
     """An index of the rows of ``X``, for the lengthscales it was made with.
 
     Args:
         lengthscale: the unit of each column; None for the units of ``X``.
-        method: "scan" (exact: compare with every row, compiled), "tree" (exact: a k-d tree, for few columns),
+        kind: "scan" (exact: compare with every row, compiled), "tree" (exact: a k-d tree, for few columns),
             "approximate" (inverted lists of faiss, for many rows in many columns) or "auto".
-        origin: the point that rows are measured from, which matters to round-off alone; None for their mean.
+        origin: the point that rows are measured from, which affects round-off only; None for their mean.
+        backend: computes the scans; None for the fastest that applies.
     """
 
     def __init__(
         self,
         X: Float[Tensor, "n d"],
         lengthscale: Float[Tensor, " d"] | None = None,
-        method: Method = "auto",
+        kind: IndexKind = "auto",
         origin: Float[Tensor, " d"] | None = None,
+        *,
+        backend: Backend | None = None,
     ):
         check_matrix(X, "X")
-        if method not in ("auto", "tree", "scan", "approximate"):
-            raise ValueError(f'method is {method!r}, expected "auto", "tree", "scan" or "approximate".')
+        if kind not in ("auto", "tree", "scan", "approximate"):
+            raise ValueError(f'kind is {kind!r}, expected "auto", "tree", "scan" or "approximate".')
         if lengthscale is not None and lengthscale.shape != X.shape[1:]:
             raise ValueError(f"lengthscale has shape {tuple(lengthscale.shape)}, expected ({X.shape[1]},).")
         self.lengthscale = None if lengthscale is None else lengthscale.detach().clone()
@@ -52,16 +52,17 @@ class NeighbourSearch:
             torch.ones_like(self.origin) if lengthscale is None else 1 / lengthscale.detach().to(self.origin)
         )
         self.num_rows = X.shape[0]
-        self.method: Method = self._chosen(X) if method == "auto" else method
+        self.kind: IndexKind = self._chosen(X) if kind == "auto" else kind
+        self.backend = backend
         self.points = self._scaled(X)
         self._known_order: tuple[Tensor, Tensor] | None = None
         self._prefixes: dict[int, _Prefix] = {}
-        if self.method == "tree":
+        if self.kind == "tree":
             self.tree = KDTree(self.points.cpu().numpy())
-        elif self.method == "approximate":
-            self.lists = _InvertedLists(self.points)
+        elif self.kind == "approximate":
+            self.lists = _InvertedLists(self.points, backend)
 
-    def _chosen(self, X: Tensor) -> Method:
+    def _chosen(self, X: Tensor) -> IndexKind:
         n, d = X.shape
         if X.device.type == "cpu" and n >= TREE_ROWS * 2**d:
             return "tree"
@@ -74,50 +75,50 @@ class NeighbourSearch:
         return ((X.detach().double() - self.origin) * self.inverse_scale).float().contiguous()
 
     def nearest(
-        self, questions: Float[Tensor, "t d"], k: int, left_out: Int[Tensor, " t"] | None = None
+        self, points: Float[Tensor, "t d"], k: int, left_out: Int[Tensor, " t"] | None = None
     ) -> Int[Tensor, "t k"]:
-        """The ``k`` rows nearest to each question, nearest first.
+        """The ``k`` rows nearest to each test point, nearest first.
 
         Args:
-            left_out: a row for each question that does not count: the question itself, where it is a row of ``X``.
+            left_out: a row for each test point that does not count: the point itself, where it is a row of ``X``.
         """
         available = self.num_rows - (left_out is not None)
         check_count(k, "k", available, "the number of rows that count")
-        points = self._scaled(questions)
-        if self.method == "scan":
-            return _scan(points, self.points, k, left_out, None)
+        points = self._scaled(points)
+        if self.kind == "scan":
+            return _scan(points, self.points, k, left_out, None, self.backend)
         if left_out is None:
             return self._query(points, k)
         rows = self._query(points, k + 1)
-        # Drops the row itself, or the last one where so many duplicates came first that it is not among them.
+        # Drops the row itself, or the last one if the row is not among them because of its many duplicates.
         counts = rows != left_out[:, None]
         order = counts.int().argsort(dim=1, descending=True, stable=True)
         return rows.gather(1, order[:, :k])
 
     def _query(self, points: Tensor, k: int) -> Tensor:
-        if self.method == "approximate":
+        if self.kind == "approximate":
             return self.lists.nearest(points, k)
         _, rows = self.tree.query(points.cpu().numpy(), k=k, workers=torch.get_num_threads())
         return torch.as_tensor(rows).view(len(points), k).to(points.device)
 
-    def spatial_order(self, questions: Float[Tensor, "t d"]) -> Int[Tensor, " t"]:
-        """The questions in an order in which near ones are close to each other: by the leaves of a k-d tree."""
-        order = KDTree(self._scaled(questions).cpu().numpy()).indices
-        return torch.as_tensor(order, dtype=torch.long, device=questions.device)
+    def spatial_order(self, points: Float[Tensor, "t d"]) -> Int[Tensor, " t"]:
+        """An order of the test points in which near ones follow each other: by the leaves of a k-d tree."""
+        order = KDTree(self._scaled(points).cpu().numpy()).indices
+        return torch.as_tensor(order, dtype=torch.long, device=points.device)
 
     def earlier(self, rows: Int[Tensor, " t"], position: Int[Tensor, " n"], k: int) -> Int[Tensor, "t k"]:
         """The ``k`` nearest among the rows that come before each of ``rows`` in an order; -1 where there are fewer.
 
-        Exact by scan. Otherwise the ``4 k`` nearest rows of all are looked through first; where fewer than ``k`` of
-        them come earlier, the rest are the nearest of the first half of all that do.
+        A scan is exact. The other kinds first look at the ``4 k`` nearest of all rows. Where fewer than ``k`` of them
+        come earlier, they add the nearest rows of the first half of those that do.
 
         Args:
             position: the place of every row in the order.
         """
         check_count(k, "k", 2**31, "a size that can be computed")
         order = self._order(position)
-        if self.method == "scan":
-            found = _scan(self.points[rows], self.points[order], k, None, position[rows])
+        if self.kind == "scan":
+            found = _scan(self.points[rows], self.points[order], k, None, position[rows], self.backend)
             return torch.where(found >= 0, order[found.clamp_min(0)], -1)
         return self._earlier_by_prefixes(rows, position, order, k)
 
@@ -129,21 +130,21 @@ class NeighbourSearch:
             mine = rows[asked]
             size = min(2 ** (exponent + 1), self.num_rows)
             if size <= 4096:
-                found = _scan(self.points[mine], self.points[order[:size]], k, None, position[mine])
+                found = _scan(self.points[mine], self.points[order[:size]], k, None, position[mine], self.backend)
                 out[asked] = torch.where(found >= 0, order[found.clamp_min(0)], -1)
                 continue
             near = self._prefix(order, size).nearest_scaled(self.points[mine], min(4 * k, size))
             half = self._prefix(order, size // 2).nearest_scaled(self.points[mine], min(k, size // 2))
             candidates = torch.cat([near, half], dim=1)
             counts = position[candidates] < position[mine][:, None]
-            # Nearest first; those of the first half come after all others and fill what is missing.
+            # Nearest first; those of the first half come after all others and fill the places left.
             counts[:, near.shape[1] :] &= ~(half[:, :, None] == near[:, None, :]).any(2)
             ranked = counts.int().argsort(dim=1, descending=True, stable=True)[:, :k]
             out[asked] = torch.where(counts.gather(1, ranked), candidates.gather(1, ranked), -1)
         return out
 
     def _order(self, position: Tensor) -> Tensor:
-        """The rows in their order: kept for the next call, as are the indices of its prefixes."""
+        """The rows in their order, kept for the next call together with the indices of its prefixes."""
         if self._known_order is None or not torch.equal(self._known_order[0], position):
             self._known_order = position.clone(), position.argsort()
             self._prefixes.clear()
@@ -151,46 +152,26 @@ class NeighbourSearch:
 
     def _prefix(self, order: Tensor, size: int) -> "_Prefix":
         if size not in self._prefixes:
-            self._prefixes[size] = _Prefix(self.points, order[:size], self.method)
+            self._prefixes[size] = _Prefix(self.points, order[:size], self.kind, self.backend)
         return self._prefixes[size]
 
 
 class _Prefix:
     """The first rows of an order, with an index of their own."""
 
-    def __init__(self, points: Tensor, rows: Tensor, method: Method):
+    def __init__(self, points: Tensor, rows: Tensor, kind: IndexKind, backend: Backend | None):
         self.rows = rows
-        self.search = NeighbourSearch(points[rows], method=method)
+        self.index = NeighbourIndex(points[rows], kind=kind, backend=backend)
 
     def nearest_scaled(self, points: Tensor, k: int) -> Tensor:
-        return self.rows[self.search.nearest(points, k)]
+        return self.rows[self.index.nearest(points, k)]
 
 
-def _scan(questions: Tensor, points: Tensor, k: int, left_out: Tensor | None, before: Tensor | None) -> Tensor:
+def _scan(
+    points: Tensor, X: Tensor, k: int, left_out: Tensor | None, before: Tensor | None, backend: Backend | None
+) -> Tensor:
     """The nearest of all rows, by increasing distance; only those before ``before`` where given. -1 for none."""
-    if native.available() and questions.device.type == "cpu":
-        rows = torch.empty(len(questions), k, dtype=torch.long)
-        plain = [None if v is None else v.contiguous() for v in (left_out, before)]
-        native.module().nearest(questions.contiguous(), points.contiguous(), *plain, rows, torch.get_num_threads())
-        return rows
-    every = torch.arange(len(questions), device=questions.device)
-    return torch.cat(
-        [
-            _scan_tile(questions[tile], points, k, *(None if v is None else v[tile] for v in (left_out, before)))
-            for tile in every.split(max(1, TILE_ELEMENTS // len(points)))
-        ]
-    )
-
-
-def _scan_tile(questions: Tensor, points: Tensor, k: int, left_out: Tensor | None, before: Tensor | None) -> Tensor:
-    distances = torch.cdist(questions, points, compute_mode="donot_use_mm_for_euclid_dist")
-    if left_out is not None:
-        distances.scatter_(1, left_out[:, None], math.inf)
-    if before is not None:
-        distances[torch.arange(len(points), device=points.device) >= before[:, None]] = math.inf
-    found = distances.topk(min(k, len(points)), largest=False)
-    rows = torch.where(found.values < math.inf, found.indices, -1)
-    return torch.nn.functional.pad(rows, (0, k - rows.shape[1]), value=-1)
+    return choose_backend(None, points, backend).nearest(points, X, k, left_out, before)
 
 
 def _faiss():
@@ -202,18 +183,18 @@ def _faiss():
 
 
 class _InvertedLists:
-    """Rows in √n lists around centres; a question looks through the 16 nearest lists."""
+    """Rows in √n lists around centres; a search looks through the 16 lists nearest to the test point."""
 
     LISTS_SEARCHED = 16
 
-    def __init__(self, points: Tensor):
+    def __init__(self, points: Tensor, backend: Backend | None):
         faiss = _faiss()
         if faiss is None:
             raise ValueError(
-                'method is "approximate", which needs faiss: pip install "cagp[ann]", or take "tree" or "scan".'
+                'kind is "approximate", which needs faiss: pip install "cagp[ann]", or use "tree" or "scan".'
             )
         num_lists = max(1, round(math.sqrt(len(points))))
-        self.points = points
+        self.points, self.backend = points, backend
         quantizer = faiss.IndexFlatL2(points.shape[1])
         self.index = faiss.IndexIVFFlat(quantizer, points.shape[1], num_lists)
         self.index.cp.seed = 0
@@ -222,9 +203,9 @@ class _InvertedLists:
         self.index.add(points.numpy())
         self.index.nprobe = self.LISTS_SEARCHED
 
-    def nearest(self, questions: Tensor, k: int) -> Tensor:
-        rows = torch.from_numpy(self.index.search(questions.numpy(), k)[1])
-        short = (rows < 0).any(1)  # too few rows in the lists looked through
+    def nearest(self, points: Tensor, k: int) -> Tensor:
+        rows = torch.from_numpy(self.index.search(points.numpy(), k)[1])
+        short = (rows < 0).any(1)  # too few rows in the lists that were searched
         if bool(short.any()):
-            rows[short] = _scan(questions[short], self.points, k, None, None)
+            rows[short] = _scan(points[short], self.points, k, None, None, self.backend)
         return rows

@@ -1,8 +1,8 @@
-"""Priors and posteriors as states that ``cagp.storage`` can write: names, numbers and tensors, nothing executable.
+"""Priors and posteriors as states that ``cagp.tensor_files`` can write: names, numbers and tensors, nothing executable.
 
-A posterior made from its state answers with the same bits on the same machine. What follows from other parts is not
-stored but made again: search trees, the preconditioner of conjugate gradients, what shared actions explain of all rows.
-States hold no device; what is made from them is on the CPU.
+A posterior made from its state predicts the same bits on the same machine. What follows from other parts is not stored
+but computed again: search trees, the preconditioner of conjugate gradients, what shared actions explain of all rows.
+States hold no device: what is made from them is on the CPU.
 """
 
 import copy
@@ -14,34 +14,23 @@ from torch import Tensor, nn
 
 from cagp.checks import check_data, check_matrix
 from cagp.engine import BlockWeights
-from cagp.kernels import (
-    RBF,
-    Constant,
-    Kernel,
-    Linear,
-    Matern12,
-    Matern32,
-    Matern52,
-    Product,
-    RationalQuadratic,
-    Scale,
-    Stationary,
-    Sum,
-)
+from cagp.kernel_registry import KERNELS
+from cagp.kernels import Kernel, Linear, Product, Scale, Stationary, Sum, kernel_class
 from cagp.linalg import CGResult
-from cagp.local import SharedActions
-from cagp.methods import LocalPosterior
-from cagp.neighbours import NeighbourSearch
-from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, Posterior
+from cagp.local_inference import SharedActions
+from cagp.neighbours import NeighbourIndex
+from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, LocalPosterior, Posterior
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, Mean, Noise, ZeroMean
 from cagp.solver import Solver
 from cagp.storage import State
 from cagp.system import System
 
-KERNELS = (RBF, Matern12, Matern32, Matern52, RationalQuadratic, Constant, Linear, Scale, Sum, Product)
 MEANS = (ZeroMean, ConstantMean, LinearMean)
 NOISES = (GaussianNoise, KnownNoise)
-CLASSES: dict[str, type[nn.Module]] = {c.__name__: c for c in (*KERNELS, *MEANS, *NOISES)}
+CLASSES: dict[str, type[nn.Module]] = {
+    **{entry.class_name: kernel_class(name) for name, entry in KERNELS.items()},
+    **{c.__name__: c for c in (*MEANS, *NOISES)},
+}
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -54,13 +43,13 @@ T = TypeVar("T")
 def prior_state(prior: GP) -> State:
     """Kernel, mean and noise by the names of their classes, with floors and raw parameters, bit for bit.
 
-    A kernel of your own class is stored as its name, its plain attributes and its tensors.
+    A kernel of a class of your own is stored as the name of its class, its plain attributes and its tensors.
     """
     for name, part, known in (("mean", prior.mean, MEANS), ("noise", prior.noise, NOISES)):
         if type(part) not in known:
             raise ValueError(
                 f"the {name} is a {type(part).__name__}, a class of your own, which cannot be stored; expected "
-                f"{_either(known)}. A kernel may be of your own: a mean can often be written as one."
+                f"{_either(known)}. Only kernels can be of a class of your own; many means can be written as a kernel."
             )
     return {name: _module_state(part) for name, part in prior.named_children()}
 
@@ -69,8 +58,8 @@ def prior_from_state(state: State, kernel: Kernel | None = None) -> GP:
     """The prior of a state.
 
     Args:
-        kernel: one of the structure of the stored kernel; needed where that has classes of your own. It is copied, and
-            the copy takes the stored parameters. None: made from the stored names.
+        kernel: a kernel with the structure of the stored one; needed if that has classes of your own. It is copied, and
+            the copy gets the stored parameters. None: the kernel is made from the stored names.
     """
     stored = _entry(state, "kernel", dict)
     if kernel is None:
@@ -95,7 +84,7 @@ def _parts(module: nn.Module) -> list[nn.Module]:
 
 
 def _is_own(module: nn.Module) -> bool:
-    """Whether the class is none of this package's, whatever its name."""
+    """Whether the class is not one of this package, whatever its name."""
     return CLASSES.get(type(module).__name__) is not type(module)
 
 
@@ -111,7 +100,7 @@ def _module_state(module: nn.Module) -> State:
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """The plain attributes of a module and of those inside it: what besides its tensors makes it what it is."""
+    """The plain attributes of a module and of those inside it, which together with its tensors define it."""
     return {
         f"{path}.{name}" if path else name: value
         for path, part in module.named_modules()
@@ -133,12 +122,12 @@ def _own_classes(state: State) -> list[str]:
 
 
 def _made(state: State, role: type[T]) -> T:
-    """The module of a state, where all its classes are the package's."""
+    """The module of a state; ValueError if it has classes of your own."""
     own = _own_classes(state)
     if own:
         raise ValueError(
             f"the stored kernel is {_words(state)}, and {own[0]} is a class of your own, whose code is not stored; "
-            f"give one of the same structure: cagp.load(path, kernel={_words(state)})."
+            f"give a kernel of the same structure: cagp.load(path, kernel={_words(state)})."
         )
     module = _with_default_values(state)
     if not isinstance(module, role):
@@ -148,7 +137,7 @@ def _made(state: State, role: type[T]) -> T:
 
 
 def _with_default_values(state: State) -> nn.Module:
-    """A module whose sizes are those of the stored tensors."""
+    """A module with the sizes of the stored tensors and default values."""
     made = CLASSES.get(_entry(state, "class", str))
     tensors = _entry(state, "tensors", dict)
     parts: list[Any] = [_with_default_values(part) for part in _entry(state, "parts", list)]
@@ -175,7 +164,7 @@ def _num_dims(tensors: State, name: str) -> int:
 
 
 def _fill(module: nn.Module, state: State) -> None:
-    """Give a module of the same structure the stored values."""
+    """Set the parameters of a module of the same structure to the stored values."""
     tensors = {name: _entry(state["tensors"], name, Tensor) for name in _entry(state, "tensors", dict)}
     own = _entry(state, "own", bool)
     expected = dict(module.state_dict()) if own else dict(module.named_parameters(recurse=False))
@@ -209,12 +198,12 @@ def _fill(module: nn.Module, state: State) -> None:
 
 
 def posterior_state(posterior: Posterior, dtype: torch.dtype | None = None) -> State:
-    """What a posterior is made of.
+    """The parts that define a posterior.
 
     Args:
-        dtype: torch.float32 rounds float64 training rows (inputs, targets, known noise, weights of actions) to it, for
-            about half the size. The posterior made from that state computes in float64 as before, with the rounded
-            rows: its answers are no longer the same bits. Hyperparameters, factors and inducing points are not rounded.
+        dtype: torch.float32 rounds float64 training rows (inputs, targets, known noise, weights of actions), which
+            about halves the size. The posterior made from that state still computes in float64, with the rounded rows:
+            its predictions no longer have the same bits. Hyperparameters, factors and inducing points are not rounded.
     """
     if type(posterior) not in WRITERS:
         raise ValueError(
@@ -224,7 +213,7 @@ def posterior_state(posterior: Posterior, dtype: torch.dtype | None = None) -> S
         raise ValueError(f"dtype is {dtype}, expected torch.float32, torch.float64 or None.")
 
     def rows(values: Tensor, name: str) -> Tensor:
-        """Rounded where that makes them smaller."""
+        """The values, rounded if that makes them smaller."""
         if dtype is None or values.dtype.itemsize <= dtype.itemsize:
             return values
         rounded = values.to(dtype)
@@ -254,7 +243,7 @@ def posterior_from_state(state: State, kernel: Kernel | None = None) -> Posterio
 
 
 def rows_stored(posterior: Posterior) -> int:
-    """How many rows of inputs a posterior holds: training rows, those with weight in an action, or inducing points."""
+    """The number of inputs a posterior holds: training rows, rows with weight in an action, or inducing points."""
     return posterior.X.shape[0]
 
 
@@ -278,7 +267,7 @@ def _cagp_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> CaGP
 
 def _inducing_state(posterior: InducingPosterior, rows: Rows) -> State:
     return {
-        "X": posterior.X,  # not rounded: ``chol`` is the factor of their almost singular covariance
+        "X": posterior.X,  # not rounded: ``chol`` is the factor of their nearly singular covariance
         "chol": posterior.chol,
         "whitened_mean": posterior.whitened_mean,
         "whitened_root": posterior.whitened_root,
@@ -324,15 +313,15 @@ def _cg_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> CGPost
 
 
 def _local_state(posterior: LocalPosterior, rows: Rows) -> State:
-    search, shared = posterior.search, posterior.shared
+    index, shared = posterior.index, posterior.shared
     return {
         "X": rows(posterior.X, "X"),
         "y": rows(posterior.y, "y"),
         "row_noise": None if posterior.row_noise is None else rows(posterior.row_noise, "row_noise"),
         "num_neighbours": posterior.num_neighbours,
-        "selection": posterior.selection,
+        "selection": "nearest",  # the only one left; older versions also wrote "greedy"
         "local_scale": posterior.local_scale,
-        "search": {"method": search.method, "lengthscale": search.lengthscale, "origin": search.origin},
+        "search": {"method": index.kind, "lengthscale": index.lengthscale, "origin": index.origin},
         "shared": None
         if shared is None
         else {
@@ -352,14 +341,19 @@ def _local_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> Loc
     check_data(X, y, row_noise)
     stored = _entry(state, "search", dict)
     lengthscale = _shaped(stored, "lengthscale", (d,)) if _has(stored, "lengthscale") else None
-    method, selection = _entry(stored, "method", str), _entry(state, "selection", str)
-    search = NeighbourSearch(X, lengthscale, method, _float64(stored, "origin", (d,)))  # pyright: ignore[reportArgumentType]
+    kind, selection = _entry(stored, "method", str), _entry(state, "selection", str)
+    if selection != "nearest":
+        raise ValueError(
+            f"the stored posterior selects its neighbours by {selection!r}, which this version of cagp cannot do; "
+            'expected "nearest". Fit the model again.'
+        )
+    search = NeighbourIndex(X, lengthscale, kind, _float64(stored, "origin", (d,)))  # pyright: ignore[reportArgumentType]
     k = _count(state, "num_neighbours")
-    if k > n or selection not in ("nearest", "greedy"):
-        raise _strange("'num_neighbours' or 'selection'")
+    if k > n:
+        raise _strange("'num_neighbours'")
     shared = _shared(_entry(state, "shared", dict), prior, X) if _has(state, "shared") else None
     scale = _entry(state, "local_scale", float) if _has(state, "local_scale") else None
-    return LocalPosterior(prior, X, y, row_noise, k, search, shared, selection, max_bytes, scale)  # pyright: ignore[reportArgumentType]
+    return LocalPosterior(prior, X, y, row_noise, k, search, shared, max_bytes, scale)
 
 
 def _shared(state: State, prior: GP, X: Tensor) -> SharedActions:
@@ -407,7 +401,7 @@ READERS: dict[str, Callable[[State, GP, Tensor, int], Posterior]] = {
 }
 
 
-# ---- what is expected of a state ----
+# ---- checks of a state ----
 
 
 def _strange(what: str) -> ValueError:
@@ -422,7 +416,7 @@ def _entry(state: State, name: str, kind: type[T]) -> T:
 
 
 def _has(state: State, name: str) -> bool:
-    """Whether an entry that may be None is something."""
+    """Whether an optional entry is not None."""
     if name not in state:
         raise _strange(repr(name))
     return state[name] is not None

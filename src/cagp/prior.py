@@ -66,7 +66,10 @@ class Noise(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, X: Float[Tensor, "n d"], row_noise: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
-        """D in float64; ``row_noise`` holds the known part of each row's variance."""
+        """D in float64; ``row_noise`` holds the known part of each row's variance, and is not checked here."""
+
+    def check(self, row_noise: Tensor | None) -> None:
+        """Raise ValueError unless these known variances, already checked to be zero or above, suit this noise."""
 
     def of_rows(
         self, X: Float[Tensor, "n d"], rows: Int[Tensor, " m"], row_noise: Float[Tensor, " n"] | None = None
@@ -116,11 +119,16 @@ class KnownNoise(Noise):
     """D = row_noise: every row's variance is known, and nothing is learned."""
 
     def forward(self, X: Float[Tensor, "n d"], row_noise: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
+        return self._given(row_noise).double()
+
+    def check(self, row_noise: Tensor | None) -> None:
+        if not bool((self._given(row_noise) > 0).all()):
+            raise ValueError("row_noise has zeros, KnownNoise needs positive variances; use GaussianNoise to add some.")
+
+    def _given(self, row_noise: Tensor | None) -> Tensor:
         if row_noise is None:
             raise ValueError("row_noise is missing: KnownNoise needs the noise variance of every row.")
-        if not bool((row_noise > 0).all()):
-            raise ValueError("row_noise has zeros, KnownNoise needs positive variances; use GaussianNoise to add some.")
-        return row_noise.double()
+        return row_noise
 
     def learned(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return torch.zeros(X.shape[0], dtype=torch.float64, device=X.device)
@@ -138,6 +146,11 @@ class GP(nn.Module):
     def noise_variance(
         self, X: Float[Tensor, "n d"], row_noise: Float[Tensor, " n"] | None = None
     ) -> Float[Tensor, " n"]:
-        """D, the noise variance of each row, in float64."""
-        check_row_noise(row_noise, X)
+        """D, the noise variance of each row, in float64; ``row_noise`` is checked."""
+        self.check_noise(X, row_noise)
         return self.noise(X, row_noise)
+
+    def check_noise(self, X: Float[Tensor, "n d"], row_noise: Float[Tensor, " n"] | None = None) -> None:
+        """Raise ValueError unless ``row_noise`` has one variance for each row of ``X`` that the noise accepts."""
+        check_row_noise(row_noise, X)
+        self.noise.check(row_noise)

@@ -1,7 +1,8 @@
-"""How far a long computation is: a bar on a terminal, plain lines elsewhere, always on the standard error."""
+"""The progress of a long computation: a bar on a terminal, plain lines elsewhere, always on stderr."""
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -18,14 +19,14 @@ from rich.progress import (
 AnyBar = TypeVar("AnyBar", bound="Bar")
 
 LINES = 10
-"""Plain lines in all, where the end is known."""
+"""The number of plain lines if the total is known."""
 
 LINE_SECONDS = 10.0
-"""Between plain lines, where it is not."""
+"""The time between plain lines if the total is not known."""
 
 
-class Bar:
-    """Something that is under way; use as a context manager. ``bar`` is None where there is no terminal to draw on."""
+class Bar(ABC):
+    """The progress of one computation; use it as a context manager. ``bar`` is None if there is no terminal."""
 
     def __init__(
         self,
@@ -44,6 +45,10 @@ class Bar:
             self.bar = Progress(*every, console=console, transient=not keep)
             self._task = self.bar.add_task(label, total=total, **(fields or {}))
 
+    @abstractmethod
+    def line(self) -> str:
+        """The current progress as a plain line."""
+
     def __enter__(self: AnyBar) -> AnyBar:
         if self.bar is not None:
             self.bar.start()
@@ -54,48 +59,57 @@ class Bar:
             self.bar.stop()
 
     def draw(self, **changes: Any) -> None:
-        """Bring the bar up to date."""
+        """Update the bar."""
         assert self.bar is not None
         self.bar.update(self._task, **changes)
 
-    def say(self, words: str) -> None:
-        """Print a plain line, if anything is to be shown."""
+    def print_line(self) -> None:
+        """Print the current progress as a plain line if the progress is enabled."""
         if self.enabled:
-            print(words, file=sys.stderr, flush=True)
+            print(self.line(), file=sys.stderr, flush=True)
 
 
 class RowProgress(Bar):
-    """Shows rows as they are answered."""
+    """Shows the rows that are predicted."""
 
     def __init__(self, num_rows: int, enabled: bool, label: str = "predict"):
         super().__init__(label, enabled, num_rows, (MofNCompleteColumn(),))
-        self.num_rows, self.done, self._said = num_rows, 0, 0
+        self.num_rows, self.done, self._num_lines = num_rows, 0, 0
 
     def advance(self, num_rows: int) -> None:
-        """So many more rows are done."""
+        """Add rows that are done."""
         self.done += num_rows
         if self.bar is not None:
             self.draw(completed=self.done)
-        elif self.done * LINES // self.num_rows > self._said:
-            self._said = self.done * LINES // self.num_rows
-            rate = self.done / max(time.perf_counter() - self.start, 1e-9)
-            self.say(f"{self.label}: {self.done:,}/{self.num_rows:,} rows, {rate:,.0f} rows/s")
+        elif self.done * LINES // self.num_rows > self._num_lines:
+            self._num_lines = self.done * LINES // self.num_rows
+            self.print_line()
+
+    def line(self) -> str:
+        rate = self.done / max(time.perf_counter() - self.start, 1e-9)
+        return f"{self.label}: {self.done:,}/{self.num_rows:,} rows, {rate:,.0f} rows/s"
 
 
 class TableProgress(Bar):
-    """Shows the rows of a table that are done, however many it has, and their share where it is known."""
+    """Shows the rows of a table that are done, and their fraction of the table if it is known."""
 
     def __init__(self, label: str, enabled: bool):
         super().__init__(label, enabled, None, (TaskProgressColumn(),), keep=False)
-        self.done, self._said = 0, self.start
+        self.done, self.fraction, self._printed_at = 0, None, self.start
 
     def advance(self, num_rows: int, fraction: float | None) -> None:
-        """So many more rows are done, and this share of all."""
+        """Add rows that are done; ``fraction`` is that of all rows done so far."""
         self.done += num_rows
-        now = time.perf_counter()
-        words = f"{self.label}: {self.done:,} rows, {self.done / max(now - self.start, 1e-9):,.0f} rows/s"
+        self.fraction = fraction
         if self.bar is not None:
-            self.draw(completed=fraction or 0.0, total=None if fraction is None else 1.0, description=words)
-        elif now - self._said >= LINE_SECONDS:
-            self._said = now
-            self.say(words + ("" if fraction is None else f", {100 * fraction:.0f} % of the table"))
+            self.draw(completed=fraction or 0.0, total=None if fraction is None else 1.0, description=self._rows())
+        elif time.perf_counter() - self._printed_at >= LINE_SECONDS:
+            self._printed_at = time.perf_counter()
+            self.print_line()
+
+    def line(self) -> str:
+        return self._rows() + ("" if self.fraction is None else f", {100 * self.fraction:.0f} % of the table")
+
+    def _rows(self) -> str:
+        rate = self.done / max(time.perf_counter() - self.start, 1e-9)
+        return f"{self.label}: {self.done:,} rows, {rate:,.0f} rows/s"

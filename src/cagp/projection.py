@@ -33,15 +33,20 @@ def project(
     y: Float[Tensor, " n"],
     row_noise: Float[Tensor, " n"] | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    *,
+    check: bool = True,
 ) -> Projection:
-    """Lines 2 to 5 of Algorithm S2 (batch version). Time O(m² d + m i + i³), memory O(m i)."""
-    check_data(X, y, row_noise)
-    if actions.num_rows != X.shape[0]:
-        raise ValueError(f"X has {X.shape[0]} rows, the actions were made for {actions.num_rows}; make them from X.")
+    """Lines 2 to 5 of Algorithm S2 (batch version). Time O(m² d + m i + i³), memory O(m i).
+
+    Args:
+        check: False if ``check_projection`` has seen these data.
+    """
+    if check:
+        check_projection(prior, actions, X, y, row_noise)
     rows = actions.support
     X_support, W = X[rows], actions.weights(X.dtype)
     residual = (y[rows] - prior.mean(X_support)).double()
-    noise = prior.noise_variance(X, row_noise)[rows]
+    noise = prior.noise(X, row_noise)[rows]
 
     KS = kernel_product(prior.kernel, X_support, X_support, W, max_bytes=max_bytes)
     SKS = _symmetric(_left(W, KS))
@@ -50,6 +55,14 @@ def project(
     chol = safe_cholesky(SKS + SDS, "SᵀK̂S")
     weights = torch.cholesky_solve(targets[:, None], chol)[:, 0]
     return Projection(X_support, W, KS, SKS, SDS, chol, targets, weights)
+
+
+def check_projection(prior: GP, actions: Actions, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+    """Raise ValueError unless the data fit together, and suit the prior's noise and the actions. Time O(n d)."""
+    check_data(X, y, row_noise)
+    prior.noise.check(row_noise)
+    if actions.num_rows != X.shape[0]:
+        raise ValueError(f"X has {X.shape[0]} rows, the actions were made for {actions.num_rows}; make them from X.")
 
 
 def _left(W: Tensor | BlockWeights, F: Tensor) -> Tensor:

@@ -1,13 +1,12 @@
 """K̂⁻¹ without a factorisation: conjugate gradients, preconditioned by a pivoted Cholesky factor of k(X, X)."""
 
-import warnings
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cagp.engine import kernel_product
 from cagp.linalg import CGResult, conjugate_gradients, pivoted_cholesky, safe_cholesky
+from cagp.notices import warn
 from cagp.system import System
 
 
@@ -57,7 +56,7 @@ class Solver:
         if not bool(result.converged.all()):
             broke = int(result.broke_down.sum())
             cause = f"; K̂ was not positive definite to working precision for {broke}" if broke else ""
-            warnings.warn(
+            warn(
                 f"Conjugate gradients did not converge for {int((~result.converged).sum())} of {B.shape[1]} {name} in "
                 f"{result.num_iterations} iterations: relative residuals up to "
                 f"{float(result.residual_norms.max()):.1e}, tolerance {tolerance:.0e}{cause}. Raise max_iterations or "

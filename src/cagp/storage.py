@@ -1,13 +1,17 @@
-"""One file for a state of tensors and plain values: safetensors with JSON in its header; nothing in it can run code.
+"""One file for a tree of numpy arrays and plain values: the safetensors format with JSON in its header.
+
+Nothing in such a file can run code, and neither torch nor the safetensors package is needed to read it.
 
     8 bytes            the length of the header
     {"__metadata__":   {"digest": ..., "kind": ..., "version": ..., "state": the tree, as JSON},
      "t0":             {"dtype": ..., "shape": ..., "data_offsets": ...}, ...}    padded with spaces
-    the tensors        without gaps, wide dtypes first
+    the arrays         without gaps, wide dtypes first
 
-The digest has a fixed place and covers every other byte. It is compared before anything is parsed, so that a damaged
-file is recognised whatever byte was hit. A file that was made to deceive can have a fitting digest: all that is read is
-checked against the size of the file and against what ``save_state`` would have written.
+The digest has a fixed place and covers every other byte. It is compared before anything is parsed, so that damage to
+any byte is detected. A forged file can have a correct digest. Therefore everything that is read is also checked against
+the size of the file and against what ``write_state`` would have written.
+
+``cagp.tensor_files`` does the same for trees of torch tensors.
 """
 
 import hashlib
@@ -15,36 +19,39 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 State = dict[str, Any]
-"""Nested dicts (keys are text or whole numbers) and lists of tensors, numbers, text, booleans and None."""
+"""Nested dicts (keys are text or integers) and lists of arrays, numbers, text, booleans and None."""
+
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+"""The bits of a bfloat16, which numpy does not have; ``array.view("u2")`` gives them as integers."""
 
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": BFLOAT16,
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 PREFIX = b'{"__metadata__":{"digest":"'
-DIGEST = slice(8 + len(PREFIX), 8 + len(PREFIX) + 32)  # the place of the digest's hexadecimal digits in a file
-MOST_HEADER_BYTES = 100_000_000  # the limit of other readers of safetensors
-MOST_NESTED = 128
-MOST_DIMENSIONS = 32
+DIGEST = slice(8 + len(PREFIX), 8 + len(PREFIX) + 32)  # where the hexadecimal digits of the digest are in a file
+MAX_HEADER_BYTES = 100_000_000  # the limit of other readers of safetensors
+MAX_DEPTH = 128
+MAX_DIMENSIONS = 32
+ALIGNMENT = 64  # bytes; that of torch's own memory. Linear algebra can round differently for other alignments.
 
 SIGNATURES = {
     b"\x89PNG": "a PNG image",
@@ -58,9 +65,12 @@ SIGNATURES = {
     **{bytes([0x80, protocol]): "a pickle, which is never opened: it could run code" for protocol in range(2, 6)},
 }
 
+ArrayOf = Callable[[Any, str], np.ndarray | None]
+"""The array for a value at a place of the tree, or None if the value does not stand for an array."""
+
 
 class _Spec(NamedTuple):
-    dtype: torch.dtype
+    dtype: np.dtype
     shape: tuple[int, ...]
 
     @property
@@ -79,29 +89,37 @@ class _UnreadableError(ValueError):
 # ---- writing ----
 
 
-def save_state(path: str | os.PathLike[str], state: State, kind: str, version: int) -> None:
-    """Write a state so that ``load_state`` returns it exactly, and so that the file is never half written.
+def write_state(
+    path: str | os.PathLike[str], state: State, kind: str, version: int, array_of: ArrayOf | None = None
+) -> None:
+    """Write a state so that ``read_state`` returns it exactly; the file is never half written.
 
-    Tensors keep their bits, dtype and order in memory, and come back on the CPU without gradients; one that occurs
-    several times is written once. Floats are written as the shortest decimals that give the same bits; NaN and
-    infinities as {"float": "nan"}, {"float": "inf"}, {"float": "-inf"}. Tuples come back as lists.
+    Arrays keep their bits, dtype and order in memory. Equal arrays are written once. Floats are written as the shortest
+    decimals that give the same bits; NaN and infinities as {"float": "nan"}, {"float": "inf"}, {"float": "-inf"}.
+    Tuples come back as lists.
 
     Args:
-        kind: what the file holds, in a word like "checkpoint"; ``load_state`` must ask for the same.
-        version: of the state's structure.
+        kind: what the file holds, for example "checkpoint"; ``read_state`` must ask for the same kind.
+        version: the version of the state's structure.
+        array_of: turns other array types into numpy arrays. None: only numpy arrays are stored.
     """
-    tensors = _Tensors()
-    tree = json.dumps(_flatten(state, tensors, "state", 0), allow_nan=False)
-    header = _header({"kind": kind, "version": str(version), "state": tree}, [_spec(t) for t in tensors.all])
-    if len(header) > MOST_HEADER_BYTES:
-        raise ValueError(f"the state has {len(header):,} bytes besides its tensors, at most {MOST_HEADER_BYTES:,} fit.")
-    parts = [_bytes_of(tensors.all[number]) for number in _file_order([_spec(t) for t in tensors.all])]
+    arrays = _Arrays(array_of or (lambda value, place: None))
+    tree = json.dumps(_flatten(state, arrays, "state", 0), allow_nan=False)
+    specs = [_Spec(array.dtype, array.shape) for array in arrays.all]
+    header = _header({"kind": kind, "version": str(version), "state": tree}, specs)
+    if len(header) > MAX_HEADER_BYTES:
+        raise ValueError(f"the state has {len(header):,} bytes besides its arrays, at most {MAX_HEADER_BYTES:,} fit.")
+    parts = [_bytes_of(arrays.all[number]) for number in _file_order(specs)]
     digest = _digest(header, parts)
     write_atomically(Path(path), [header[: DIGEST.start], digest, header[DIGEST.stop :], *parts])
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file so that at any moment it is either the old one or the new one, whole."""
+    """Write a file so that at any moment it is complete: either the old one or the new one."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, expected the name of a file to write.")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: the folder {path.parent} does not exist; create it first.")
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
@@ -116,35 +134,37 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview]) 
 
 
 def fingerprint(*parts: Any) -> str:
-    """A short digest of tensors and JSON values: whether a checkpoint belongs to these data and settings."""
+    """A short digest of arrays and JSON values, for example to decide whether a checkpoint belongs to these data."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        if isinstance(part, Tensor):
-            digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
-            digest.update(_bytes_of(part.detach().cpu()))
+        if isinstance(part, np.ndarray):
+            name = "bfloat16" if part.dtype == BFLOAT16 else part.dtype.name
+            digest.update(f"torch.{name}{part.shape}".encode())  # the names in the checkpoints of all versions
+            digest.update(_bytes_of(part))
         else:
             digest.update(json.dumps(part, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 
-class _Tensors:
-    """The different tensors of a state, in the order of their first occurrence."""
+class _Arrays:
+    """The different arrays of a state, in the order of their first occurrence."""
 
-    def __init__(self):
-        self.all: list[Tensor] = []
+    def __init__(self, array_of: ArrayOf):
+        self.array_of = array_of
+        self.all: list[np.ndarray] = []
         self._numbers: dict[str, int] = {}
 
-    def number(self, tensor: Tensor) -> int:
-        known = self._numbers.setdefault(fingerprint(tensor), len(self.all))
+    def number(self, array: np.ndarray) -> int:
+        known = self._numbers.setdefault(fingerprint(array), len(self.all))
         if known == len(self.all):
-            self.all.append(tensor)
+            self.all.append(array)
         return known
 
 
-def _flatten(value: Any, tensors: _Tensors, place: str, depth: int) -> Any:
-    """The value as JSON, every tensor replaced by a reference to ``tensors``."""
-    if depth > MOST_NESTED:
-        raise ValueError(f"{place} is nested more than {MOST_NESTED} deep; such a state cannot be stored.")
+def _flatten(value: Any, arrays: _Arrays, place: str, depth: int) -> Any:
+    """The value as JSON, with every array replaced by a reference to ``arrays``."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"{place} is nested more than {MAX_DEPTH} deep; such a state cannot be stored.")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -154,45 +174,39 @@ def _flatten(value: Any, tensors: _Tensors, place: str, depth: int) -> Any:
     if isinstance(value, Real):
         number = float(value)
         return number if math.isfinite(number) else {"float": repr(number)}
-    if isinstance(value, Tensor):
-        return _reference(value, tensors, place)
     if isinstance(value, list | tuple):
-        return {"list": [_flatten(item, tensors, f"{place}[{j}]", depth + 1) for j, item in enumerate(value)]}
+        return {"list": [_flatten(item, arrays, f"{place}[{j}]", depth + 1) for j, item in enumerate(value)]}
     if isinstance(value, dict):
         for key in value:
             if isinstance(key, bool) or not isinstance(key, str | int):
-                raise TypeError(f"{place} has the key {key!r}, expected text or a whole number.")
-        return {"items": [[key, _flatten(v, tensors, f"{place}[{key!r}]", depth + 1)] for key, v in value.items()]}
+                raise TypeError(f"{place} has the key {key!r}, expected text or an integer.")
+        return {"items": [[key, _flatten(v, arrays, f"{place}[{key!r}]", depth + 1)] for key, v in value.items()]}
+    array = value if isinstance(value, np.ndarray) else arrays.array_of(value, place)
+    if array is not None:
+        return _reference(array, arrays, place)
     raise TypeError(
-        f"{place} is a {type(value).__name__}, which cannot be stored; expected tensors, numbers, text, booleans, "
+        f"{place} is a {type(value).__name__}, which cannot be stored; expected arrays, numbers, text, booleans, "
         "None, or dicts and lists of them."
     )
 
 
-def _reference(tensor: Tensor, tensors: _Tensors, place: str) -> dict[str, Any]:
-    if tensor.dtype not in NAMES or tensor.layout != torch.strided:
-        raise TypeError(
-            f"{place} is a tensor of {tensor.dtype}, {tensor.layout}; expected a dense one of real numbers."
-        )
-    tensor = tensor.detach().cpu()
-    # Results of linear algebra can depend on the order in memory, in their last bits: columns first stays so.
-    order = sorted(range(tensor.ndim), key=lambda dim: -tensor.stride(dim))
-    if tensor.is_contiguous() or not tensor.permute(order).is_contiguous():
-        return {"tensor": tensors.number(tensor.contiguous())}
-    return {"tensor": tensors.number(tensor.permute(order)), "order": order}
-
-
-def _spec(tensor: Tensor) -> _Spec:
-    return _Spec(tensor.dtype, tuple(tensor.shape))
+def _reference(array: np.ndarray, arrays: _Arrays, place: str) -> dict[str, Any]:
+    if array.dtype not in NAMES:
+        raise TypeError(f"{place} is an array of {array.dtype}, expected real numbers or booleans: {list(NAMES)}.")
+    # The last bits of linear algebra can depend on the order in memory, so that the order is stored.
+    order = sorted(range(array.ndim), key=lambda dim: -array.strides[dim])
+    if array.flags.c_contiguous or not array.transpose(order).flags.c_contiguous:
+        return {"tensor": arrays.number(np.asarray(array, order="C"))}
+    return {"tensor": arrays.number(array.transpose(order)), "order": order}
 
 
 def _file_order(specs: list[_Spec]) -> list[int]:
-    """Wide dtypes first: every tensor then starts at a multiple of its width."""
+    """Wide dtypes first: every array then starts at a multiple of its item size."""
     return sorted(range(len(specs)), key=lambda number: -specs[number].dtype.itemsize)
 
 
 def _header(metadata: dict[str, str], specs: list[_Spec]) -> bytes:
-    """The file up to its tensors, with zeros for a digest."""
+    """The file up to its arrays, with zeros for the digest."""
     offsets, end = {}, 0
     for number in _file_order(specs):
         offsets[number] = [end, end + specs[number].num_bytes]
@@ -209,8 +223,8 @@ def _header(metadata: dict[str, str], specs: list[_Spec]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return np.asarray(array, order="C").reshape(-1).view(np.uint8).data
 
 
 def _digest(header: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
@@ -224,17 +238,19 @@ def _digest(header: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
 # ---- reading ----
 
 
-def load_state(path: str | os.PathLike[str], kind: str, version: int, remedy: str | None = None) -> State:
-    """The state in a file, or ValueError where the file is not a whole one of this kind and version.
+def read_state(path: str | os.PathLike[str], kind: str, version: int, remedy: str | None = None) -> State:
+    """The state in a file; ValueError if the file is not a complete one of this kind and version.
+
+    No two places of the state share memory.
 
     Args:
-        remedy: what the error tells its reader to do; None for what suits the cause.
+        remedy: what the error tells the user to do. None: what suits the cause.
     """
     path = Path(path)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for somebody to write to it
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait until a program writes to it
             what = "a folder" if path.is_dir() else "a device or a pipe"
-            raise _UnreadableError(f"it is {what}, not a file", f"give the path of a {kind}")
+            raise _UnreadableError(f"it is {what}, not a file", f"give the path of a {_in_words(kind)}")
         with path.open("rb") as file:
             return _read(file, kind, version)
     except FileNotFoundError as error:
@@ -247,8 +263,13 @@ def load_state(path: str | os.PathLike[str], kind: str, version: int, remedy: st
         ) from error
 
 
+def _in_words(kind: str) -> str:
+    """The kind in a sentence that names cagp itself: saved models have the kind "cagp model"."""
+    return kind.removeprefix("cagp ")
+
+
 def _damaged(how: str) -> _UnreadableError:
-    return _UnreadableError(f"it is damaged ({how})", "take a copy of it, or save it again")
+    return _UnreadableError(f"it is damaged ({how})", "use another copy of it, or save it again")
 
 
 def _read(file: BinaryIO, kind: str, version: int) -> State:
@@ -256,34 +277,40 @@ def _read(file: BinaryIO, kind: str, version: int) -> State:
     header = _checked_header(file, size, kind)
     metadata, specs = _parsed(header, size)
     if metadata["kind"] != kind:
-        raise _UnreadableError(f"it is a {metadata['kind']} of cagp, expected a {kind}", "check the path")
+        found, expected = _in_words(metadata["kind"]), _in_words(kind)
+        raise _UnreadableError(f"it is a {found} of cagp, expected a {expected}", "check the path")
     if metadata["version"] != str(version):
         newer = metadata["version"].isdecimal() and int(metadata["version"]) > version
         remedy = "update cagp" if newer else "use the version of cagp that wrote it"
-        known = f"it is a {kind} in version {metadata['version']} of its format, this cagp knows version {version}"
-        raise _UnreadableError(known, remedy)
-    tensors: list[Tensor | None] = [None] * len(specs)
+        raise _UnreadableError(
+            f"it is a {_in_words(kind)} in version {metadata['version']} of its format, this cagp knows version "
+            f"{version}",
+            remedy,
+        )
+    arrays: list[np.ndarray | None] = [None] * len(specs)
     for number in _file_order(specs):
-        tensors[number] = _tensor(file, specs[number])
+        arrays[number] = _array(file, specs[number])
     try:
-        state = _unflatten(json.loads(metadata["state"], parse_constant=_no_constant), tensors, set(), 0)
+        state = _unflatten(json.loads(metadata["state"], parse_constant=_no_constant), arrays, set(), 0)
     except _UnreadableError:
         raise
     except (ValueError, RecursionError) as error:
-        raise _damaged("its tree is not JSON, or nested too deep") from error
+        raise _damaged("its tree is not JSON, or is nested too deep") from error
     if not isinstance(state, dict):
         raise _damaged("its tree is not a dict")
     return state
 
 
 def _checked_header(file: BinaryIO, size: int, kind: str) -> bytes:
-    """The file up to its tensors, once the digest of the whole file is right; the file is left at the tensors."""
+    """The file up to its arrays, after the digest of the whole file was verified; the file is left at the arrays."""
     start = file.read(DIGEST.stop)
     length = int.from_bytes(start[:8], "little")
     if start[8 : DIGEST.start] != PREFIX:
-        what = _looks_like(start, length <= size - 8)
-        raise _UnreadableError(f"it is {what}, not a {kind} of cagp", f"give the path of a {kind} that cagp wrote")
-    if not DIGEST.stop - 8 <= length <= min(size - 8, MOST_HEADER_BYTES):
+        what, expected = _looks_like(start, length <= size - 8), _in_words(kind)
+        raise _UnreadableError(
+            f"it is {what}, not a {expected} of cagp", f"give the path of a {expected} that cagp wrote"
+        )
+    if not DIGEST.stop - 8 <= length <= min(size - 8, MAX_HEADER_BYTES):
         raise _damaged("it is shorter than its header")
     header = start + file.read(8 + length - len(start))
     if start[DIGEST] != _digest(header, iter(lambda: file.read(2**20), b"")):
@@ -306,14 +333,14 @@ def _looks_like(start: bytes, header_fits: bool) -> str:
 
 
 def _parsed(header: bytes, size: int) -> tuple[dict[str, str], list[_Spec]]:
-    """Metadata without the digest, and what each tensor is; their bytes together are the rest of the file."""
+    """The metadata without the digest, and the dtype and shape of each array; together they fill the file."""
     try:
         entries = json.loads(header[8:])
         metadata = entries.pop("__metadata__")
         del metadata["digest"]
         specs = [_Spec(DTYPES[e["dtype"]], tuple(e["shape"])) for e in entries.values()]
         whole = all(type(dim) is int and dim >= 0 for spec in specs for dim in spec.shape)
-        # That the same header results shows that nothing else was in it, and that the tensors lie without gaps.
+        # If the same header results, it held nothing else, and the arrays follow each other without gaps.
         zeros = header[: DIGEST.start] + b"0" * 32 + header[DIGEST.stop :]
         right = whole and set(metadata) == {"kind", "version", "state"} and _header(metadata, specs) == zeros
         right = right and all(isinstance(text, str) for text in metadata.values())
@@ -322,52 +349,65 @@ def _parsed(header: bytes, size: int) -> tuple[dict[str, str], list[_Spec]]:
     if not right:
         raise _damaged("its header is not what cagp writes")
     if sum(spec.num_bytes for spec in specs) != size - len(header):
-        raise _damaged("its tensors are not as long as its header says")
-    # An empty tensor may have any sizes beside its zero, but not those that no index can count.
-    if any(len(s.shape) > MOST_DIMENSIONS or math.prod(max(1, dim) for dim in s.shape) >= 2**60 for s in specs):
-        raise _damaged("a tensor has an impossible shape")
+        raise _damaged("its arrays do not have the length that its header says")
+    # The other dimensions of an empty array may have any size, except one that no index can count.
+    if any(len(s.shape) > MAX_DIMENSIONS or math.prod(max(1, dim) for dim in s.shape) >= 2**59 for s in specs):
+        raise _damaged("an array has an impossible shape")
     return metadata, specs
 
 
-def _tensor(file: BinaryIO, spec: _Spec) -> Tensor:
-    content = torch.empty(spec.num_bytes, dtype=torch.uint8)
-    if file.readinto(content.numpy()) != spec.num_bytes:  # pyright: ignore[reportAttributeAccessIssue]
+def _array(file: BinaryIO, spec: _Spec) -> np.ndarray:
+    content = _aligned(spec.num_bytes)
+    if file.readinto(content) != spec.num_bytes:  # pyright: ignore[reportAttributeAccessIssue]
         raise _damaged("it changed while it was read")
-    if spec.dtype == torch.bool and bool((content > 1).any()):
+    if spec.dtype == np.bool_ and bool((content > 1).any()):
         raise _damaged("a boolean is neither 0 nor 1")
     return content.view(spec.dtype).reshape(spec.shape)
+
+
+def _aligned(num_bytes: int) -> np.ndarray:
+    """Bytes whose address is a multiple of ``ALIGNMENT``."""
+    memory = np.empty(num_bytes + ALIGNMENT, dtype=np.uint8)
+    start = -memory.__array_interface__["data"][0] % ALIGNMENT
+    return memory[start : start + num_bytes]
+
+
+def _copied(array: np.ndarray) -> np.ndarray:
+    copy = _aligned(array.nbytes).view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def _no_constant(text: str) -> None:
     raise _damaged(f"its tree holds {text}")
 
 
-def _unflatten(node: Any, tensors: list[Tensor | None], used: set[int], depth: int) -> Any:
-    if depth > MOST_NESTED:
+def _unflatten(node: Any, arrays: list[np.ndarray | None], used: set[int], depth: int) -> Any:
+    if depth > MAX_DEPTH:
         raise _damaged("its tree is nested too deep")
     match node:
         case None | bool() | int() | float() | str():
             return node
         case {"float": "nan" | "inf" | "-inf" as text} if len(node) == 1:
             return float(text)
-        case {"tensor": int(number)} if 0 <= number < len(tensors):
-            tensor = tensors[number]
-            assert tensor is not None
-            tensor = tensor.clone() if number in used else tensor  # no two places of a state share memory
+        case {"tensor": int(number)} if 0 <= number < len(arrays):
+            array = arrays[number]
+            assert array is not None
+            array = _copied(array) if number in used else array
             used.add(number)
-            order = node.get("order", list(range(tensor.ndim)))
-            if not isinstance(order, list) or sorted(order, key=str) != sorted(range(tensor.ndim), key=str):
-                raise _damaged("a tensor has an impossible order")
-            return tensor.permute([order.index(dim) for dim in range(tensor.ndim)])
+            order = node.get("order", list(range(array.ndim)))
+            if not isinstance(order, list) or sorted(order, key=str) != sorted(range(array.ndim), key=str):
+                raise _damaged("an array has an impossible order")
+            return array.transpose([order.index(dim) for dim in range(array.ndim)])
         case {"list": list(values)} if len(node) == 1:
-            return [_unflatten(value, tensors, used, depth + 1) for value in values]
+            return [_unflatten(value, arrays, used, depth + 1) for value in values]
         case {"items": list(pairs)} if len(node) == 1:
             state = {}
             for pair in pairs:
                 match pair:
                     case [str() | int() as key, value] if not isinstance(key, bool) and key not in state:
-                        state[key] = _unflatten(value, tensors, used, depth + 1)
+                        state[key] = _unflatten(value, arrays, used, depth + 1)
                     case _:
-                        raise _damaged("its tree has a dict that is none")
+                        raise _damaged("its tree has a dict that is not one")
             return state
-    raise _damaged("its tree refers to what is not there")
+    raise _damaged("its tree refers to something that is not there")

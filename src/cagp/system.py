@@ -19,6 +19,7 @@ class System:
 
     Args:
         max_bytes: k(X, X) is kept if it takes no more than this; otherwise the limit for temporaries of a product.
+        check: False if the data were checked before.
     """
 
     def __init__(
@@ -27,13 +28,16 @@ class System:
         X: Float[Tensor, "n d"],
         row_noise: Float[Tensor, " n"] | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        check: bool = True,
     ):
-        check_matrix(X, "X")
+        if check:
+            check_matrix(X, "X")
+            prior.check_noise(X, row_noise)
         self.prior = copy.deepcopy(prior).requires_grad_(False)
         self.X = X.detach()
         self.max_bytes = max_bytes
         self.row_noise = None if row_noise is None else row_noise.detach().clone()
-        self.noise: Float[Tensor, " n"] = self.prior.noise_variance(self.X, self.row_noise).detach()
+        self.noise: Float[Tensor, " n"] = self.prior.noise(self.X, self.row_noise).detach()
         n = X.shape[0]
         fits = n * n * X.element_size() <= max_bytes
         self._K = kernel_product(self.prior.kernel, self.X, self.X) if fits else None

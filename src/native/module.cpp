@@ -1,7 +1,10 @@
-// The Python module: checks shapes, cuts the rows into tasks, runs them in threads, adds up their partial sums.
+// The Python module: checks every array, cuts the rows into tasks, runs them in threads, adds up their partial sums.
+//
+// Wrong shapes, sizes and indices are a ValueError here, before any loop sees them; wrong dtypes are a TypeError.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -10,11 +13,13 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "sweeps.h"
@@ -23,8 +28,8 @@ namespace nb = nanobind;
 
 namespace {
 
-template <class T> using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <class T> using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using Array = nb::ndarray<T, nb::device::cpu>;
+template <class T> using MaybeArray = std::optional<Array<T>>;
 using Index = std::int64_t;
 
 std::vector<const Variant*> runnable_variants() {
@@ -45,24 +50,95 @@ const Variant& variant(const std::string& name) {
 }
 
 template <class T> const Sweeps<T>& sweeps(const Variant& v, int kind) {
-    if (kind < 0 || kind >= kNumKinds) throw std::invalid_argument("unknown kernel kind");
+    if (kind < 0 || kind >= v.num_kernels)
+        throw std::invalid_argument("kind is " + std::to_string(kind) + ", expected 0 to " +
+                                    std::to_string(v.num_kernels - 1) + ": a place in kernels()");
     if constexpr (sizeof(T) == 4)
-        return v.f32[kind];
+        return v.kernels[kind].f32;
     else
-        return v.f64[kind];
+        return v.kernels[kind].f64;
 }
 template <class T> Index panel_rows(const Variant& v) { return sizeof(T) == 4 ? v.rows_float : v.rows_double; }
 // Whole blocks that share a panel, at least one.
 template <class T> Index panel_blocks(const Variant& v, const Blocks<T>& w) {
-    return std::max<Index>(1, panel_rows<T>(v) * w.count / w.offsets[w.count]);
+    const Index rows = w.offsets[w.count];
+    return rows == 0 ? 1 : std::max<Index>(1, panel_rows<T>(v) * w.count / rows);
 }
+
+// ---- checks ----
 
 void require(bool condition, const char* message) {
     if (!condition) throw std::invalid_argument(message);
 }
 
-// Runs task(0) ... task(count - 1) on up to `threads` threads. Each thread is handed its own scratch memory.
+template <class Sizes> std::string words(const Sizes& sizes) {
+    std::string text;
+    for (Index size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+    return "(" + text + (sizes.size() == 1 ? ",)" : ")");
+}
+template <class A> std::vector<Index> shape_of(const A& array) {
+    std::vector<Index> shape;
+    for (std::size_t axis = 0; axis < array.ndim(); ++axis) shape.push_back(Index(array.shape(axis)));
+    return shape;
+}
+
+// The sizes of an array that other arrays have to agree with.
+template <class A> std::vector<Index> sizes_of(const A& array, const char* name, std::size_t ndim) {
+    const std::vector<Index> shape = shape_of(array);
+    if (shape.size() != ndim)
+        throw std::invalid_argument(std::string(name) + " has shape " + words(shape) + ", expected " +
+                                    std::to_string(ndim) + " dimensions");
+    return shape;
+}
+
+template <class A> void check_shape(const A& array, const char* name, std::initializer_list<Index> expected) {
+    const std::vector<Index> shape = shape_of(array);
+    if (!std::equal(shape.begin(), shape.end(), expected.begin(), expected.end()))
+        throw std::invalid_argument(std::string(name) + " has shape " + words(shape) + ", expected " + words(expected));
+}
+
+// The data of a contiguous array of the given shape.
+template <class A> auto* data_of(const A& array, const char* name, std::initializer_list<Index> expected) {
+    check_shape(array, name, expected);
+    Index step = 1;
+    for (std::size_t axis = array.ndim(); axis-- > 0 && array.size() > 0;) {
+        if (array.shape(axis) != 1 && array.stride(axis) != step)
+            throw std::invalid_argument(std::string(name) + " is not contiguous; pass a contiguous copy");
+        step *= Index(array.shape(axis));
+    }
+    return array.data();
+}
+// Null where there is none.
+template <class A>
+auto* data_of(const std::optional<A>& array, const char* name, std::initializer_list<Index> expected) {
+    return array ? data_of(*array, name, expected) : nullptr;
+}
+
+void check_rows(const Index* rows, Index count, const char* name, Index least, Index n) {
+    const Index* wrong = std::find_if(rows, rows + count, [=](Index row) { return row < least || row >= n; });
+    if (wrong != rows + count)
+        throw std::invalid_argument(std::string(name) + " has the value " + std::to_string(*wrong) + ", expected " +
+                                    std::to_string(least) + " to " + std::to_string(n - 1) +
+                                    (least < 0 ? ": rows of X, or -1 for none" : ": rows of X"));
+}
+
+// ---- tasks ----
+
+// Threads that are joined whatever happens.
+struct Pool {
+    std::vector<std::thread> threads;
+    ~Pool() { join(); }
+    void join() {
+        for (std::thread& t : threads)
+            if (t.joinable()) t.join();
+    }
+};
+
+// Runs task(0) ... task(count - 1) on up to `threads` threads. Each thread is handed its own scratch memory. An
+// exception in a task, or a thread that cannot be started, ends all threads before it reaches the caller.
 void run_tasks(Index count, int threads, Index scratch_bytes, const std::function<void(Index, void*)>& task) {
+    if (threads < 1)
+        throw std::invalid_argument("threads is " + std::to_string(threads) + ", expected a positive integer");
     std::atomic<Index> next{0};
     std::exception_ptr failure;
     std::atomic<bool> failed{false};
@@ -75,10 +151,19 @@ void run_tasks(Index count, int threads, Index scratch_bytes, const std::functio
             next = count;
         }
     };
-    std::vector<std::thread> pool;
-    for (Index t = 1; t < std::min<Index>(threads, count); ++t) pool.emplace_back(work);
+    const Index wanted = std::min<Index>(threads, count);
+    Pool pool;
+    pool.threads.reserve(wanted);
+    try {
+        while (Index(pool.threads.size()) + 1 < wanted) pool.threads.emplace_back(work);
+    } catch (const std::exception& error) {
+        next = count;  // the threads that were started end after the task at hand
+        throw std::runtime_error("could start only " + std::to_string(pool.threads.size() + 1) + " of " +
+                                 std::to_string(wanted) + " threads (" + error.what() +
+                                 "); use fewer, e.g. torch.set_num_threads(1)");
+    }
     work();
-    for (std::thread& t : pool) t.join();
+    pool.join();
     if (failure) std::rethrow_exception(failure);
 }
 
@@ -102,47 +187,47 @@ constexpr Index kMatrixRows = 8;
 constexpr Index kGradientTasks = 32;
 constexpr Index kPartialBytes = Index(1) << 26;
 
-template <class T> Problem<T> problem(const Matrix<const T>& X, const Matrix<const T>& Z, double alpha) {
-    require(X.shape(1) == Z.shape(1), "X and Z must have equally many columns");
-    return {X.data(), Z.data(), Index(X.shape(0)), Index(Z.shape(0)), Index(X.shape(1)), alpha};
+template <class T> Problem<T> problem(const Array<const T>& X, const Array<const T>& Z, double alpha) {
+    const Index n = sizes_of(X, "X", 2)[0], d = X.shape(1), m = sizes_of(Z, "Z", 2)[0];
+    return {data_of(X, "X", {n, d}), data_of(Z, "Z", {m, d}), n, m, d, alpha};
 }
 
 template <class T>
 Blocks<T> blocks(const Problem<T>& p, const Array<const T>& values, const Array<const Index>& offsets) {
-    require(Index(values.shape(0)) == p.m, "values must have one entry per row of Z");
-    require(offsets.shape(0) >= 2, "offsets must hold at least one block");
-    const Index* o = offsets.data();
-    require(o[0] == 0 && o[offsets.shape(0) - 1] == p.m, "offsets must run from 0 to the number of rows of Z");
-    require(std::is_sorted(o, o + offsets.shape(0)), "offsets must not decrease");
-    return {values.data(), o, Index(offsets.shape(0)) - 1};
+    const Index size = sizes_of(offsets, "offsets", 1)[0];
+    require(size >= 2, "offsets must hold at least one block");
+    const Index* o = data_of(offsets, "offsets", {size});
+    require(o[0] == 0 && o[size - 1] == p.m, "offsets must run from 0 to the number of rows of Z");
+    require(std::is_sorted(o, o + size), "offsets must not decrease");
+    return {data_of(values, "values", {p.m}), o, size - 1};
 }
 
 template <class T>
-void matrix(int kind, Matrix<const T> X, Matrix<const T> Z, double alpha, Matrix<T> out, int threads,
+void matrix(int kind, Array<const T> X, Array<const T> Z, double alpha, Array<T> out, int threads,
             const std::string& isa) {
     const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
     const Problem<T> p = problem<T>(X, Z, alpha);
-    require(Index(out.shape(0)) == p.n && Index(out.shape(1)) == p.m, "out must be (n, m)");
+    T* K = data_of(out, "out", {p.n, p.m});
     const Tasks tasks(p.n, kMatrixRows, kForwardTasks);
     nb::gil_scoped_release release;
     run_tasks(tasks.count, threads, s.scratch_bytes(p.d),
-              [&](Index t, void* scratch) { s.matrix(p, tasks[t], out.data(), scratch); });
+              [&](Index t, void* scratch) { s.matrix(p, tasks[t], K, scratch); });
 }
 
 // k(X, Z) W, or k(X, X) W with each pair of points visited once when Z is not given.
 template <class T>
-void block(int kind, Matrix<const T> X, std::optional<Matrix<const T>> Z, double alpha, Array<const T> values,
-           Array<const Index> offsets, Matrix<T> out, int threads, const std::string& isa) {
+void block(int kind, Array<const T> X, MaybeArray<const T> Z, double alpha, Array<const T> values,
+           Array<const Index> offsets, Array<T> out, int threads, const std::string& isa) {
     const Variant& v = variant(isa);
     const Sweeps<T>& s = sweeps<T>(v, kind);
     const Problem<T> p = problem<T>(X, Z ? *Z : X, alpha);
     const Blocks<T> w = blocks(p, values, offsets);
-    require(Index(out.shape(0)) == p.n && Index(out.shape(1)) == w.count, "out must be (n, i)");
-    const Tasks tasks = Z ? Tasks(p.n, panel_rows<T>(v), kForwardTasks) : Tasks(w.count, panel_blocks(v, w), kForwardTasks);
+    T* KW = data_of(out, "out", {p.n, w.count});
+    const Tasks tasks =
+        Z ? Tasks(p.n, panel_rows<T>(v), kForwardTasks) : Tasks(w.count, panel_blocks(v, w), kForwardTasks);
     nb::gil_scoped_release release;
-    run_tasks(tasks.count, threads, s.scratch_bytes(p.d), [&](Index t, void* scratch) {
-        (Z ? s.block : s.symmetric)(p, w, tasks[t], out.data(), scratch);
-    });
+    run_tasks(tasks.count, threads, s.scratch_bytes(p.d),
+              [&](Index t, void* scratch) { (Z ? s.block : s.symmetric)(p, w, tasks[t], KW, scratch); });
 }
 
 // The partial sums of all tasks, added up in the order of the tasks.
@@ -179,174 +264,175 @@ template <class T> class PartialSums {
 };
 
 template <class T> Index gradient_tasks(const Problem<T>& p, bool Z, int threads) {
-    const Index bytes = p.m * Index(sizeof(T)) * (Z ? 1 + p.d : 1);
+    const Index bytes = std::max<Index>(1, p.m * Index(sizeof(T)) * (Z ? 1 + p.d : 1));
     return std::clamp<Index>(kPartialBytes / bytes, threads, std::max<Index>(threads, kGradientTasks));
 }
 
+// The results of a gradient: those of the kernel's parameters, and those of the inputs where they are wanted.
+template <class T> struct GradientArrays {
+    double *square, *alpha;  // (d), (1)
+    T *X, *Z;                // (n, d), (m, d), or null
+    GradientArrays(const Problem<T>& p, const Array<double>& square_, const Array<double>& alpha_,
+                   const MaybeArray<T>& X_, const MaybeArray<T>& Z_)
+        : square(data_of(square_, "grad_square", {p.d})), alpha(data_of(alpha_, "grad_alpha", {1})),
+          X(data_of(X_, "grad_X", {p.n, p.d})), Z(data_of(Z_, "grad_Z", {p.m, p.d})) {}
+};
+
 template <class T>
-void matrix_gradient(int kind, Matrix<const T> X, Matrix<const T> Z, double alpha, Matrix<const T> grad_out,
-                     Array<double> grad_square, Array<double> grad_alpha, std::optional<Matrix<T>> grad_X,
-                     std::optional<Matrix<T>> grad_Z, int threads, const std::string& isa) {
+void matrix_gradient(int kind, Array<const T> X, Array<const T> Z, double alpha, Array<const T> grad_out,
+                     Array<double> grad_square, Array<double> grad_alpha, MaybeArray<T> grad_X, MaybeArray<T> grad_Z,
+                     int threads, const std::string& isa) {
     const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
     const Problem<T> p = problem<T>(X, Z, alpha);
-    require(Index(grad_out.shape(0)) == p.n && Index(grad_out.shape(1)) == p.m, "grad_out must be (n, m)");
+    const T* of_out = data_of(grad_out, "grad_out", {p.n, p.m});
+    const GradientArrays<T> out(p, grad_square, grad_alpha, grad_X, grad_Z);
     const Tasks tasks(p.n, kMatrixRows, gradient_tasks(p, grad_Z.has_value(), threads));
     nb::gil_scoped_release release;
     PartialSums<T> parts(tasks.count, p, false, grad_X.has_value(), grad_Z.has_value());
-    T* gX = grad_X ? grad_X->data() : nullptr;
     run_tasks(tasks.count, threads, s.scratch_bytes(p.d), [&](Index t, void* scratch) {
-        s.matrix_gradient(p, tasks[t], grad_out.data(), parts.of_task(t, gX), scratch);
+        s.matrix_gradient(p, tasks[t], of_out, parts.of_task(t, out.X), scratch);
     });
-    parts.total(grad_square.data(), grad_alpha.data(), nullptr, grad_Z ? grad_Z->data() : nullptr);
+    parts.total(out.square, out.alpha, nullptr, out.Z);
 }
 
 // Without Z the gradient of the inputs is that of both sides together, in grad_Z.
 template <class T>
-void block_gradient(int kind, Matrix<const T> X, std::optional<Matrix<const T>> Z, double alpha, Array<const T> values,
-                    Array<const Index> offsets, Matrix<const T> grad_out, Array<double> grad_square,
-                    Array<double> grad_alpha, Array<T> grad_values, std::optional<Matrix<T>> grad_X,
-                    std::optional<Matrix<T>> grad_Z, int threads, const std::string& isa) {
+void block_gradient(int kind, Array<const T> X, MaybeArray<const T> Z, double alpha, Array<const T> values,
+                    Array<const Index> offsets, Array<const T> grad_out, Array<double> grad_square,
+                    Array<double> grad_alpha, Array<T> grad_values, MaybeArray<T> grad_X, MaybeArray<T> grad_Z,
+                    int threads, const std::string& isa) {
     const Variant& v = variant(isa);
     const Sweeps<T>& s = sweeps<T>(v, kind);
     const Problem<T> p = problem<T>(X, Z ? *Z : X, alpha);
     const Blocks<T> w = blocks(p, values, offsets);
-    require(Index(grad_out.shape(0)) == p.n && Index(grad_out.shape(1)) == w.count, "grad_out must be (n, i)");
-    require(Z.has_value() || !grad_X.has_value(), "without Z the inputs' gradient is grad_Z");
+    const T* of_out = data_of(grad_out, "grad_out", {p.n, w.count});
+    T* of_values = data_of(grad_values, "grad_values", {p.m});
+    require(Z.has_value() || !grad_X.has_value(), "without Z the gradient of the inputs is grad_Z");
+    const GradientArrays<T> out(p, grad_square, grad_alpha, grad_X, grad_Z);
     const Index most = gradient_tasks(p, grad_Z.has_value(), threads);
     const Tasks tasks = Z ? Tasks(p.n, panel_rows<T>(v), most) : Tasks(w.count, panel_blocks(v, w), most);
     nb::gil_scoped_release release;
     PartialSums<T> parts(tasks.count, p, true, grad_X.has_value(), grad_Z.has_value());
-    T* gX = grad_X ? grad_X->data() : nullptr;
     run_tasks(tasks.count, threads, s.scratch_bytes(p.d), [&](Index t, void* scratch) {
-        (Z ? s.block_gradient : s.symmetric_gradient)(p, w, tasks[t], grad_out.data(), parts.of_task(t, gX), scratch);
+        (Z ? s.block_gradient : s.symmetric_gradient)(p, w, tasks[t], of_out, parts.of_task(t, out.X), scratch);
     });
-    parts.total(grad_square.data(), grad_alpha.data(), grad_values.data(), grad_Z ? grad_Z->data() : nullptr);
+    parts.total(out.square, out.alpha, of_values, out.Z);
 }
 
-// The nearest rows do not depend on the kernel: any kind's table has them.
+// The nearest rows do not depend on the kernel: every kernel's table has them.
 template <class T>
-void nearest(Matrix<const T> X, Matrix<const T> Z, std::optional<Array<const Index>> left_out,
-             std::optional<Array<const Index>> before, Matrix<Index> rows, int threads, const std::string& isa) {
+void nearest(Array<const T> X, Array<const T> Z, MaybeArray<const Index> left_out, MaybeArray<const Index> before,
+             Array<Index> rows, int threads, const std::string& isa) {
     const Sweeps<T>& s = sweeps<T>(variant(isa), 0);
     const Problem<T> p = problem<T>(X, Z, 1.0);
-    require(Index(rows.shape(0)) == p.n && rows.shape(1) >= 1, "rows must be (n, k)");
-    require(!left_out || Index(left_out->shape(0)) == p.n, "left_out must be (n,)");
-    require(!before || Index(before->shape(0)) == p.n, "before must be (n,)");
-    const Nearest wanted{Index(rows.shape(1)), left_out ? left_out->data() : nullptr, before ? before->data() : nullptr,
-                         rows.data()};
+    const Index k = sizes_of(rows, "rows", 2)[1];
+    require(k >= 1, "rows must have at least one column: k");
+    const Nearest wanted{k, data_of(left_out, "left_out", {p.n}), data_of(before, "before", {p.n}),
+                         data_of(rows, "rows", {p.n, k})};
     const Tasks tasks(p.n, 32, kForwardTasks);
     nb::gil_scoped_release release;
     run_tasks(tasks.count, threads, s.nearest_scratch_bytes(p.d, wanted.k),
               [&](Index t, void* scratch) { s.nearest(p, tasks[t], wanted, scratch); });
 }
 
-template <class T> using Cube = nb::ndarray<T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-template <class T> using StridedMatrix = nb::ndarray<T, nb::ndim<2>, nb::device::cpu>;
-template <class T> using AnyArray = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
-
-void require_rows(const Index* rows, Index count, Index least, Index n, const char* message) {
-    require(std::all_of(rows, rows + count, [=](Index row) { return row >= least && row < n; }), message);
-}
-
-// Questions' neighbours among the rows of X; the questions themselves, and all values, are left to the caller.
+// The neighbours of test points among the rows of X; the test points themselves, and all values, are left to the
+// caller.
 template <class T>
-LocalProblem<T> local_problem(const Matrix<const T>& X, const Array<const T>& inverse_lengthscale,
-                              const Matrix<const Index>& neighbours, double alpha, double outputscale) {
-    LocalProblem<T> p{};
-    p.X = X.data(), p.inverse_lengthscale = inverse_lengthscale.data(), p.neighbours = neighbours.data();
-    p.t = neighbours.shape(0), p.k = neighbours.shape(1), p.d = X.shape(1);
+ConditionalProblem<T> conditional_problem(const Array<const T>& X, const Array<const T>& inverse_lengthscale,
+                                          const Array<const Index>& neighbours, double alpha, double outputscale) {
+    ConditionalProblem<T> p{};
+    const Index n = sizes_of(X, "X", 2)[0];
+    p.d = X.shape(1), p.t = sizes_of(neighbours, "neighbours", 2)[0], p.k = neighbours.shape(1);
+    p.X = data_of(X, "X", {n, p.d});
+    p.inverse_lengthscale = data_of(inverse_lengthscale, "inverse_lengthscale", {p.d});
+    p.neighbours = data_of(neighbours, "neighbours", {p.t, p.k});
     p.alpha = alpha, p.outputscale = outputscale;
-    require(Index(inverse_lengthscale.shape(0)) == p.d, "columns must agree");
-    require_rows(p.neighbours, p.t * p.k, -1, X.shape(0), "neighbours must be rows of X, or -1");
+    check_rows(p.neighbours, p.t * p.k, "neighbours", -1, n);
     return p;
 }
 
-// The data of an array of the given shape; null where there is none.
-template <class A, class... Sizes> auto* data_of(const A& array, Sizes... sizes) {
-    std::size_t place = 0;
-    require(((array.shape(place++) == std::size_t(sizes)) && ...), "arrays of questions, neighbours and slopes must agree");
-    return array.data();
-}
-template <class A, class... Sizes> auto* data_of(const std::optional<A>& array, Sizes... sizes) {
-    return array ? data_of(*array, sizes...) : nullptr;
-}
-
-// Questions that a task answers at least, to hide handing it out; a multiple of the lanes of every instruction set.
-constexpr Index kLocalQuestions = 16;
+// Test points that a task handles at least, to hide handing it out; a multiple of the lanes of every instruction set.
+constexpr Index kTestPoints = 16;
 
 template <class T>
-void local(int kind, Matrix<const T> questions, Matrix<const T> X, Array<const T> inverse_lengthscale,
-           Matrix<const Index> neighbours, double alpha, double outputscale, StridedMatrix<const T> noise,
-           AnyArray<const T> residual, std::optional<Cube<const T>> gram, std::optional<Matrix<const T>> cross,
-           Array<T> mean, Array<T> explained, Array<T> misfit, Array<T> rows, std::optional<Matrix<T>> solution_r,
-           std::optional<Matrix<T>> solution_c, std::optional<Cube<T>> of_parameters,
-           std::optional<Cube<T>> of_questions, int threads, const std::string& isa) {
+void conditionals(int kind, Array<const T> points, Array<const T> X, Array<const T> inverse_lengthscale,
+                  Array<const Index> neighbours, double alpha, double outputscale, Array<const T> noise,
+                  Array<const T> residual, MaybeArray<const T> gram, MaybeArray<const T> cross, Array<T> mean,
+                  Array<T> explained, Array<T> misfit, Array<T> rows, MaybeArray<T> solution_r,
+                  MaybeArray<T> solution_c, MaybeArray<T> of_parameters, MaybeArray<T> of_points, int threads,
+                  const std::string& isa) {
     const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
-    auto p = local_problem<T>(X, inverse_lengthscale, neighbours, alpha, outputscale);
-    p.questions = data_of(questions, p.t, p.d);
-    p.noise = {data_of(noise, p.t, p.k), noise.stride(0), noise.stride(1)};
-    if (residual.ndim() == 1) {  // of the rows of X
-        p.targets = data_of(residual, X.shape(0));
-    } else {
-        require(residual.ndim() == 2, "residual must have one or two dimensions");
-        p.residual = data_of(residual, p.t, p.k);
-    }
-    p.gram = data_of(gram, p.t, p.k, p.k), p.cross = data_of(cross, p.t, p.k);
-    const LocalResults<T> results{data_of(mean, p.t), data_of(explained, p.t), data_of(misfit, p.t), data_of(rows, p.t)};
-    require(solution_r.has_value() == solution_c.has_value(), "both solutions or none");
-    require(solution_r || !of_parameters, "slopes come with the solutions");
-    require(of_parameters || !of_questions, "slopes of questions come with those of parameters");
-    const LocalGradients<T> gradients{data_of(solution_r, p.t, p.k), data_of(solution_c, p.t, p.k),
-                                      data_of(of_parameters, p.t, 2, p.d + 2), data_of(of_questions, p.t, 2, p.d)};
-    const Tasks tasks(p.t, kLocalQuestions, kForwardTasks);
+    auto p = conditional_problem<T>(X, inverse_lengthscale, neighbours, alpha, outputscale);
+    p.points = data_of(points, "points", {p.t, p.d});
+    check_shape(noise, "noise", {p.t, p.k});  // of any strides, zero included: one value for all
+    p.noise = {noise.data(), noise.stride(0), noise.stride(1)};
+    if (residual.ndim() == 1)  // of the rows of X
+        p.targets = data_of(residual, "residual", {Index(X.shape(0))});
+    else
+        p.residual = data_of(residual, "residual", {p.t, p.k});
+    p.gram = data_of(gram, "gram", {p.t, p.k, p.k}), p.cross = data_of(cross, "cross", {p.t, p.k});
+    const Moments<T> moments{data_of(mean, "mean", {p.t}), data_of(explained, "explained", {p.t}),
+                             data_of(misfit, "misfit", {p.t}), data_of(rows, "rows", {p.t})};
+    require(solution_r.has_value() == solution_c.has_value(), "solution_r and solution_c: both or none");
+    require(solution_r || !of_parameters, "of_parameters needs solution_r and solution_c");
+    require(of_parameters || !of_points, "of_points needs of_parameters");
+    const MomentSlopes<T> slopes{
+        data_of(solution_r, "solution_r", {p.t, p.k}), data_of(solution_c, "solution_c", {p.t, p.k}),
+        data_of(of_parameters, "of_parameters", {p.t, 2, p.d + 2}), data_of(of_points, "of_points", {p.t, 2, p.d})};
+    const Tasks tasks(p.t, kTestPoints, kForwardTasks);
     nb::gil_scoped_release release;
-    run_tasks(tasks.count, threads, s.local_scratch_bytes(p),
-              [&](Index t, void* scratch) { s.local(p, tasks[t], results, gradients, scratch); });
+    run_tasks(tasks.count, threads, s.conditionals_scratch_bytes(p),
+              [&](Index t, void* scratch) { s.conditionals(p, tasks[t], moments, slopes, scratch); });
 }
 
-// Adds to sums; see LocalDensity. Tasks do not depend on the threads, and neither does the result.
+// Adds to sums; see Density. Tasks do not depend on the threads, and neither does the result.
 template <class T>
-void local_density(int kind, Array<const Index> asked, Matrix<const T> X, Array<const T> targets,
-                   Array<const T> inverse_lengthscale, Matrix<const Index> neighbours, double alpha, double outputscale,
-                   double noise, bool slopes, Array<double> sums, int threads, const std::string& isa) {
+void density(int kind, Array<const Index> test_rows, Array<const T> X, Array<const T> targets,
+             Array<const T> inverse_lengthscale, Array<const Index> neighbours, double alpha, double outputscale,
+             double noise, bool slopes, Array<double> sums, int threads, const std::string& isa) {
     const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
-    auto p = local_problem<T>(X, inverse_lengthscale, neighbours, alpha, outputscale);
-    p.asked = data_of(asked, p.t), p.targets = data_of(targets, X.shape(0));
-    require_rows(p.asked, p.t, 0, X.shape(0), "questions must be rows of X");
+    auto p = conditional_problem<T>(X, inverse_lengthscale, neighbours, alpha, outputscale);
+    const Index n = X.shape(0);
+    p.test_rows = data_of(test_rows, "test_rows", {p.t}), p.targets = data_of(targets, "targets", {n});
+    check_rows(p.test_rows, p.t, "test_rows", 0, n);
     const T noise_of_all = T(noise);
     p.noise = {&noise_of_all, 0, 0};
     const Index size = p.d + 4;
-    double* out = data_of(sums, size);
-    const Tasks tasks(p.t, kLocalQuestions, kForwardTasks);
+    double* out = data_of(sums, "sums", {size});
+    const Tasks tasks(p.t, kTestPoints, kForwardTasks);
     nb::gil_scoped_release release;
     std::vector<double> parts(tasks.count * size);
-    run_tasks(tasks.count, threads, s.local_scratch_bytes(p), [&](Index t, void* scratch) {
-        s.local_density(p, tasks[t], {parts.data() + t * size, slopes}, scratch);
-    });
+    run_tasks(tasks.count, threads, s.conditionals_scratch_bytes(p),
+              [&](Index t, void* scratch) { s.density(p, tasks[t], {parts.data() + t * size, slopes}, scratch); });
     for (Index t = 0; t < tasks.count; ++t)
         for (Index e = 0; e < size; ++e) out[e] += parts[t * size + e];
 }
 
-// Gradients of a function of mean and explained, whose own gradients in them are g and h. Of noise, residual, cross and
-// gram they follow from a = C^-1 r and b = C^-1 c: -b (g a + h b), g b, -(g a + 2 h b), g (a b' + b a') / 2 + h b b'.
+// Gradients of a function of mean and explained, whose own gradients in them are g and h. Those of noise, residual,
+// cross and gram follow from a = C^-1 r and b = C^-1 c: -b (g a + h b), g b, -(g a + 2 h b), g (a b' + b a') / 2 + h b
+// b'.
 template <class T>
-void local_gradient(Matrix<const T> solution_r, Matrix<const T> solution_c, Array<const T> grad_mean,
-                    Array<const T> grad_explained, std::optional<Cube<const T>> of_parameters,
-                    std::optional<Cube<const T>> of_questions, std::optional<Array<double>> grad_parameters,
-                    std::optional<Matrix<T>> grad_questions, std::optional<Matrix<T>> grad_noise,
-                    std::optional<Matrix<T>> grad_residual, std::optional<Cube<T>> grad_gram,
-                    std::optional<Matrix<T>> grad_cross, int threads) {
-    const Index t = solution_r.shape(0), k = solution_r.shape(1);
-    const T *alpha = solution_r.data(), *beta = data_of(solution_c, t, k);
-    const T *of_mean = data_of(grad_mean, t), *of_explained = data_of(grad_explained, t);
-    const Index size = grad_parameters ? grad_parameters->shape(0) : 0, d = grad_questions ? grad_questions->shape(1) : 0;
-    require(of_parameters.has_value() == grad_parameters.has_value(), "slopes of parameters are for their gradients");
-    require(of_questions.has_value() == grad_questions.has_value(), "slopes of questions are for their gradients");
-    const T *slopes = data_of(of_parameters, t, 2, size), *question_slopes = data_of(of_questions, t, 2, d);
-    double* parameters = data_of(grad_parameters, size);
-    T *questions = data_of(grad_questions, t, d), *noise = data_of(grad_noise, t, k);
-    T *residual = data_of(grad_residual, t, k), *gram = data_of(grad_gram, t, k, k), *cross = data_of(grad_cross, t, k);
-    const Tasks tasks(t, kLocalQuestions, kForwardTasks);
+void conditionals_gradient(Array<const T> solution_r, Array<const T> solution_c, Array<const T> grad_mean,
+                           Array<const T> grad_explained, MaybeArray<const T> of_parameters,
+                           MaybeArray<const T> of_points, MaybeArray<double> grad_parameters, MaybeArray<T> grad_points,
+                           MaybeArray<T> grad_noise, MaybeArray<T> grad_residual, MaybeArray<T> grad_gram,
+                           MaybeArray<T> grad_cross, int threads) {
+    const Index t = sizes_of(solution_r, "solution_r", 2)[0], k = solution_r.shape(1);
+    const T *alpha = data_of(solution_r, "solution_r", {t, k}), *beta = data_of(solution_c, "solution_c", {t, k});
+    const T* of_mean = data_of(grad_mean, "grad_mean", {t});
+    const T* of_explained = data_of(grad_explained, "grad_explained", {t});
+    require(of_parameters.has_value() == grad_parameters.has_value(),
+            "of_parameters and grad_parameters: both or none");
+    require(of_points.has_value() == grad_points.has_value(), "of_points and grad_points: both or none");
+    const Index size = grad_parameters ? sizes_of(*grad_parameters, "grad_parameters", 1)[0] : 0;
+    const Index d = grad_points ? sizes_of(*grad_points, "grad_points", 2)[1] : 0;
+    const T* slopes = data_of(of_parameters, "of_parameters", {t, 2, size});
+    const T* point_slopes = data_of(of_points, "of_points", {t, 2, d});
+    double* parameters = data_of(grad_parameters, "grad_parameters", {size});
+    T *points = data_of(grad_points, "grad_points", {t, d}), *noise = data_of(grad_noise, "grad_noise", {t, k});
+    T *residual = data_of(grad_residual, "grad_residual", {t, k}), *gram = data_of(grad_gram, "grad_gram", {t, k, k});
+    T* cross = data_of(grad_cross, "grad_cross", {t, k});
+    const Tasks tasks(t, kTestPoints, kForwardTasks);
     nb::gil_scoped_release release;
     for (Index q = 0; q < t; ++q)
         for (Index e = 0; e < size; ++e)
@@ -355,8 +441,8 @@ void local_gradient(Matrix<const T> solution_r, Matrix<const T> solution_c, Arra
     run_tasks(tasks.count, gram ? threads : 1, 0, [&](Index task, void*) {  // without gram too little for more threads
         for (Index q = tasks[task].begin; q < tasks[task].end; ++q) {
             const T g = of_mean[q], h = of_explained[q], *a = alpha + q * k, *b = beta + q * k;
-            for (Index e = 0; questions && e < d; ++e)
-                questions[q * d + e] = g * question_slopes[2 * q * d + e] + h * question_slopes[(2 * q + 1) * d + e];
+            for (Index e = 0; points && e < d; ++e)
+                points[q * d + e] = g * point_slopes[2 * q * d + e] + h * point_slopes[(2 * q + 1) * d + e];
             for (Index e = 0; noise && e < k; ++e) noise[q * k + e] = -b[e] * (g * a[e] + h * b[e]);
             for (Index e = 0; residual && e < k; ++e) residual[q * k + e] = g * b[e];
             for (Index e = 0; cross && e < k; ++e) cross[q * k + e] = -(g * a[e] + 2 * h * b[e]);
@@ -370,36 +456,54 @@ void local_gradient(Matrix<const T> solution_r, Matrix<const T> solution_c, Arra
 
 template <class T> void define(nb::module_& m) {
     using namespace nb::literals;
-    m.def("matrix", &matrix<T>, "kind"_a, "X"_a, "Z"_a, "alpha"_a, "out"_a, "threads"_a, "isa"_a = "");
-    m.def("matrix_gradient", &matrix_gradient<T>, "kind"_a, "X"_a, "Z"_a, "alpha"_a, "grad_out"_a, "grad_square"_a,
-          "grad_alpha"_a, "grad_X"_a.none(), "grad_Z"_a.none(), "threads"_a, "isa"_a = "");
-    m.def("block", &block<T>, "kind"_a, "X"_a, "Z"_a.none(), "alpha"_a, "values"_a, "offsets"_a, "out"_a, "threads"_a,
-          "isa"_a = "");
-    m.def("block_gradient", &block_gradient<T>, "kind"_a, "X"_a, "Z"_a.none(), "alpha"_a, "values"_a, "offsets"_a,
-          "grad_out"_a, "grad_square"_a, "grad_alpha"_a, "grad_values"_a, "grad_X"_a.none(), "grad_Z"_a.none(),
+    // Arrays are never converted: a converted copy of an output would swallow the result.
+    const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
+    const auto maybe = [](const char* name) { return nb::arg(name).noconvert().none(); };
+    m.def("matrix", &matrix<T>, "kind"_a, array("X"), array("Z"), "alpha"_a, array("out"), "threads"_a, "isa"_a = "");
+    m.def("matrix_gradient", &matrix_gradient<T>, "kind"_a, array("X"), array("Z"), "alpha"_a, array("grad_out"),
+          array("grad_square"), array("grad_alpha"), maybe("grad_X"), maybe("grad_Z"), "threads"_a, "isa"_a = "");
+    m.def("block", &block<T>, "kind"_a, array("X"), maybe("Z"), "alpha"_a, array("values"), array("offsets"),
+          array("out"), "threads"_a, "isa"_a = "");
+    m.def("block_gradient", &block_gradient<T>, "kind"_a, array("X"), maybe("Z"), "alpha"_a, array("values"),
+          array("offsets"), array("grad_out"), array("grad_square"), array("grad_alpha"), array("grad_values"),
+          maybe("grad_X"), maybe("grad_Z"), "threads"_a, "isa"_a = "");
+    m.def("nearest", &nearest<T>, array("X"), array("Z"), maybe("left_out"), maybe("before"), array("rows"),
           "threads"_a, "isa"_a = "");
-    m.def("nearest", &nearest<T>, "X"_a, "Z"_a, "left_out"_a.none(), "before"_a.none(), "rows"_a, "threads"_a,
-          "isa"_a = "");
-    m.def("local", &local<T>, "kind"_a, "questions"_a, "X"_a, "inverse_lengthscale"_a, "neighbours"_a, "alpha"_a,
-          "outputscale"_a, "noise"_a, "residual"_a, "gram"_a.none(), "cross"_a.none(), "mean"_a, "explained"_a,
-          "misfit"_a, "rows"_a, "solution_r"_a.none(), "solution_c"_a.none(), "of_parameters"_a.none(),
-          "of_questions"_a.none(), "threads"_a, "isa"_a = "");
-    m.def("local_density", &local_density<T>, "kind"_a, "asked"_a, "X"_a, "targets"_a, "inverse_lengthscale"_a,
-          "neighbours"_a, "alpha"_a, "outputscale"_a, "noise"_a, "slopes"_a, "sums"_a, "threads"_a, "isa"_a = "");
-    m.def("local_gradient", &local_gradient<T>, "solution_r"_a, "solution_c"_a, "grad_mean"_a, "grad_explained"_a,
-          "of_parameters"_a.none(), "of_questions"_a.none(), "grad_parameters"_a.none(), "grad_questions"_a.none(),
-          "grad_noise"_a.none(), "grad_residual"_a.none(), "grad_gram"_a.none(), "grad_cross"_a.none(), "threads"_a);
+    m.def("conditionals", &conditionals<T>, "kind"_a, array("points"), array("X"), array("inverse_lengthscale"),
+          array("neighbours"), "alpha"_a, "outputscale"_a, array("noise"), array("residual"), maybe("gram"),
+          maybe("cross"), array("mean"), array("explained"), array("misfit"), array("rows"), maybe("solution_r"),
+          maybe("solution_c"), maybe("of_parameters"), maybe("of_points"), "threads"_a, "isa"_a = "");
+    m.def("density", &density<T>, "kind"_a, array("test_rows"), array("X"), array("targets"),
+          array("inverse_lengthscale"), array("neighbours"), "alpha"_a, "outputscale"_a, "noise"_a, "slopes"_a,
+          array("sums"), "threads"_a, "isa"_a = "");
+    m.def("conditionals_gradient", &conditionals_gradient<T>, array("solution_r"), array("solution_c"),
+          array("grad_mean"), array("grad_explained"), maybe("of_parameters"), maybe("of_points"),
+          maybe("grad_parameters"), maybe("grad_points"), maybe("grad_noise"), maybe("grad_residual"),
+          maybe("grad_gram"), maybe("grad_cross"), "threads"_a);
+}
+
+std::vector<std::string> instruction_sets() {
+    std::vector<std::string> names;
+    for (const Variant* v : runnable_variants()) names.push_back(v->name);
+    return names;
+}
+
+std::vector<std::pair<std::string, bool>> kernels() {
+    std::vector<std::pair<std::string, bool>> list;
+    const Variant& v = variant("");
+    for (int kind = 0; kind < v.num_kernels; ++kind) list.emplace_back(v.kernels[kind].name, v.kernels[kind].has_alpha);
+    return list;
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "Compiled products with stationary kernels; called through cagp.engine.";
-    m.def("instruction_sets", [] {
-        std::vector<std::string> names;
-        for (const Variant* v : runnable_variants()) names.push_back(v->name);
-        return names;
-    }, "The instruction sets this build has and this machine runs, best last.");
+    m.attr("sanitizer") = CAGP_SANITIZER;
+    m.def("instruction_sets", &instruction_sets,
+          "The instruction sets this build has and this machine runs, best last.");
+    m.def("kernels", &kernels,
+          "The compiled kernels, each a name and whether it has a parameter alpha; kinds are places in it.");
     define<float>(m);
     define<double>(m);
 }

@@ -1,4 +1,5 @@
-// The stationary kernels as functions of the squared scaled distance r2: the value k and its slope dk/d(r2).
+// The stationary kernels as functions of the squared scaled distance r2: the value k and its slope dk/d(r2). The list
+// at the end of this file is the only one: Python asks the module for the names in it.
 //
 // The slope with respect to r2, not r, is finite at zero distance for all but Matern 1/2, whose one-sided slope meets a
 // zero difference there: it is taken as zero.
@@ -16,6 +17,7 @@ template <class T> struct Value {
 template <class T> inline Vec<T> clamped(Vec<T> s) { return at_most<T>(s, Format<T>::farthest); }
 
 template <class T> struct Rbf {
+    static constexpr const char* name = "rbf";
     static constexpr bool has_alpha = false;
     explicit Rbf(double) {}
     Vec<T> value(Vec<T> r2) const { return exp_minus<T>(clamped<T>(r2 * T(0.5))); }
@@ -26,6 +28,7 @@ template <class T> struct Rbf {
 };
 
 template <class T> struct Matern12 {
+    static constexpr const char* name = "matern12";
     static constexpr bool has_alpha = false;
     explicit Matern12(double) {}
     Vec<T> value(Vec<T> r2) const { return exp_minus<T>(clamped<T>(sqrt(r2))); }
@@ -37,6 +40,7 @@ template <class T> struct Matern12 {
 };
 
 template <class T> struct Matern32 {
+    static constexpr const char* name = "matern32";
     static constexpr bool has_alpha = false;
     explicit Matern32(double) {}
     Vec<T> value(Vec<T> r2) const {
@@ -50,6 +54,7 @@ template <class T> struct Matern32 {
 };
 
 template <class T> struct Matern52 {
+    static constexpr const char* name = "matern52";
     static constexpr bool has_alpha = false;
     explicit Matern52(double) {}
     Vec<T> value(Vec<T> r2) const {
@@ -63,6 +68,7 @@ template <class T> struct Matern52 {
 };
 
 template <class T> struct RationalQuadratic {
+    static constexpr const char* name = "rational_quadratic";
     static constexpr bool has_alpha = true;
     T alpha, half_inverse;
     explicit RationalQuadratic(double a) : alpha(T(a)), half_inverse(T(0.5 / a)) {}
@@ -75,5 +81,8 @@ template <class T> struct RationalQuadratic {
         return {k, k * shrink * T(-0.5)};
     }
 };
+
+template <template <class> class... Profiles> struct ProfileList {};
+using CompiledProfiles = ProfileList<Rbf, Matern12, Matern32, Matern52, RationalQuadratic>;
 
 }  // namespace CAGP_VARIANT

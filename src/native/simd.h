@@ -40,8 +40,8 @@ template <class T> constexpr int kLanes = kBytes / int(sizeof(T));
 template <int N> struct Constant {
     constexpr operator int() const { return N; }
 };
-// Calls f(0) ... f(N - 1) with constants. Small arrays that are indexed by nothing else stay in registers, provided that
-// the caller is marked CAGP_FLAT: a compiler that unrolls loops later has put them into memory by then.
+// Calls f(0) ... f(N - 1) with constants. Small arrays that are indexed by nothing else stay in registers, provided
+// that the caller is marked CAGP_FLAT: a compiler that unrolls loops later has put them into memory by then.
 template <int N, class F> inline void repeat(const F& f) {
     if constexpr (N > 0) {
         repeat<N - 1>(f);
@@ -56,7 +56,8 @@ template <class T> inline Vec<T> load(const T* p) {
     return v;
 }
 template <class T> inline void store(T* p, Vec<T> v) { std::memcpy(p, &v, sizeof v); }
-template <class T> inline Vec<T> splat(T x) { return x - Vec<T>{}; }  // a subtraction of zero folds, an addition would not
+// The compiler removes a subtraction of zero, but not an addition.
+template <class T> inline Vec<T> splat(T x) { return x - Vec<T>{}; }
 
 // Pairwise, so that the additions do not wait for each other.
 template <class T> inline T sum_lanes(Vec<T> v) {
@@ -154,8 +155,8 @@ inline Vec<float> exp_reduced(Vec<float> r) {
 inline Vec<double> exp_reduced(Vec<double> r) {
     Vec<double> r2 = r * r, r4 = r2 * r2;
     Vec<double> a = (1.0 + r) + r2 * (0.5000000000000001 + r * 0.16666666666666669);
-    Vec<double> b = (0.04166666666662413 + r * 0.008333333333330062) +
-                    r2 * (0.0013888888917213717 + r * 0.00019841269863053618);
+    Vec<double> b =
+        (0.04166666666662413 + r * 0.008333333333330062) + r2 * (0.0013888888917213717 + r * 0.00019841269863053618);
     Vec<double> c = (2.4801521295954376e-05 + r * 2.7557268459997064e-06) +
                     r2 * (2.7620088445409746e-07 + r * 2.510038549551032e-08);
     return a + r4 * (b + r4 * c);

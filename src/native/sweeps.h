@@ -1,13 +1,10 @@
-// What one task does, and the table through which the module calls the code of one instruction set.
+// What a task does, and the table through which the module calls the code of one instruction set.
 //
 // All inputs arrive divided by their lengthscales. A task writes nothing that another task writes, except into partial
 // sums of its own, which the caller adds up in the order of the tasks: results do not depend on which thread ran what.
 #pragma once
 
 #include <cstdint>
-
-enum class Kind : int { rbf, matern12, matern32, matern52, rational_quadratic };
-constexpr int kNumKinds = 5;
 
 template <class T> struct Problem {
     const T *X, *Z;  // (n, d), (m, d) in lengthscale units
@@ -41,44 +38,44 @@ template <class T> struct Strided {
     std::int64_t row, column;
 };
 
-// Questions that are each answered from a few rows of their own: mean = c'C^-1 r and explained = c'C^-1 c with
+// Test points with a few rows of their own each: mean = c'C^-1 r and explained = c'C^-1 c with
 // C = scale k(N, N) + noise - gram, c = scale k(N, x) - cross. Inputs are not divided by the lengthscales here.
-template <class T> struct LocalProblem {
-    const T* questions;         // (t, d), or null:
-    const std::int64_t* asked;  // (t): rows of X that are the questions
-    const T* X;                 // (n, d)
+template <class T> struct ConditionalProblem {
+    const T* points;                 // (t, d): the test points, or null:
+    const std::int64_t* test_rows;   // (t): the rows of X that are the test points
+    const T* X;                      // (n, d)
     const T* inverse_lengthscale;    // (d)
     const std::int64_t* neighbours;  // (t, k): rows of X, nearest first; -1 for none
     Strided<T> noise;
     const T* residual;      // (t, k), or null:
-    const T* targets;       // (n): the residuals of the rows of X, the same for all questions
+    const T* targets;       // (n): the residuals of the rows of X, the same for all test points
     const T *gram, *cross;  // (t, k, k), (t, k), or null
     std::int64_t t, k, d;
     double alpha, outputscale;
 };
-// One number for each question.
-template <class T> struct LocalResults {
+// One number for each test point.
+template <class T> struct Moments {
     T *mean, *explained;  // c'C^-1 r and c'C^-1 c
-    T *misfit, *rows;     // r'C^-1 r and the number of rows it is of; without gradients
+    T *misfit, *rows;     // r'C^-1 r and the number of rows in it; without gradients
 };
-// What the gradients of any function of mean and explained are made of; pointers that were not asked for are null, all of
-// them or from `parameters` on.
-template <class T> struct LocalGradients {
+// From these follow the gradients of any function of mean and explained. Pointers that were not asked for are null: all
+// of them, or `parameters` and those after it.
+template <class T> struct MomentSlopes {
     T *alpha, *beta;  // (t, k): C^-1 r and C^-1 c
     T* parameters;    // (t, 2, d + 2): of mean and explained; sums over r2's slopes times difference^2, alpha, scale
-    T* questions;     // (t, 2, d)
+    T* points;        // (t, 2, d)
 };
-// What a task adds up over questions that are rows: their negative log predictive densities, and the slopes of that sum in
-// the squared distances of each column, in alpha, in the scale, and in noise that all rows share.
-struct LocalDensity {
+// What a task adds up over test points that are rows: their negative log predictive densities, and the slopes of that
+// sum in the squared distances of each column, in alpha, in the scale, and in noise that all rows share.
+struct Density {
     double* sums;  // (d + 4), in this order
-    bool slopes;   // without them, the first alone
+    bool slopes;   // false: the first alone
 };
 
 // The k rows of Z nearest to each row of X, by increasing distance; -1 where there are fewer.
 struct Nearest {
     std::int64_t k;
-    const std::int64_t* left_out;  // (n): a row of Z that does not count for this question, or null
+    const std::int64_t* left_out;  // (n): a row of Z that does not count for this test point, or null
     const std::int64_t* before;    // (n): only rows of Z before this one count, or null
     std::int64_t* rows;            // (n, k)
 };
@@ -99,18 +96,26 @@ template <class T> struct Sweeps {
                                const Gradients<T>&, void* scratch);
     std::int64_t (*nearest_scratch_bytes)(std::int64_t d, std::int64_t k);
     void (*nearest)(const Problem<T>&, Range rows, const Nearest&, void* scratch);
-    std::int64_t (*local_scratch_bytes)(const LocalProblem<T>&);
-    void (*local)(const LocalProblem<T>&, Range questions, const LocalResults<T>&, const LocalGradients<T>&,
-                  void* scratch);
-    // For questions that are rows (asked), with targets, one noise, and neither gram nor cross.
-    void (*local_density)(const LocalProblem<T>&, Range questions, const LocalDensity&, void* scratch);
+    std::int64_t (*conditionals_scratch_bytes)(const ConditionalProblem<T>&);
+    void (*conditionals)(const ConditionalProblem<T>&, Range points, const Moments<T>&, const MomentSlopes<T>&,
+                         void* scratch);
+    // For test points that are rows (test_rows), with targets, one noise, and neither gram nor cross.
+    void (*density)(const ConditionalProblem<T>&, Range points, const Density&, void* scratch);
+};
+
+// A kernel by the name that Python has for it (src/cagp/kernel_registry.py).
+struct CompiledKernel {
+    const char* name;
+    bool has_alpha;  // whether it has a parameter besides the lengthscales
+    Sweeps<float> f32;
+    Sweeps<double> f64;
 };
 
 struct Variant {
     const char* name;
-    int rows_float, rows_double;  // points that share a panel of lanes
-    Sweeps<float> f32[kNumKinds];
-    Sweeps<double> f64[kNumKinds];
+    int rows_float, rows_double;    // points that share a panel of lanes
+    const CompiledKernel* kernels;  // the same ones, in the same order, in every variant: the list in profiles.h
+    int num_kernels;
 };
 
 extern "C" const Variant* cagp_variant_baseline();

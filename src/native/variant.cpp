@@ -3,7 +3,7 @@
 // One side of each product lies in the vector lanes: a panel of up to kRows points, transposed, whose distances to one
 // point of the other side are computed together. Distances are sums of squared differences, never the expansion of the
 // square, which would lose close points in float32.
-#include "local.h"
+#include "conditionals.h"
 #include "profiles.h"
 #include "sweeps.h"
 
@@ -29,9 +29,7 @@ template <class T> struct Scratch {
         points = reinterpret_cast<T*>(cotangents + kChunk);
         gradient = points + d * kRows<T>;
     }
-    static Index bytes(Index d) {
-        return 64 + kChunk * Index(sizeof(Panel<T>)) + 2 * d * kRows<T> * Index(sizeof(T));
-    }
+    static Index bytes(Index d) { return 64 + kChunk * Index(sizeof(Panel<T>)) + 2 * d * kRows<T> * Index(sizeof(T)); }
     void clear_gradient(Index d) const { std::memset(gradient, 0, d * kRows<T> * sizeof(T)); }
     // Adds the panel's gradient to rows [begin, begin + count) of the result.
     void add_gradient(Index begin, int count, Index d, T* result) const {
@@ -144,11 +142,12 @@ template <class T, class Profile> void matrix(const Problem<T>& p, Range rows, T
     for (Index column = 0; column < p.m; column += kRows<T>) {
         const int count = smaller(p.m - column, kRows<T>);
         transpose(p.Z, column, count, p.d, scratch.points);
-        for_each_point<T, kUnroll, 2>(scratch.points, p.X, rows.begin, rows.end, p.d, [&](Index row, const Panel<T>& r2) {
+        auto visit = [&](Index row, const Panel<T>& r2) {
             Panel<T> k;
             for (int u = 0; u < kUnroll; ++u) k.v[u] = profile.value(r2.v[u]);
             std::memcpy(out + row * p.m + column, &k, count * sizeof(T));
-        });
+        };
+        for_each_point<T, kUnroll, 2>(scratch.points, p.X, rows.begin, rows.end, p.d, visit);
     }
 }
 
@@ -332,7 +331,8 @@ void symmetric_panel_gradient(const Problem<T>& p, const Blocks<T>& w, Index row
                 const T* mirrored = grad_out + c * w.count;
                 Panel<T, U> h{}, product;  // h: cotangent of out[c, block of r]
                 for (int s = 0; s < panel.segments; ++s)
-                    for (int u = 0; u < U; ++u) h.v[u] += panel.segment[s].lanes.v[u] * mirrored[panel.segment[s].block];
+                    for (int u = 0; u < U; ++u)
+                        h.v[u] += panel.segment[s].lanes.v[u] * mirrored[panel.segment[s].block];
                 for (int u = 0; u < U; ++u) {
                     Vec<T> slope_alpha{};
                     const Value<T> value = profile.value_and_slope(r2.v[u], slope_alpha);
@@ -360,10 +360,22 @@ void symmetric_panel_gradient(const Problem<T>& p, const Blocks<T>& w, Index row
 template <class T, class Visit> void for_each_panel(const Blocks<T>& w, Range blocks, const Visit& visit) {
     for (Index first = blocks.begin; first < blocks.end;) {
         Index last = first + 1;
-        while (last < blocks.end && last - first < kRows<T> && w.offsets[last + 1] - w.offsets[first] <= kRows<T>) ++last;
+        while (last < blocks.end && last - first < kRows<T> && w.offsets[last + 1] - w.offsets[first] <= kRows<T>)
+            ++last;
         for (Index row = w.offsets[first]; row < w.offsets[last]; row += kRows<T>)
             visit(row, smaller(w.offsets[last] - row, kRows<T>), first, last);
         first = last;
+    }
+}
+
+// Calls visit(U) with the number of vectors that `count` lanes fill.
+template <class T, class Visit> void with_vectors(int count, const Visit& visit) {
+    static_assert(kUnroll == 4, "every number of vectors needs a case");
+    switch ((count + kLanes<T> - 1) / kLanes<T>) {
+        case 1: return visit(Constant<1>{});
+        case 2: return visit(Constant<2>{});
+        case 3: return visit(Constant<3>{});
+        default: return visit(Constant<4>{});
     }
 }
 
@@ -373,12 +385,8 @@ void symmetric(const Problem<T>& p, const Blocks<T>& w, Range blocks, T* out, vo
     for (Index c = w.offsets[blocks.begin]; c < p.n; ++c)  // mirrored values are summed over the panels of a block
         for (Index j = blocks.begin; j < blocks.end; ++j) out[c * w.count + j] = 0;
     for_each_panel<T>(w, blocks, [&](Index row, int count, Index first, Index last) {
-        switch ((count + kLanes<T> - 1) / kLanes<T>) {
-            case 1: return symmetric_panel<T, 1, Profile>(p, w, row, count, first, last, out, scratch);
-            case 2: return symmetric_panel<T, 2, Profile>(p, w, row, count, first, last, out, scratch);
-            case 3: return symmetric_panel<T, 3, Profile>(p, w, row, count, first, last, out, scratch);
-            default: return symmetric_panel<T, 4, Profile>(p, w, row, count, first, last, out, scratch);
-        }
+        with_vectors<T>(count,
+                        [&](auto u) { symmetric_panel<T, u, Profile>(p, w, row, count, first, last, out, scratch); });
     });
 }
 
@@ -387,22 +395,15 @@ void symmetric_gradient(const Problem<T>& p, const Blocks<T>& w, Range blocks, c
                         const Gradients<T>& gradients, void* memory) {
     const Scratch<T> scratch(memory, p.d);
     for_each_panel<T>(w, blocks, [&](Index row, int count, Index first, Index last) {
-        switch ((count + kLanes<T> - 1) / kLanes<T>) {
-            case 1:
-                return symmetric_panel_gradient<T, 1, Profile>(p, w, row, count, first, last, grad_out, gradients, scratch);
-            case 2:
-                return symmetric_panel_gradient<T, 2, Profile>(p, w, row, count, first, last, grad_out, gradients, scratch);
-            case 3:
-                return symmetric_panel_gradient<T, 3, Profile>(p, w, row, count, first, last, grad_out, gradients, scratch);
-            default:
-                return symmetric_panel_gradient<T, 4, Profile>(p, w, row, count, first, last, grad_out, gradients, scratch);
-        }
+        with_vectors<T>(count, [&](auto u) {
+            symmetric_panel_gradient<T, u, Profile>(p, w, row, count, first, last, grad_out, gradients, scratch);
+        });
     });
 }
 
 // ---- the nearest rows ----
 
-// Questions that meet a panel of rows while it lies in the cache.
+// Test points that meet a panel of rows while it lies in the cache.
 constexpr int kTogether = 32;
 
 // The k nearest rows so far, by increasing distance.
@@ -437,7 +438,7 @@ template <class T> void nearest(const Problem<T>& p, Range rows, const Nearest& 
         for (Index z = 0; z < p.m; z += kRows<T>) {
             const int lanes = smaller(p.m - z, kRows<T>);
             transpose(p.Z, z, lanes, p.d, scratch.points);
-            for_each_point<T, kUnroll, 2>(scratch.points, p.X, first, first + count, p.d, [&](Index q, const Panel<T>& r2) {
+            auto visit = [&](Index q, const Panel<T>& r2) {
                 Shortlist<T> found = shortlist(q);
                 const Vec<T> worst = splat<T>(found.worst());
                 Bits<T> near = r2.v[0] < worst;
@@ -451,29 +452,44 @@ template <class T> void nearest(const Problem<T>& p, Range rows, const Nearest& 
                     if (wanted.before && row >= wanted.before[q]) break;
                     found.insert(lane[l], row);
                 }
-            });
+            };
+            for_each_point<T, kUnroll, 2>(scratch.points, p.X, first, first + count, p.d, visit);
         }
     }
 }
 
 template <class T, class Profile> constexpr Sweeps<T> sweeps() {
-    return {Scratch<T>::bytes,          matrix<T, Profile>,    matrix_gradient<T, Profile>,   block<T, Profile>,
-            block_gradient<T, Profile>, symmetric<T, Profile>, symmetric_gradient<T, Profile>,
-            nearest_scratch<T>,         nearest<T>,
-            local_scratch<T, Profile>,  local<T, Profile>,     local_density<T, Profile>};
+    Sweeps<T> s{};
+    s.scratch_bytes = Scratch<T>::bytes;
+    s.matrix = matrix<T, Profile>;
+    s.matrix_gradient = matrix_gradient<T, Profile>;
+    s.block = block<T, Profile>;
+    s.block_gradient = block_gradient<T, Profile>;
+    s.symmetric = symmetric<T, Profile>;
+    s.symmetric_gradient = symmetric_gradient<T, Profile>;
+    s.nearest_scratch_bytes = nearest_scratch<T>;
+    s.nearest = nearest<T>;
+    s.conditionals_scratch_bytes = conditionals_scratch<T, Profile>;
+    s.conditionals = conditionals<T, Profile>;
+    s.density = density<T, Profile>;
+    return s;
 }
 
-#define CAGP_SWEEPS(T) \
-    {sweeps<T, Rbf<T>>(), sweeps<T, Matern12<T>>(), sweeps<T, Matern32<T>>(), sweeps<T, Matern52<T>>(), \
-     sweeps<T, RationalQuadratic<T>>()}
+template <class List> struct Table;
+template <template <class> class... Profiles> struct Table<ProfileList<Profiles...>> {
+    static constexpr CompiledKernel kernels[] = {{Profiles<double>::name, Profiles<double>::has_alpha,
+                                                  sweeps<float, Profiles<float>>(),
+                                                  sweeps<double, Profiles<double>>()}...};
+};
+using Kernels = Table<CompiledProfiles>;
 
 #define CAGP_STRING_(x) #x
 #define CAGP_STRING(x) CAGP_STRING_(x)
 #define CAGP_JOIN_(a, b) a##b
 #define CAGP_JOIN(a, b) CAGP_JOIN_(a, b)
 
-constexpr Variant kVariant = {CAGP_STRING(CAGP_VARIANT), kRows<float>, kRows<double>, CAGP_SWEEPS(float),
-                              CAGP_SWEEPS(double)};
+constexpr Variant kVariant = {CAGP_STRING(CAGP_VARIANT), kRows<float>, kRows<double>, Kernels::kernels,
+                              int(sizeof Kernels::kernels / sizeof Kernels::kernels[0])};
 
 }  // namespace
 }  // namespace CAGP_VARIANT

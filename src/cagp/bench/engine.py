@@ -3,24 +3,24 @@
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cagp.bench.records import best_of, machine, show
-from cagp.engine import BlockWeights, kernel_product, native
+from cagp.engine import COMPILED, TORCH, Backend, BlockWeights, kernel_product
 from cagp.kernels import Matern32
 
 NUM_COLUMNS = 16_384
 NUM_BLOCKS = 512
 DIMENSIONS = (2, 9, 20)
-# Rows of X: as many as columns for the compiled kernels, enough for a stable rate where those would take minutes.
+# Rows of X: as many as columns for the compiled kernels; fewer for the others, which would take minutes.
 NUM_ROWS = {"native": 16_384, "torch": 4_096, "keops": 1_024, "compile": 1_024}
 
 
-class Backend(NamedTuple):
-    """One way to compute k(X, Z) W with a Matern 3/2 kernel."""
+class Contender(NamedTuple):
+    """One way to compute k(X, Z) W with a Matern 3/2 kernel: a backend of the engine, or another library."""
 
     name: str
     threads: int
@@ -29,8 +29,8 @@ class Backend(NamedTuple):
 
 
 def run(repeats: int, as_json: bool) -> int:
-    """Measure every installed backend in one process, and print one record per backend and dimension."""
-    records = [_measure(backend, d, repeats) for d in DIMENSIONS for backend in _backends(d)]
+    """Measure every installed backend in one process, and print one record for each of them and each dimension."""
+    records = [_measure(contender, d, repeats) for d in DIMENSIONS for contender in _contenders(d)]
     show(
         records,
         {
@@ -46,25 +46,25 @@ def run(repeats: int, as_json: bool) -> int:
     return 0
 
 
-def _backends(num_dims: int) -> list[Backend]:
+def _contenders(num_dims: int) -> list[Contender]:
     threads = torch.get_num_threads()
-    backends = [_engine("torch", threads, num_dims), _compiled(threads, num_dims)]
+    contenders = [_engine(TORCH, threads, num_dims), _torch_compile(threads, num_dims)]
     if importlib.util.find_spec("pykeops"):
-        backends.insert(1, _keops(threads, num_dims))
-    if native.available():
-        backends = [_engine("native", count, num_dims) for count in sorted({1, threads}, reverse=True)] + backends
-    return backends
+        contenders.insert(1, _keops(threads, num_dims))
+    if COMPILED.available:
+        contenders = [_engine(COMPILED, count, num_dims) for count in sorted({1, threads}, reverse=True)] + contenders
+    return contenders
 
 
-def _measure(backend: Backend, num_dims: int, repeats: int) -> dict[str, Any]:
-    """A failure is a record too: its rates are missing and ``error`` says why."""
-    num_rows = NUM_ROWS[backend.name]
+def _measure(contender: Contender, num_dims: int, repeats: int) -> dict[str, Any]:
+    """A failure is also a record: its rates are missing and ``error`` says why."""
+    num_rows = NUM_ROWS[contender.name]
     sizes = {"d": num_dims, "rows": num_rows, "columns": NUM_COLUMNS, "i": NUM_BLOCKS, "dtype": "float32"}
-    record = {**machine(), "backend": backend.name, **sizes, "threads": backend.threads}
+    record = {**machine(), "backend": contender.name, **sizes, "threads": contender.threads}
     before = torch.get_num_threads()
-    torch.set_num_threads(backend.threads)
+    torch.set_num_threads(contender.threads)
     try:
-        forward, backward = _seconds(backend, num_rows, num_dims, repeats)
+        forward, backward = _seconds(contender, num_rows, num_dims, repeats)
         evaluations = num_rows * NUM_COLUMNS
         return {**record, "forward_per_s": evaluations / forward, "backward_per_s": evaluations / backward}
     except Exception as error:
@@ -74,7 +74,7 @@ def _measure(backend: Backend, num_dims: int, repeats: int) -> dict[str, Any]:
         torch.set_num_threads(before)
 
 
-def _seconds(backend: Backend, num_rows: int, num_dims: int, repeats: int) -> tuple[float, float]:
+def _seconds(contender: Contender, num_rows: int, num_dims: int, repeats: int) -> tuple[float, float]:
     """Time of the product, and of its gradient in lengthscales and weights given the product."""
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(num_rows, num_dims, generator=generator)
@@ -84,29 +84,29 @@ def _seconds(backend: Backend, num_rows: int, num_dims: int, repeats: int) -> tu
 
     def forward() -> Tensor:
         with torch.no_grad():
-            return backend.product(X, Z, values)
+            return contender.product(X, Z, values)
 
-    out = backend.product(X, Z, values)
+    out = contender.product(X, Z, values)
 
     def backward() -> None:
-        torch.autograd.grad(out, (backend.parameter, values), cotangent, retain_graph=True)
+        torch.autograd.grad(out, (contender.parameter, values), cotangent, retain_graph=True)
 
     return best_of(repeats, forward), best_of(repeats, backward)
 
 
-def _engine(name: Literal["native", "torch"], threads: int, num_dims: int) -> Backend:
-    """Our own engine, by its general product: Z is not X, so no use is made of symmetry."""
+def _engine(backend: Backend, threads: int, num_dims: int) -> Contender:
+    """Our own engine, by its general product: Z is not X, so symmetry is not used."""
     offsets = torch.arange(0, NUM_COLUMNS + 1, NUM_COLUMNS // NUM_BLOCKS)
     kernel = Matern32(num_dims, num_dims**0.5)
 
     def product(X: Tensor, Z: Tensor, values: Tensor) -> Tensor:
-        return kernel_product(kernel, X, Z, BlockWeights(values, offsets), backend=name)
+        return kernel_product(kernel, X, Z, BlockWeights(values, offsets), backend=backend)
 
-    return Backend(name, threads, product, kernel.get_parameter("raw_lengthscale"))
+    return Contender(backend.name, threads, product, kernel.get_parameter("raw_lengthscale"))
 
 
-def _keops(threads: int, num_dims: int) -> Backend:
-    """KeOps with a batch dimension for the blocks, each summed into a column of its own."""
+def _keops(threads: int, num_dims: int) -> Contender:
+    """KeOps with a batch dimension for the blocks, each summed into its own column."""
     pykeops = importlib.import_module("pykeops")
     pykeops.set_verbose(False)
     lazy = importlib.import_module("pykeops.torch").LazyTensor
@@ -119,10 +119,10 @@ def _keops(threads: int, num_dims: int) -> Backend:
         s = (3 * ((rows - columns) ** 2).sum(-1)).sqrt()
         return (((1 + s) * (-s).exp()) * weights).sum(2).squeeze(-1).mT
 
-    return Backend("keops", threads, product, lengthscale)
+    return Contender("keops", threads, product, lengthscale)
 
 
-def _compiled(threads: int, num_dims: int) -> Backend:
+def _torch_compile(threads: int, num_dims: int) -> Contender:
     """Differences, distance, profile and block sum as one function for torch.compile, a tile of rows at a time."""
     tile_rows = 64
     lengthscale = torch.full((num_dims,), num_dims**0.5).requires_grad_()
@@ -136,7 +136,7 @@ def _compiled(threads: int, num_dims: int) -> Backend:
         X, Z = X / lengthscale, Z / lengthscale
         return torch.cat([tile_product(tile, Z, values) for tile in X.split(tile_rows)])
 
-    return Backend("compile", threads, product, lengthscale)
+    return Contender("compile", threads, product, lengthscale)
 
 
 def _rate(record: dict[str, Any], key: str) -> str:

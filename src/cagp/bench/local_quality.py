@@ -21,15 +21,15 @@ from cagp.bench.processes import answer, in_new_process
 from cagp.bench.protocol import load_table, new_method
 from cagp.bench.records import collect, in_one_line, machine, score_columns, show
 from cagp.data import split, standardized
-from cagp.estimators.choosing import constant_actions
 from cagp.kernels import Matern32, Scale
 from cagp.memory import current_memory, peak_memory
-from cagp.methods.local import CaGPLocal, Objective
+from cagp.methods.cagp_local import CaGPLocal, Objective
 from cagp.posteriors import Prediction
 from cagp.prior import GP, GaussianNoise
+from cagp.quantities import seconds_of
+from cagp.recipes.steps import constant_actions
 from cagp.starting import start_from_data
 from cagp.training import fit
-from cagp.training.settings import seconds_of
 
 NOISE_FLOOR = 1e-9
 """Of local and hybrid, in float64: without noise in the table, the usual 1e-6 would determine the intervals' width."""
@@ -147,7 +147,8 @@ def _ours(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
             shared = constant_actions(prior.kernel, X, run.num_actions, run.seed)
             method = CaGPLocal(prior, run.num_neighbours, shared=shared, seed=run.seed)
         elif run.method == "local-scale":
-            choice = method.learn_local_scale(X, y)
+            choice = method.choose_local_scale(X, y)
+            method = method.with_local_scale(choice.local_scale)
             details |= {"local_scale": choice.local_scale, "scale_rows": choice.num_rows, "scale_rows_nll": choice.nll}
         details |= {"k": run.num_neighbours, "k_predict": method.num_neighbours_predict, "noise_floor": NOISE_FLOOR}
         details |= {"objective": run.objective}

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from cagp.bench.records import best_of, in_one_line, machine, show
-from cagp.engine import local as engine_local
-from cagp.engine import native
+from cagp.engine import COMPILED, TORCH, torch_backend
 from cagp.kernels import Matern32, Scale
-from cagp.local import local_answers, local_nll
-from cagp.neighbours import NeighbourSearch
+from cagp.local_inference import local_answers, local_nll
+from cagp.neighbours import NeighbourIndex
 from cagp.posteriors import Prediction
 from cagp.prior import GP, GaussianNoise
 
@@ -28,6 +27,7 @@ NUM_POINTS = {"native": 16_384, "torch": 4_096}
 # in each turn, and the fastest call counts.
 TURNS = 3
 SECONDS = 0.15
+ENGINES = {"native": COMPILED, "torch": TORCH}
 
 
 class Variant(NamedTuple):
@@ -68,7 +68,7 @@ def run(repeats: int, as_json: bool) -> int:
 def _variants() -> list[Variant]:
     """Compiled with all threads and with one, if it is installed; torch comes last."""
     threads = torch.get_num_threads()
-    compiled = [Variant("native", count) for count in sorted({1, threads}, reverse=True)] if native.available() else []
+    compiled = [Variant("native", count) for count in sorted({1, threads}, reverse=True)] if COMPILED.available else []
     return [*compiled, Variant("torch", threads)]
 
 
@@ -89,9 +89,9 @@ def _problem(num_dims: int, num_neighbours: int) -> _Problem:
     y = torch.sin(X).sum(1) / num_dims**0.5
     points = torch.randn(max(NUM_POINTS.values()), num_dims, generator=generator, dtype=torch.float64)
     batch = torch.randperm(NUM_TRAIN, generator=generator)[:BATCH]
-    search = NeighbourSearch(X)
-    near = search.nearest(X[batch], num_neighbours, left_out=batch)
-    return _Problem(X, y, points, search.nearest(points, num_neighbours), batch, near)
+    index = NeighbourIndex(X)
+    near = index.nearest(X[batch], num_neighbours, left_out=batch)
+    return _Problem(X, y, points, index.nearest(points, num_neighbours), batch, near)
 
 
 def _speed(variant: Variant, problem: _Problem, num_dims: int, num_neighbours: int, repeats: int) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _seconds(variant: Variant, problem: _Problem, repeats: int) -> tuple[float, 
 
     def step() -> tuple[Tensor, ...]:
         rows = (problem.batch, problem.batch_neighbours)
-        nll = local_nll(prior, problem.X, problem.y, None, *rows, backend=variant.backend)
+        nll = local_nll(prior, problem.X, problem.y, None, *rows, backend=ENGINES[variant.backend])
         return torch.autograd.grad(nll / len(problem.batch), parameters)
 
     return best_of(repeats, predict, SECONDS), best_of(repeats, step, SECONDS)
@@ -145,13 +145,13 @@ def predict_from(
     prior: GP, X: Tensor, y: Tensor, points: Tensor, neighbours: Tensor, backend: Literal["native", "torch"]
 ) -> Prediction:
     """Mean and variance of new targets at the points, given their neighbours."""
-    found = local_answers(prior, X, y, None, points, neighbours, backend=backend)
+    found = local_answers(prior, X, y, None, points, neighbours, backend=ENGINES[backend])
     return Prediction(found.mean, found.variance.clamp_min(0) + prior.noise_variance(points))
 
 
 def _tile_rows(backend: str, num_neighbours: int) -> int:
     rows = NUM_POINTS[backend]
-    return rows if backend == "native" else min(rows, engine_local.TORCH_ENTRIES // num_neighbours**2)
+    return rows if backend == "native" else min(rows, torch_backend.TORCH_ENTRIES // num_neighbours**2)
 
 
 def _ratios(record: dict[str, Any], torch_record: dict[str, Any]) -> dict[str, float]:

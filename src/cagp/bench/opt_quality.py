@@ -18,7 +18,7 @@ from cagp import metrics
 from cagp.bench.protocol import Blocks, Start, load_table, new_method, rows_by_purpose
 from cagp.bench.records import collect, in_one_line, machine, score_columns, show
 from cagp.data import standardized
-from cagp.noise_search import calibrate_noise
+from cagp.noise_tuning import calibrate_noise
 from cagp.training import fit
 
 EVALUATE_EVERY, PATIENCE = 20, 4

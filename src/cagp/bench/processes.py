@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cagp.training.settings import seconds_of
+from cagp.quantities import seconds_of
 
 
 def in_new_process(module: str, options: dict[str, Any], max_time: str | None = None) -> dict[str, Any]:

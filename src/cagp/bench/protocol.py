@@ -11,7 +11,7 @@ from torch import Tensor
 from cagp.data import split
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPOpt
-from cagp.noise_search import raise_noise
+from cagp.noise_tuning import raise_noise
 from cagp.prior import GP, GaussianNoise
 from cagp.starting import start_from_data, start_from_neighbours
 
@@ -57,8 +57,10 @@ def new_method(X: Tensor, y: Tensor, num_actions: int, blocks: Blocks, start: St
         start_from_data(prior, X, y)
     weights = "constant" if blocks == "spatial" else "random"
     generator = torch.Generator().manual_seed(seed)
-    method = CaGPOpt.from_data(prior, X, num_actions, blocks=blocks, start=weights, generator=generator)
+    # After a start from neighbours the lengthscales are known, and blocks are cut once.
+    reblock_at = () if start == "neighbours" else None
+    choices = {"blocks": blocks, "start": weights, "generator": generator, "reblock_at": reblock_at}
+    method = CaGPOpt.from_data(prior, X, num_actions, **choices)
     if start == "neighbours":
-        method.reblock_at = ()  # the lengthscales are known from the start
         raise_noise(method, X, y)
     return method

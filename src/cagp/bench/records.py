@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from cagp.engine import native
+from cagp.engine import COMPILED
 from cagp.metrics import METRICS
 
 
@@ -22,7 +22,7 @@ def machine() -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "instruction_set": native.instruction_set() if native.available() else None,
+        "instruction_set": COMPILED.instruction_set,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

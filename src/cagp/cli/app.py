@@ -4,16 +4,16 @@ import argparse
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
-import cagp
 from cagp.cli import bench, compare, demo, evaluate, fit, info, predict, search
 from cagp.cli.options import HelpFormatter
 from cagp.cli.words import UsageError, complain, leave_pipe, on_one_line
 
 
 class Command(NamedTuple):
-    """A command: its line in the help, and the module that adds its options and runs it."""
+    """A command: its line in the help, and the function that adds its options."""
 
     name: str
     summary: str
@@ -22,7 +22,7 @@ class Command(NamedTuple):
 
 GROUPS = {
     "from a table to predictions": [
-        Command("fit", "learn from a table, test on rows held out, save the model", fit.add_to),
+        Command("fit", "learn from a table, test on held-out rows, save the model", fit.add_to),
         Command("predict", "means and error bars for the rows of a table of any size", predict.add_to),
         Command("evaluate", "how good a model is on a table with known targets; a report", evaluate.add_to),
         Command("info", "what is in a model file", info.add_to),
@@ -46,19 +46,20 @@ examples:
 """
 TABLES = """\
 Tables are CSV (.csv, .tsv, .txt, also .gz; "-" is stdin), Parquet (.parquet) or NumPy (.npz with X and y).
+
 Exit codes: 0 done, 1 failed (bad data, a bad file, no memory), 2 wrong usage, 130 interrupted (Ctrl-C)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     arguments = _parser().parse_args(argv)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # the command is the process: its warnings are lines on stderr
         warnings.showwarning = _show_warning
         try:
             code = arguments.run(arguments)
             sys.stdout.flush()
             return code
-        except BrokenPipeError:  # whoever read our output has seen enough, e.g. head
+        except BrokenPipeError:  # the reader of our output, e.g. head, has seen enough
             leave_pipe(sys.stdout)
             return 0
         except UsageError as error:
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="\n".join([_listed_commands(), EXAMPLES, TABLES]),
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"cagp {cagp.__version__}")
+    parser.add_argument("--version", action="version", version=f"cagp {version('cagp')}")
     commands = parser.add_subparsers(prog="cagp", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     for command in (command for group in GROUPS.values() for command in group):
         command.add_to(commands.add_parser(command.name, formatter_class=HelpFormatter))

@@ -2,10 +2,18 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cagp.bench import engine, local_quality, local_speed, opt_quality, presets, step
 from cagp.bench.choices import BLOCKS, METHODS, NUM_ACTIONS, OBJECTIVES, STARTS
 from cagp.cli.options import HelpFormatter
+from cagp.lazy import lazy_module
+
+if TYPE_CHECKING:
+    from cagp.bench import engine, local_quality, local_speed, opt_quality, presets, step
+else:
+    engine, step, presets = map(lazy_module, ("cagp.bench.engine", "cagp.bench.step", "cagp.bench.presets"))
+    local_quality, local_speed = map(lazy_module, ("cagp.bench.local_quality", "cagp.bench.local_speed"))
+    opt_quality = lazy_module("cagp.bench.opt_quality")
 
 
 def add_to(command: argparse.ArgumentParser) -> None:

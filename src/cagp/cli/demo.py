@@ -2,8 +2,14 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cagp import demo
+from cagp.lazy import lazy_module
+
+if TYPE_CHECKING:
+    from cagp import demo
+else:
+    demo = lazy_module("cagp.demo")
 
 
 def add_to(command: argparse.ArgumentParser) -> None:

@@ -2,24 +2,30 @@
 
 import argparse
 import time
-
-import numpy as np
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from cagp.cli import options
-from cagp.cli.scores import Tallies
-from cagp.cli.tables import PIECE_ROWS, as_target, pieces, targets_of
 from cagp.cli.words import Voice, count, print_json
-from cagp.estimators import GPRegressor, load
-from cagp.progress import TableProgress
+from cagp.lazy import lazy_module
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from cagp import estimators
+    from cagp import progress as progress_bars
+    from cagp.cli import scores, tables
+else:
+    np, pd, progress_bars = map(lazy_module, ("numpy", "pandas", "cagp.progress"))
+    estimators, scores, tables = map(lazy_module, ("cagp.estimators", "cagp.cli.scores", "cagp.cli.tables"))
 
 REPORT_ROWS = 20_000
-"""A report is on at most so many rows, drawn at random."""
+"""A report is on at most this many rows, drawn at random."""
 
 DESCRIPTION = """\
-Measure a model on a table with known targets: rows that it was not trained on. The table is read piece by piece and may
-be larger than memory. Rows without a target are left out. With --report, an HTML page says how well and why; it is on
-at most 20,000 rows, drawn at random."""
+Measure a model on a table with known targets: rows that it was not trained on. The table is read in pieces and may be
+larger than memory. Rows without a target are left out. --report writes an HTML page on at most 20,000 of the rows,
+drawn at random."""
 
 EPILOG = """\
 examples:
@@ -34,33 +40,35 @@ def add_to(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", metavar="MODEL", help="a file that cagp fit wrote")
     command.add_argument("table", metavar="TABLE", help='CSV, Parquet or NPZ with targets; "-" for CSV from stdin')
     command.add_argument("--report", type=options.page, metavar="FILE", help="an HTML page with figures")
+    options.add_noise(command)
     command.add_argument(
         "--rows-at-a-time",
         type=options.positive,
-        default=PIECE_ROWS,
+        default=options.PIECE_ROWS,
         metavar="N",
-        help="held in memory (default: %(default)s)",
+        help="rows held in memory (default: %(default)s)",
     )
     command.add_argument("--json", action="store_true", help="print one JSON object on stdout, words on stderr")
-    command.add_argument("--quiet", action="store_true", help="no words and no progress, only warnings and errors")
+    command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and say how good."""
     voice = Voice(arguments.quiet, data_on_stdout=arguments.json)
-    model = load(arguments.model)
-    tallies, sample, num_rows, num_missing = Tallies(model), Sample(REPORT_ROWS), 0, 0
+    model = estimators.load(arguments.model)
+    tallies, sample, num_rows, num_missing = scores.Tallies(model), Sample(REPORT_ROWS), 0, 0
     start = time.perf_counter()
-    with TableProgress("evaluate", enabled=not arguments.quiet) as progress:
-        for piece in pieces(model, arguments.table, arguments.rows_at_a_time):
-            y = targets_of(model, piece.frame, arguments.table)
-            known = ~np.isnan(y).any(axis=1)
-            inputs = piece.inputs[known]
-            tallies.add(y[known], inputs)
+    with progress_bars.TableProgress("evaluate", enabled=not arguments.quiet) as progress:
+        for piece in tables.pieces(model, arguments.table, arguments.rows_at_a_time, noise=arguments.noise):
+            y = tables.targets_of(model, piece.frame, arguments.table)
+            known = np.asarray(~np.isnan(y).any(axis=1))
+            tested = piece.where(known)
+            tallies.add(y[known], tested.inputs, tested.noise)
             num_rows, num_missing = num_rows + len(y), num_missing + int((~known).sum())
             if arguments.report is not None:
                 targets = pd.DataFrame(y[known], columns=list(model.target_names_))
+                inputs = tables.inputs_of(model, tested.frame, arguments.table, arguments.noise)
                 sample.add(pd.DataFrame(inputs).reset_index(drop=True), targets)
             progress.advance(len(y), piece.fraction)
     seconds = time.perf_counter() - start
@@ -70,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     voice.say(f"{arguments.model} on {tested} of {arguments.table}{missing}, in {seconds:.1f} s:\n{tallies.words()}")
     if arguments.report is not None:
         inputs, targets = sample.rows()
-        model.report(_typed(model, inputs), as_target(targets), arguments.report)
+        model.report(_typed(model, inputs), tables.as_target(targets), arguments.report)
         drawn = f", on {len(targets):,} rows drawn at random" if len(targets) < num_rows - num_missing else ""
         voice.say(f"\nWrote {arguments.report}{drawn}.")
     if arguments.json:
@@ -88,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _typed(model: GPRegressor, inputs: pd.DataFrame) -> pd.DataFrame | np.ndarray:
+def _typed(model: "estimators.GPRegressor", inputs: "pd.DataFrame") -> "pd.DataFrame | np.ndarray":
     """The inputs as at fit: a frame or an array, with dates as dates, which pieces of CSV files have as text."""
     if model.encoder_.names_in is None:
         return inputs.to_numpy()
@@ -102,13 +110,13 @@ def _typed(model: GPRegressor, inputs: pd.DataFrame) -> pd.DataFrame | np.ndarra
 
 
 class Sample:
-    """At most so many rows of a table that comes in pieces, each subset equally likely; in the order of the table."""
+    """At most ``most`` rows of a table that comes in pieces, every subset equally likely; in the order of the table."""
 
     def __init__(self, most: int, seed: int = 0):
         self._most, self._random = most, np.random.default_rng(seed)
         self._keys, self._frames = np.empty(0), []
 
-    def add(self, *frames: pd.DataFrame) -> None:
+    def add(self, *frames: "pd.DataFrame") -> None:
         """More rows: one frame of their inputs, one of their targets."""
         # Every row has a random key, and those with the smallest ones stay.
         keys = np.concatenate([self._keys, self._random.random(len(frames[0]))])
@@ -119,7 +127,7 @@ class Sample:
             kept = np.sort(np.argpartition(keys, self._most)[: self._most])
         self._keys, self._frames = keys[kept], [frame.iloc[kept] for frame in frames]
 
-    def rows(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def rows(self) -> "tuple[pd.DataFrame, pd.DataFrame]":
         """The rows drawn."""
         inputs, targets = self._frames
         return inputs.reset_index(drop=True), targets.reset_index(drop=True)

@@ -2,23 +2,18 @@
 
 import argparse
 import math
-from datetime import datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cagp import kernels
-from cagp.cli.words import count, names, number, print_json, size
-from cagp.data.encoding import WORDS
-from cagp.estimators import GPRegressor, load
-from cagp.estimators.saved import KIND, VERSION
-from cagp.kernels import Kernel
-from cagp.parameters import named_values
-from cagp.posteriors import InducingPosterior
-from cagp.report.words import METHODS
-from cagp.storage import load_state
+from cagp.cli.words import count, names, print_json, size
+from cagp.column_kinds import DATETIME, LEVELS, TIMEDELTA, WORDS
+from cagp.quantities import number
+from cagp.recipes import method_words
+from cagp.saved_summary import saved_summary
 
 DESCRIPTION = """\
-Say what is in a model file: where it comes from, what it was trained on and holds of it, its inputs, its
+Say what is in a model file: where it comes from, what it was trained on and which rows it holds, its inputs, its
 hyperparameters and the report of its fit. The whole file is read and its checksum verified; nothing in it is run."""
 
 EPILOG = """\
@@ -26,19 +21,12 @@ examples:
   cagp info houses.cagp
   cagp info houses.cagp --json"""
 
-KERNELS: dict[type[Kernel], str] = {
-    kernels.RBF: "RBF (infinitely smooth functions)",
-    kernels.Matern12: "Matern 1/2 (rough, continuous functions)",
-    kernels.Matern32: "Matern 3/2 (once differentiable functions)",
-    kernels.Matern52: "Matern 5/2 (twice differentiable functions)",
-    kernels.RationalQuadratic: "rational quadratic (smooth functions on several scales)",
-    kernels.Constant: "constant",
-    kernels.Linear: "linear",
-}
+UNITS = {DATETIME: ", as days since 1970", TIMEDELTA: ", as days"}
+MOST_VALUES = 8
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
-    """The options of ``cagp info``."""
+    """Add the options of ``cagp info``."""
     command.description, command.epilog = DESCRIPTION, EPILOG
     command.add_argument("model", type=Path, metavar="MODEL", help="a file that cagp fit wrote")
     command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
@@ -46,9 +34,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read the file and say what is in it."""
-    model, state = load(arguments.model), load_state(arguments.model, KIND, VERSION)
-    record = _record(arguments.model, model, state)
+    """Read the file and print what is in it."""
+    record = saved_summary(arguments.model)
     if arguments.json:
         print_json(record)
     else:
@@ -56,64 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _record(path: Path, model: GPRegressor, state: dict[str, Any]) -> dict[str, Any]:
-    about = path.stat()
-    held, prior = model.posteriors_[0].X, model.posteriors_[0].prior
-    input_std, target_std = model.scaler_.input_std.numpy(), model.scaler_.target_std.numpy()
-    lengthscales = model.lengthscales_
-    inducing = isinstance(model.posteriors_[0], InducingPosterior)
-    return {
-        "file": str(path),
-        "bytes": about.st_size,
-        "written": datetime.fromtimestamp(about.st_mtime).astimezone().isoformat(timespec="seconds"),
-        "checksum": "verified",
-        "library_version": state["library"],
-        "class": state["class"],
-        "method": model.method_,
-        "train_rows": model.n_rows_,
-        "rows_held": 0 if inducing else len(held),
-        "inducing_points": len(held) if inducing else 0,
-        "holds_training_data": not inducing,
-        "stored_dtype": state["stored_dtype"] or str(held.dtype).removeprefix("torch."),
-        "inputs": state["encoder"]["columns"],
-        "encoded_inputs": [
-            {"name": str(name), "lengthscale": own * std, "lengthscale_in_std": own}
-            for name, own, std in zip(model.feature_names_out_, lengthscales.tolist(), input_std.tolist(), strict=True)
-        ],
-        "targets": [
-            {"name": name, "mean": mean, "std": std, "noise_std": noise}
-            for name, mean, std, noise in zip(
-                model.target_names_,
-                model.scaler_.target_mean.tolist(),
-                target_std.tolist(),
-                model.noise_std_.tolist(),
-                strict=True,
-            )
-        ],
-        "kernel": kernel_words(prior.kernel),
-        "hyperparameters": named_values(prior),
-        "fit_report": model.fit_report_,
-        "fit_seconds": model.fit_result_.seconds,
-        "steps": len(model.fit_result_.steps),
-    }
-
-
-def kernel_words(kernel: Kernel) -> str:
-    """A kernel in words, e.g. "0.8 x Matern 3/2 (...)"; amplitudes are in units of the targets' variance."""
-    if isinstance(kernel, kernels.Scale):
-        return f"{number(float(kernel.outputscale.detach()))} x {kernel_words(kernel.kernel)}"
-    if isinstance(kernel, kernels.Sum | kernels.Product):
-        joint = " + " if isinstance(kernel, kernels.Sum) else " x "
-        return f"({joint.join(kernel_words(part) for part in kernel.parts)})"
-    return KERNELS.get(type(kernel), type(kernel).__name__)
-
-
 def _words(record: dict[str, Any]) -> str:
+    article = "an" if record["class"].startswith(("Exact", "SGPR", "SVGP")) else "a"
     lines = [
         f"{record['file']}: {size(record['bytes'])}, written {record['written']}, checksum verified",
-        f"Saved by cagp {record['library_version']} from a {record['class']}.",
+        f"Saved by cagp {record['library_version']} from {article} {record['class']}.",
         "",
-        f"Method: {METHODS.get(record['method'], record['method'])}.",
+        f"Method: {method_words(record['method'])}.",
         _holding(record),
         "",
         f"{'Target' if len(record['targets']) == 1 else 'Targets'}:",
@@ -126,13 +62,9 @@ def _words(record: dict[str, Any]) -> str:
     lines += ["", f"{count(len(record['inputs']), 'input')}:"]
     lines += [f"  {column['name']}: {_encoding(column)}" for column in record["inputs"]]
     lines += ["", f"Kernel, in units of the target's variance: {record['kernel']}."]
-    known = [e for e in record["encoded_inputs"] if math.isfinite(e["lengthscale"])]
-    if known:
-        lines.append("Lengthscales, the most relevant input first: how far one must go for the function to change")
-        width = max(len(e["name"]) for e in known)
-        for e in sorted(known, key=lambda e: e["lengthscale_in_std"]):
-            relative = number(e["lengthscale_in_std"])
-            lines.append(f"  {e['name']:<{width}}  {number(e['lengthscale']):>12}  ({relative} standard deviations)")
+    parts = record["kernel_parts"]
+    for part in parts:
+        lines += _kernel_part(part, [encoded["name"] for encoded in record["encoded_inputs"]], alone=len(parts) == 1)
     lines += ["", f"The fit: {count(record['steps'], 'step')}, {record['fit_seconds']:.1f} s.", record["fit_report"]]
     return "\n".join(lines)
 
@@ -146,9 +78,41 @@ def _holding(record: dict[str, Any]) -> str:
 
 
 def _encoding(column: dict[str, Any]) -> str:
-    if column["kind"] != "levels":
-        return WORDS[column["kind"]] + {"datetime": ", as days since 1970", "timedelta": ", as days"}.get(
-            column["kind"], ""
-        )
+    if column["kind"] != LEVELS:
+        return WORDS[column["kind"]] + UNITS.get(column["kind"], "")
     coded = "one 0/1 input" if len(column["levels"]) == 2 else "a 0/1 input for each"
     return f"{count(len(column['levels']), 'level')} ({names(column['levels'], 6)}), {coded}"
+
+
+def _kernel_part(part: dict[str, Any], inputs: Sequence[str], alone: bool) -> list[str]:
+    """The lengthscales and other parameters of one kernel of a sum or product."""
+    lines, kernel = [], "" if alone else f" of {part['kernel']}"
+    known = [e for e in part["lengthscales"] or [] if math.isfinite(e["lengthscale"])]
+    if known:
+        lines.append(
+            f"Lengthscales{kernel}, the most relevant input first: how far one must go for the function to change"
+        )
+        width = max(len(e["name"]) for e in known)
+        for e in sorted(known, key=lambda e: e["lengthscale_in_std"]):
+            relative = number(e["lengthscale_in_std"])
+            lines.append(f"  {e['name']:<{width}}  {number(e['lengthscale']):>12}  ({relative} standard deviations)")
+    if part["own"]:
+        stored = [f"{name} = {_values(value)}" for name, value in part["parameters"].items()]
+        return [f"Stored of {part['kernel']}: {', '.join(stored) or 'no parameters'}"]
+    for name, value in part["parameters"].items():
+        if name == "lengthscale":
+            continue
+        if isinstance(value, list):
+            lines.append(f"{name.capitalize()}{kernel}, for inputs in standard deviations")
+            width = max(map(len, inputs))
+            lines += [f"  {i:<{width}}  {number(v):>12}" for i, v in zip(inputs, value, strict=True)]
+        else:
+            lines.append(f"{name.capitalize()}{kernel}: {number(value)}")
+    return lines
+
+
+def _values(value: Any) -> str:
+    if not isinstance(value, list):
+        return number(value) if isinstance(value, float) else str(value)
+    listed = [_values(item) for item in value[:MOST_VALUES]]
+    return f"[{', '.join(listed)}{', ...' if len(value) > MOST_VALUES else ''}]"

@@ -1,22 +1,39 @@
 """Options that commands share, and values that are checked while they are parsed."""
 
 import argparse
-import math
 import textwrap
+from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from cagp.estimators.base import KERNELS
-from cagp.memory import bytes_of
-from cagp.training import seconds_of
+from cagp import kernel_registry
+from cagp.quantities import bytes_of, seconds_of
+from cagp.recipes import OPTIONS, RECIPES, users_of
+
+PIECE_ROWS = 65_536
+"""Rows of a table that are held in memory at a time."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Wraps paragraphs and keeps lines that are indented: examples."""
+    """Fills paragraphs to the width of the terminal, and keeps lines that are indented: examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = text.splitlines()
-        return "\n".join(line if line.startswith(" ") else textwrap.fill(line, width) for line in lines)
+        filled = []
+        for is_prose, group in groupby(text.splitlines(), lambda line: bool(line) and not line.startswith(" ")):
+            lines = list(group)
+            filled += _paragraphs(lines, width) if is_prose else lines
+        return "\n".join(filled)
+
+
+def _paragraphs(lines: list[str], width: int) -> list[str]:
+    """Lines of prose, filled; a line that ends with a colon is a heading and stays alone."""
+    paragraphs, current = [], []
+    for line in lines:
+        current.append(line)
+        if line.endswith(":"):
+            paragraphs.append(current)
+            current = []
+    return [textwrap.fill(" ".join(part), width) for part in [*paragraphs, current] if part]
 
 
 def duration(text: str) -> str:
@@ -24,7 +41,9 @@ def duration(text: str) -> str:
     try:
         seconds_of(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f'{text!r} is no time above zero; write e.g. "90s", "10min", "2h"') from error
+        raise argparse.ArgumentTypeError(
+            f'it is {text!r}, expected a positive time, e.g. "90s", "10min", "2h"'
+        ) from error
     return text
 
 
@@ -33,14 +52,14 @@ def memory(text: str) -> int:
     try:
         return bytes_of(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f'{text!r} is no size; write e.g. "500MB", "4GB"') from error
+        raise argparse.ArgumentTypeError(f'it is {text!r}, expected a size, e.g. "500MB", "4GB"') from error
 
 
 def probability(text: str) -> float:
     """A number between 0 and 1, both excluded."""
     value = _float(text)
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no probability between 0 and 1, e.g. 0.95")
+        raise argparse.ArgumentTypeError(f"it is {text!r}, expected a probability between 0 and 1, e.g. 0.95")
     return value
 
 
@@ -48,53 +67,43 @@ def fraction(text: str) -> float:
     """A share below 1; 0 is allowed."""
     value = _float(text)
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share of the rows: expected 0 for none, up to below 1")
+        raise argparse.ArgumentTypeError(f"it is {text!r}, expected a share of the rows: 0 for none, up to below 1")
     return value
 
 
 def positive(text: str) -> int:
-    """A whole number, 1 or more."""
+    """A positive integer."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 1 or more")
+        raise argparse.ArgumentTypeError(f"it is {text!r}, expected a positive integer")
     return int(text)
+
+
+def rate(text: str) -> float:
+    """A positive number."""
+    value = _float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"it is {text!r}, expected a positive number")
+    return value
 
 
 def seed(text: str) -> int:
-    """A whole number that every generator takes."""
+    """An integer that every generator takes."""
     if not text.isdecimal() or int(text) >= 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {2**31 - 1}")
+        raise argparse.ArgumentTypeError(f"it is {text!r}, expected an integer from 0 to {2**31 - 1}")
     return int(text)
-
-
-def actions(text: str) -> int | Literal["auto"]:
-    """A whole number, or "auto"."""
-    return "auto" if text == "auto" else positive(text)
-
-
-def local_scale(text: str) -> float | Literal["auto", "none"]:
-    """A positive number, "auto" or "none"."""
-    if text in ("auto", "none"):
-        return text
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f'{text!r} is no positive number of neighbours, "auto" or "none"')
-    return number
 
 
 def picture(text: str) -> Path:
     """The path of a picture."""
     if Path(text).suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no picture: end it with .png, .pdf or .svg")
+        raise argparse.ArgumentTypeError(f"it is {text!r}, expected a picture: end its name with .png, .pdf or .svg")
     return Path(text)
 
 
 def page(text: str) -> Path:
     """The path of an HTML page."""
     if Path(text).suffix.lower() not in (".html", ".htm"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no page: end it with .html")
+        raise argparse.ArgumentTypeError(f"it is {text!r}, expected an HTML page: end its name with .html")
     return Path(text)
 
 
@@ -102,19 +111,22 @@ def _float(text: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
+        raise argparse.ArgumentTypeError(f"it is {text!r}, expected a number") from error
 
 
 # ---- groups of options ----
 
 
-def add_table(command: argparse.ArgumentParser, test_fraction: float) -> None:
-    """Which table, which columns, which rows to test on."""
+def add_table(command: argparse.ArgumentParser, test_fraction: float | None) -> None:
+    """Which table, which columns, and, unless ``test_fraction`` is None, which rows to test on."""
     command.add_argument("table", metavar="TABLE", help='CSV, Parquet or NPZ; "-" for CSV from stdin')
     command.add_argument(
         "--target", nargs="+", metavar="COLUMN", help="what to predict: one column or several (NPZ: y unless given)"
     )
-    command.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns that are no inputs")
+    command.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns that are not inputs")
+    if test_fraction is None:
+        return
+    add_noise(command)
     command.add_argument(
         "--test-fraction",
         type=fraction,
@@ -127,34 +139,39 @@ def add_table(command: argparse.ArgumentParser, test_fraction: float) -> None:
     )
 
 
+def add_noise(command: argparse.ArgumentParser) -> None:
+    """Which column holds known noise variances."""
+    command.add_argument(
+        "--noise",
+        metavar="COLUMN",
+        help="a column with the known noise variance of each row, in squared units of the target; it is not an input",
+    )
+
+
 def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
-    """What is fitted, and how far."""
+    """The options of methods, and limits."""
+    for option in OPTIONS.values():
+        shown = "none" if option.default is None else option.default
+        command.add_argument(
+            option.flag,
+            type=option.from_text,
+            metavar=option.metavar,
+            default=argparse.SUPPRESS,
+            help=f"{option.help} (default: {shown}); for {', '.join(users_of(option.name))}",
+        )
     command.add_argument(
-        "--actions",
-        type=actions,
-        metavar="N",
-        help='number of actions, or "auto" (default: auto); auto, opt, cg, hybrid',
+        "--kernel",
+        choices=kernel_registry.NAMES,
+        default="matern32",
+        metavar="KERNEL",
+        help=f"one of {', '.join(kernel_registry.NAMES)} (default: %(default)s)",
     )
-    command.add_argument(
-        "--neighbours", type=positive, metavar="K", help="rows near a question (default: 32); auto, local, hybrid"
-    )
-    command.add_argument(
-        "--local-scale",
-        type=local_scale,
-        metavar="N",
-        help="how many neighbours of a question the learned scale counts for in its error bars: a number, "
-        '"none" (the same scale everywhere), or "auto" (default: auto); auto, local, hybrid',
-    )
-    command.add_argument(
-        "--inducing", type=positive, metavar="M", help="number of inducing points (default: 512); sgpr, svgp"
-    )
-    command.add_argument("--kernel", choices=KERNELS, default="matern32", help="(default: %(default)s)")
     command.add_argument(
         "--max-time",
         type=duration,
         default=max_time,
         metavar="TIME",
-        help=f'of training, e.g. "10min" (default: {max_time or "no limit"})',
+        help=f'limit for training, e.g. "10min" (default: {max_time or "no limit"})',
     )
     command.add_argument(
         "--max-memory",
@@ -165,3 +182,19 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
     command.add_argument(
         "--max-epochs", type=positive, metavar="N", help="passes over the rows (default: 300 steps, 100 for exact)"
     )
+    command.add_argument("--device", default="cpu", help='where to compute, e.g. "cuda" (default: %(default)s)')
+
+
+def methods_in_words() -> str:
+    """A line for each method, for the help."""
+    lines = [f"  {name:<8}{recipe.summary}" for name, recipe in RECIPES.items()]
+    return "\n".join(["methods:", *(_wrapped(line) for line in lines)])
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, 78, subsequent_indent=" " * 10)
+
+
+def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of methods that the user gave."""
+    return {name: getattr(arguments, name) for name in OPTIONS if hasattr(arguments, name)}

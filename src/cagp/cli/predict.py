@@ -4,28 +4,35 @@ import argparse
 import os
 import time
 from statistics import NormalDist
-
-import numpy as np
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from cagp.cli import options
-from cagp.cli.tables import PIECE_ROWS, pieces
 from cagp.cli.words import UsageError, Voice, count, names
-from cagp.data import TableWriter, stream_table
-from cagp.data.tables import CSV_ENDINGS
-from cagp.estimators import GPRegressor, load
-from cagp.progress import TableProgress
+from cagp.lazy import lazy_module
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from cagp import estimators
+    from cagp import progress as progress_bars
+    from cagp.cli import tables
+    from cagp.data import tables as data_tables
+else:
+    np, pd, progress_bars = map(lazy_module, ("numpy", "pandas", "cagp.progress"))
+    estimators, tables = map(lazy_module, ("cagp.estimators", "cagp.cli.tables"))
+    data_tables = lazy_module("cagp.data.tables")
 
 COLUMNS = ("mean", "std", "lower", "upper")
 
 DESCRIPTION = """\
-Predict the rows of a table, in their order, one line for each. Input and output go piece by piece: both may be larger
-than memory. Columns that the model does not know are ignored, and so are targets.
+Predict the rows of a table, in their order, one line for each. Input and output are processed in pieces: both may be
+larger than memory. Columns that the model does not know are ignored, and so are targets.
 
-Columns of the result are named by the target: price_mean, price_std, price_lower, price_upper, or price_q0.05 for
-quantiles; the same for one target and for several. std is that of a new observation, noise included; lower and upper
-are the ends of its central interval. A file is written whole or not at all: after an error an older one is still there.
-Rows in messages count from 0, the first below the names."""
+The columns of the result are named after the target: price_mean, price_std, price_lower, price_upper, or price_q0.05
+for quantiles. std is the standard deviation of a new observation, noise included; lower and upper are the ends of its
+central interval. A file is written whole or not at all: after an error the old one is still there. Messages count rows
+from 0, the first one below the names."""
 
 EPILOG = """\
 examples:
@@ -61,14 +68,15 @@ def add_to(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--keep", nargs="+", default=[], metavar="COLUMN", help='columns of the table to copy, or "all"'
     )
+    options.add_noise(command)
     command.add_argument(
         "--rows-at-a-time",
         type=options.positive,
-        default=PIECE_ROWS,
+        default=options.PIECE_ROWS,
         metavar="N",
-        help="held in memory (default: %(default)s)",
+        help="rows held in memory (default: %(default)s)",
     )
-    command.add_argument("--quiet", action="store_true", help="no words and no progress, only warnings and errors")
+    command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
     command.set_defaults(run=run)
 
 
@@ -79,16 +87,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--out is the table itself, {arguments.table}; choose another name.")
     columns: list[str] = arguments.columns or ([] if arguments.quantiles else list(COLUMNS))
     voice = Voice(arguments.quiet, data_on_stdout=arguments.out == "-")
-    writer = TableWriter(arguments.out)  # before the model: a name that cannot be written is found at once
-    model = load(arguments.model)
+    writer = data_tables.TableWriter(arguments.out)  # before the model: a name that cannot be written is found at once
+    model = estimators.load(arguments.model)
     keep, verbatim = _kept(model, arguments.table, arguments.keep)
     results = [f"{t}_{c}" for t in model.target_names_ for c in [*columns, *map(_quantile_name, arguments.quantiles)]]
     if set(results) & set(keep):
         raise UsageError(f"--keep has {names(sorted(set(results) & set(keep)))}, which is also a column of the result.")
     start = time.perf_counter()
-    with TableProgress("predict", enabled=not arguments.quiet) as progress, writer:
-        for piece in pieces(model, arguments.table, arguments.rows_at_a_time, verbatim):
-            answers = _answers(model, piece.inputs, columns, arguments.quantiles, arguments.level)
+    with progress_bars.TableProgress("predict", enabled=not arguments.quiet) as progress, writer:
+        for piece in tables.pieces(model, arguments.table, arguments.rows_at_a_time, verbatim, arguments.noise):
+            answers = _answers(model, piece, columns, arguments.quantiles, arguments.level)
             result = pd.DataFrame(dict(zip(results, answers, strict=True)), index=piece.frame.index)
             if keep:
                 kept = _columns(piece.frame, keep).astype(dict.fromkeys(verbatim, "string"))
@@ -103,13 +111,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answers(
-    model: GPRegressor, inputs: object, columns: list[str], quantiles: list[float], level: float
-) -> list[np.ndarray]:
-    """What is asked for, target by target; the standard deviation is computed only where it is needed."""
+    model: "estimators.GPRegressor", piece: "tables.Piece", columns: list[str], quantiles: list[float], level: float
+) -> "list[np.ndarray]":
+    """What the user asks for, target by target; the standard deviation is computed only where it is needed."""
     if columns == ["mean"] and not quantiles:
-        mean = np.asarray(model.predict(inputs)).reshape(-1, model.n_outputs_)
+        mean = np.asarray(model.predict(piece.inputs)).reshape(-1, model.n_outputs_)
         return list(mean.T)
-    mean, std = (np.asarray(part).reshape(-1, model.n_outputs_) for part in model.predict(inputs, return_std=True))
+    found = model.predict(piece.inputs, return_std=True, sample_noise=piece.noise)
+    mean, std = (np.asarray(part).reshape(-1, model.n_outputs_) for part in found)
     half = NormalDist().inv_cdf(0.5 + level / 2)
     answers = []
     for centre, spread in zip(mean.T, std.T, strict=True):
@@ -123,22 +132,22 @@ def _quantile_name(quantile: float) -> str:
     return f"q{quantile:g}"
 
 
-def _kept(model: GPRegressor, table: str, keep: list[str]) -> tuple[list[str], list[str]]:
+def _kept(model: "estimators.GPRegressor", table: str, keep: list[str]) -> tuple[list[str], list[str]]:
     """The columns to copy, and those of them to take from a CSV file as they are written there: all but inputs."""
     if not keep:
         return [], []
-    is_csv = table == "-" or any(table.lower().endswith(ending) for ending in CSV_ENDINGS)
+    is_csv = table == "-" or any(table.lower().endswith(ending) for ending in data_tables.CSV_ENDINGS)
     if keep == ["all"]:
         if table == "-":
             raise UsageError('--keep all needs a file: name the columns to keep of "-".')
-        keep = [str(name) for name in next(iter(stream_table(table, rows=1000))).frame.columns]
+        keep = [str(name) for name in next(iter(data_tables.stream_table(table, rows=1000))).frame.columns]
     inputs = set(model.encoder_.names_in or ())
     if model.encoder_.names_in is None:
         return keep, []
     return keep, [name for name in keep if is_csv and name not in inputs]
 
 
-def _columns(frame: pd.DataFrame, keep: list[str]) -> pd.DataFrame:
+def _columns(frame: "pd.DataFrame", keep: list[str]) -> "pd.DataFrame":
     absent = [name for name in keep if name not in frame.columns]
     if absent:
         raise UsageError(

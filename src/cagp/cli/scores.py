@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cagp.cli.words import number
 from cagp.estimators import GPRegressor
 from cagp.metrics import METRICS, Metric, ScoreSum
+from cagp.quantities import number
 
 UNITS = {"nats": "; nats per row", "target": "; target's unit", "share": "", "none": ""}
 
@@ -20,11 +20,12 @@ class Tallies:
         self.model = [ScoreSum() for _ in model.target_names_]
         self.constant = [ScoreSum() for _ in model.target_names_]
 
-    def add(self, y: np.ndarray, inputs: Any) -> None:
+    def add(self, y: np.ndarray, inputs: Any, sample_noise: np.ndarray | None = None) -> None:
         """Predict rows and count them; y is (n, q)."""
         if len(y) == 0:
             return
-        mean, std = (part.reshape(y.shape) for part in self._model.predict(inputs, return_std=True))
+        found = self._model.predict(inputs, return_std=True, sample_noise=sample_noise)
+        mean, std = (part.reshape(y.shape) for part in found)
         centre, spread = self._model.scaler_.target_mean, self._model.scaler_.target_std
         for j in range(y.shape[1]):
             ones = np.ones(len(y))

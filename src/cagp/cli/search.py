@@ -2,52 +2,91 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from matplotlib.figure import Figure
+from cagp import kernel_registry
+from cagp.cli import options
+from cagp.cli.words import UsageError
+from cagp.lazy import lazy_module
 
-import cagp
-from cagp import plots
-from cagp.bench.protocol import load_table
-from cagp.search.trial import KERNELS
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from matplotlib import figure as figures
+
+    from cagp import action_search, data, plots
+    from cagp.cli import tables
+else:
+    np, torch, figures, plots = map(lazy_module, ("numpy", "torch", "matplotlib.figure", "cagp.plots"))
+    action_search, data, tables = map(lazy_module, ("cagp.action_search", "cagp.data", "cagp.cli.tables"))
+
+DESCRIPTION = """\
+Fit CaGP-Opt to a table with several numbers of actions and learning rates, judge each fit on a tenth of the rows, and
+recommend a number of actions. Errors are in standard deviations of the target. The same command continues a search that
+was interrupted, and runs only what is missing."""
+
+EPILOG = """\
+examples:
+  cagp search houses.csv --target price
+  cagp search bike.npz --n-actions 64 128 256 512 --lr 0.1 0.2 --jobs 2 --out bike-search"""
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
     """The options of ``cagp search``."""
-    command.description = (
-        "Fit a table (.npz with X and y) with several numbers of actions and learning rates, judge each on a tenth of "
-        "the rows, and recommend a number. Errors are in standard units. Calling it again goes on."
-    )
-    command.epilog = (
-        "example:\n  cagp search table.npz --actions 64 128 256 512 --lr 0.1 0.2 --jobs 2 --out table-search"
-    )
-    command.add_argument("table", type=Path, help="an .npz file")
+    command.description, command.epilog = DESCRIPTION, EPILOG
+    options.add_table(command, test_fraction=None)
     command.add_argument(
-        "--actions", type=int, nargs="+", default=[64, 128, 256, 512], help="numbers to try (default: 64 128 256 512)"
+        "--n-actions",
+        type=options.positive,
+        nargs="+",
+        default=[64, 128, 256, 512],
+        metavar="N",
+        help="numbers to try (default: 64 128 256 512)",
     )
     command.add_argument(
-        "--lr", type=float, nargs="+", default=[0.1, 0.2], help="learning rates to try (default: 0.1 0.2)"
+        "--lr",
+        type=options.rate,
+        nargs="+",
+        default=[0.1, 0.2],
+        metavar="RATE",
+        help="learning rates to try (default: 0.1 0.2)",
     )
-    command.add_argument("--kernel", choices=KERNELS, default="Matern32", help="(default: %(default)s)")
-    command.add_argument("--steps", type=int, default=300, help="steps of each fit (default: %(default)s)")
-    command.add_argument("--max-time", help='time for each fit, e.g. "10min" (default: no limit)')
-    command.add_argument("--seed", type=int, default=0, help="of the split (default: %(default)s)")
-    command.add_argument("--jobs", type=int, default=1, help="fits at a time (default: %(default)s)")
+    command.add_argument(
+        "--kernel",
+        choices=kernel_registry.NAMES,
+        default="matern32",
+        metavar="KERNEL",
+        help=f"one of {', '.join(kernel_registry.NAMES)} (default: %(default)s)",
+    )
+    command.add_argument(
+        "--steps", type=options.positive, default=300, metavar="N", help="steps of each fit (default: %(default)s)"
+    )
+    command.add_argument(
+        "--max-time",
+        type=options.duration,
+        metavar="TIME",
+        help='limit for each fit, e.g. "10min" (default: no limit)',
+    )
+    command.add_argument("--seed", type=options.seed, default=0, metavar="N", help="of the split (default: 0)")
+    command.add_argument(
+        "--jobs", type=options.positive, default=1, metavar="N", help="fits at a time (default: %(default)s)"
+    )
     command.add_argument(
         "--out",
         type=Path,
         default=Path("cagp-search"),
-        help="folder for the trials and the picture; one for each table (default: %(default)s)",
+        metavar="FOLDER",
+        help="for the trials and the picture; one folder for each table (default: %(default)s)",
     )
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, print the table and its reading, write search.png; 1 if any trial failed."""
-    result = cagp.search(
-        *load_table(arguments.table),
+    result = action_search.search_num_actions(
+        *_rows(arguments),
         folder=arguments.out,
-        num_actions=arguments.actions,
+        num_actions=arguments.n_actions,
         lrs=arguments.lr,
         kernel=arguments.kernel,
         seed=arguments.seed,
@@ -59,11 +98,22 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print(result)
     if result.best is not None:
-        figure = Figure(figsize=(8, 5), layout="constrained")
+        figure = figures.Figure(figsize=(8, 5), layout="constrained")
         plots.quality_against_time(figure.subplots(), result.trials).set_title(
-            f"How many actions does {arguments.table.stem} need?", loc="left", fontweight="bold"
+            f"How many actions does {Path(arguments.table).stem} need?", loc="left", fontweight="bold", parse_math=False
         )
         picture = arguments.out / "search.png"
         figure.savefig(picture, dpi=150)
         print(f"\nPicture: {picture}")
     return int(any(trial.error is not None for trial in result.trials))
+
+
+def _rows(arguments: argparse.Namespace) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Encoded inputs and the target, without rows whose target is missing."""
+    _, inputs, values = tables.read_columns(arguments.table, arguments.target, arguments.drop)
+    if values.shape[1] != 1:
+        raise UsageError("--target names several columns; a search is for one.")
+    target = data.encode_target(values, "the target")
+    _, matrix = data.Encoder.fit_transform(inputs)
+    kept = ~target.missing
+    return torch.from_numpy(np.ascontiguousarray(matrix[kept])), torch.from_numpy(target.values[kept])

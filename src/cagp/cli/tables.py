@@ -1,7 +1,8 @@
-"""Tables as commands need them: split for training, or in pieces that a model can answer."""
+"""Tables as commands need them: encoded and split for training, or in pieces that a model can predict."""
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,34 +10,93 @@ import pandas as pd
 
 from cagp.cli.words import UsageError, names, warn
 from cagp.data import Encoder, encode_target, read_table, split, stream_table
-from cagp.estimators import GPRegressor
-
-PIECE_ROWS = 65_536
+from cagp.estimators import EncodedTable, GPRegressor
 
 
-class Parts(NamedTuple):
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a table."""
+
+    frame: pd.DataFrame  # inputs as they came
+    inputs: EncodedTable
+    targets: pd.DataFrame
+    noise: np.ndarray | None  # known variances
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @property
+    def target(self) -> Any:
+        """One target as a column, several as a frame: regressors answer in the same shape."""
+        return as_target(self.targets)
+
+
+class SplitTable(NamedTuple):
     """A table cut into rows to train on and rows to test on."""
 
-    train: pd.DataFrame  # inputs
-    train_targets: pd.DataFrame
-    test: pd.DataFrame  # without rows where nothing is to be tested on
-    test_targets: pd.DataFrame
+    train: Part
+    test: Part
     num_rows: int  # of the table
-    num_missing: int  # rows without a target, which are in no part
-    num_moved: int  # rows for testing that are trained on: they have levels that no row for training had
+    num_missing: int  # rows without a target, which are in neither part
+    num_moved: int  # rows drawn for testing that are trained on: no other row has their levels
 
 
 def split_table(
-    path: str, targets: Sequence[str] | None, drop: Sequence[str], test_fraction: float, seed: int
-) -> Parts:
-    """Read a table, leave out rows whose target is missing, and split the others by seed; rows keep their order."""
+    path: str,
+    targets: Sequence[str] | None,
+    drop: Sequence[str],
+    test_fraction: float,
+    seed: int,
+    noise: str | None = None,
+) -> SplitTable:
+    """Read a table, leave out rows whose target is missing, encode the others and split them by seed.
+
+    Rows keep their order.
+    """
+    frame, inputs, values = read_columns(path, targets, [*drop, *([] if noise is None else [noise])])
+    known = None if noise is None else noise_column(frame, noise, path)
+    encoder, matrix = Encoder.fit_transform(inputs)  # errors name the rows of the table
+    missing = encode_target(values, "the target").missing
+    kept = np.flatnonzero(~missing)
+    if len(kept) < 2:
+        raise ValueError(f"{path} has {len(kept)} rows with a target, expected at least 2.")
+    if len(kept) < len(missing):  # levels that only rows without a target have are not inputs
+        inputs, values = inputs.iloc[kept], values.iloc[kept]
+        known = None if known is None else known[kept]
+        encoder, matrix = Encoder.fit_transform(inputs)
+    train, test, num_moved = np.arange(len(kept)), np.arange(0), 0
+    if test_fraction > 0:
+        rows = split(len(kept), test_fraction, seed)
+        train, test = np.sort(rows.train.numpy()), np.sort(rows.test.numpy())
+        new = np.zeros(len(test), dtype=bool)
+        for name in encoder.text_names:
+            new |= ~inputs[name].iloc[test].isin(inputs[name].iloc[train].unique()).to_numpy()
+        num_moved = int(new.sum())
+        train, test = np.sort(np.concatenate([train, test[new]])), test[~new]
+
+    def part(rows: np.ndarray) -> Part:
+        return Part(
+            inputs.iloc[rows].reset_index(drop=True),
+            EncodedTable(encoder, matrix[rows]),
+            values.iloc[rows].reset_index(drop=True),
+            None if known is None else known[rows],
+        )
+
+    return SplitTable(part(train), part(test), len(frame), int(missing.sum()), num_moved)
+
+
+def read_columns(
+    path: str, targets: Sequence[str] | None, drop: Sequence[str]
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """A table, its inputs and its targets."""
     if not targets:
         targets = _default_targets(path)
     frame = read_table(path)
     _check_columns(frame, "--target", targets)
-    _check_columns(frame, "--drop", drop)
+    _check_columns(frame, "--drop and --noise", drop)
     if set(targets) & set(drop):
-        raise UsageError(f"--drop names the target {names(sorted(set(targets) & set(drop)))}; leave it out of --drop.")
+        both = names(sorted(set(targets) & set(drop)))
+        raise UsageError(f"--drop or --noise names the target {both}; remove it there.")
     if len(set(targets)) < len(targets):
         raise UsageError(f"--target names a column twice: {names(targets)}.")
     inputs, values = frame.drop(columns=[*targets, *drop]), frame.loc[:, list(targets)]
@@ -44,34 +104,26 @@ def split_table(
         raise UsageError(f"no inputs are left: {path} has the columns {names(frame.columns)}.")
     for name in inputs.columns:
         if re.fullmatch(r"Unnamed: \d+", str(name)):
-            warn(f"the column {name!r} looks like row numbers that pandas wrote; leave it out with --drop {name!r}")
-    text = Encoder.fit(inputs).text_names  # finds what is wrong before the rows are split, with their own numbers
-    missing = encode_target(values, "the target").missing
-    kept = np.flatnonzero(~missing)
-    if len(kept) < 2:
-        raise ValueError(f"{path} has {len(kept)} row with a target, expected at least 2.")
-    train, test, num_moved = kept, kept[:0], 0
-    if test_fraction > 0:
-        rows = split(len(kept), test_fraction, seed)
-        train, test = kept[np.sort(rows.train.numpy())], kept[np.sort(rows.test.numpy())]
-        new = np.zeros(len(test), dtype=bool)
-        for name in text:
-            new |= ~inputs[name].iloc[test].isin(inputs[name].iloc[train].unique()).to_numpy()
-        num_moved = int(new.sum())
-        train, test = np.sort(np.concatenate([train, test[new]])), test[~new]
+            warn(f"the column {name!r} looks like row numbers that pandas wrote; remove it with --drop {name!r}")
+    return frame, inputs, values
 
-    def part(frame: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
-        return frame.iloc[rows].reset_index(drop=True)
 
-    return Parts(
-        part(inputs, train),
-        part(values, train),
-        part(inputs, test),
-        part(values, test),
-        len(frame),
-        int(missing.sum()),
-        num_moved,
-    )
+def noise_column(frame: pd.DataFrame, column: str, path: str) -> np.ndarray:
+    """The known variances in a column of a table."""
+    if column not in frame.columns:
+        raise UsageError(
+            f"--noise names {column!r}, which {_shown(path)} does not have; its columns are "
+            f"{', '.join(map(str, frame.columns))}."
+        )
+    values = np.asarray(pd.to_numeric(frame[column], errors="coerce"), dtype=np.float64)
+    wrong = ~np.isfinite(values) | (values < 0)
+    if wrong.any():
+        first = int(wrong.argmax())
+        raise ValueError(
+            f"the noise column {column!r} is {frame[column].iloc[first]!r} at row {frame.index[first]}, expected a "
+            "variance, zero or larger; square standard deviations first."
+        )
+    return values
 
 
 def as_target(frame: pd.DataFrame) -> Any:
@@ -80,7 +132,7 @@ def as_target(frame: pd.DataFrame) -> Any:
 
 
 def _default_targets(path: str) -> list[str]:
-    """The column y of an NPZ file, or its several; of other tables only the user knows."""
+    """The column y of an NPZ file, or its several; for other tables only the user knows."""
     columns = [str(name) for name in next(iter(stream_table(path, rows=1000))).frame.columns]
     if path.lower().endswith(".npz"):
         found = ["y"] if "y" in columns else [name for name in columns if re.fullmatch(r"y\d+", name)]
@@ -109,28 +161,40 @@ class Piece(NamedTuple):
     """Consecutive rows of a table."""
 
     frame: pd.DataFrame
-    inputs: Any  # what the model takes of it, checked
-    fraction: float | None  # of the table that is read by now
+    inputs: EncodedTable  # what the model takes of it
+    fraction: float | None  # of the table that was read so far
+    noise: np.ndarray | None  # known variances
+
+    def where(self, mask: np.ndarray) -> "Piece":
+        """Some of its rows."""
+        noise = None if self.noise is None else self.noise[mask]
+        return self._replace(frame=self.frame.loc[mask], inputs=self.inputs.take(mask), noise=noise)
 
 
-def pieces(model: GPRegressor, path: str, rows: int, text: Sequence[str] = ()) -> Iterator[Piece]:
+def pieces(
+    model: GPRegressor, path: str, rows: int, text: Sequence[str] = (), noise: str | None = None
+) -> Iterator[Piece]:
     """A table of any size, a piece at a time; an input that the model cannot take is an error with its row and column.
 
     Args:
         text: further columns to take as text from a CSV file.
+        noise: the column of known variances.
     """
     encoder = model.encoder_
     for chunk in stream_table(path, rows, [*encoder.text_names, *text]):
-        inputs = _inputs(model, chunk.frame, path)
-        encoder.transform(inputs, chunk.rows_from)  # names the row in the table; the model would count in the piece
-        yield Piece(chunk.frame, inputs, chunk.fraction)
+        known = None if noise is None else noise_column(chunk.frame, noise, path)
+        matrix = encoder.transform(inputs_of(model, chunk.frame, path, noise), chunk.rows_from)
+        yield Piece(chunk.frame, EncodedTable(encoder, matrix), chunk.fraction, known)
 
 
-def _inputs(model: GPRegressor, frame: pd.DataFrame, path: str) -> pd.DataFrame | np.ndarray:
-    """The columns that the model knows by name; all but the targets, by position, where it was fitted to an array."""
+def inputs_of(
+    model: GPRegressor, frame: pd.DataFrame, path: str, noise: str | None = None
+) -> pd.DataFrame | np.ndarray:
+    """The columns that the model knows by name; if it was fitted to an array, all but targets and noise."""
     wanted = model.encoder_.names_in
     if wanted is None:
-        return frame.drop(columns=[name for name in model.target_names_ if name in frame.columns]).to_numpy()
+        others = [name for name in (*model.target_names_, noise) if name in frame.columns]
+        return frame.drop(columns=others).to_numpy()
     absent = [name for name in wanted if name not in frame.columns]
     if absent:
         raise ValueError(

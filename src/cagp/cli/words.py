@@ -1,4 +1,4 @@
-"""What commands say, and where: words on stdout, or on stderr where stdout is for data or JSON; sizes and numbers."""
+"""What commands print, and where: words on stdout, or on stderr where stdout is for data or JSON; sizes and numbers."""
 
 import json
 import math
@@ -7,21 +7,19 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 
 class UsageError(ValueError):
-    """Options that do not go together or do not fit the table: exit code 2."""
+    """Options that contradict each other or do not fit the table: exit code 2."""
 
 
 class Voice:
-    """Where a command's words go: stdout, stderr where stdout is for data, or nowhere where it is to be quiet."""
+    """Where the words of a command go: to stdout, to stderr where stdout is for data, or nowhere with --quiet."""
 
     def __init__(self, quiet: bool = False, data_on_stdout: bool = False):
         self.quiet, self.data_on_stdout = quiet, data_on_stdout
 
     def say(self, text: str = "") -> None:
-        """Print words; where nobody reads them any more, be quiet and let the command do its work."""
+        """Print words. Where nobody reads them any more, stay quiet and let the command do its work."""
         stream = sys.stderr if self.data_on_stdout else sys.stdout
         if self.quiet:
             return
@@ -33,8 +31,8 @@ class Voice:
 
 
 def leave_pipe(stream: Any) -> None:
-    """Let the rest of what was meant for a closed pipe go nowhere: Python would complain when it flushes it."""
-    with suppress(OSError):  # a stream that is no file has no such buffer
+    """Discard the rest of the output to a closed pipe: Python would complain when it flushes it."""
+    with suppress(OSError):  # a stream that is not a file has no such buffer
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -56,14 +54,6 @@ def on_one_line(text: object) -> str:
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object on stdout; null for numbers that JSON does not have."""
     print(json.dumps(_plain(value), indent=1, allow_nan=False, ensure_ascii=False))
-
-
-def number(value: float) -> str:
-    """Four significant digits, with commas; powers of ten only for what is tiny or huge."""
-    if not math.isfinite(value):
-        return "unknown"
-    size = math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:,.{max(0, 3 - size)}f}" if -4 <= size < 9 else f"{value:.3e}"
 
 
 def count(value: int, singular: str, plural: str | None = None) -> str:
@@ -88,10 +78,10 @@ def names(items: Any, most: int = 8) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # arrays and numbers of NumPy
+        value = value.tolist()
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | np.ndarray):
+    if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,10 +1,12 @@
-"""Data: tables in files, their columns as numbers, the embedded sample, seeded splits, scaling by the training rows."""
+"""Data: tables in files, their columns as numbers, the sample data, seeded splits, scaling by the training rows."""
 
-from cagp.data.encoding import MAX_LEVELS, Encoder, Target, encode_target
+from cagp.data.column_values import MAX_LEVELS
+from cagp.data.encoding import Encoder
 from cagp.data.sample import Dataset, terrain
 from cagp.data.scaling import Standardizer, standardized
 from cagp.data.splits import Split, split
 from cagp.data.tables import Chunk, TableWriter, read_table, stream_table, table_size
+from cagp.data.targets import Target, encode_target
 
 __all__ = [
     "MAX_LEVELS",

@@ -1,4 +1,4 @@
-"""The embedded sample: 20,000 elevations of the Blanca Peak massif, Colorado. Its source is in ``terrain.md``."""
+"""The sample data: 20,000 elevations of the Blanca Peak massif, Colorado. ``terrain.md`` names their source."""
 
 from importlib.resources import files
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Dataset(NamedTuple):
-    """Inputs and targets in their own units."""
+    """Inputs and targets in their original units."""
 
     X: Float[Tensor, "n d"]
     y: Float[Tensor, " n"]
@@ -18,9 +18,9 @@ class Dataset(NamedTuple):
 
 
 def terrain() -> Dataset:
-    """Places in km east and north of the window's south-west corner, and their elevations in metres, as float64.
+    """Positions in km east and north of the south-west corner, and their elevations in metres, as float64.
 
-    Rows go from south to north: permute them before taking the first few (``cagp.data.split`` does).
+    The rows are sorted from south to north: permute them before you take the first few (``cagp.data.split`` does).
     """
     with files("cagp.data").joinpath("terrain.npz").open("rb") as stream, np.load(stream, allow_pickle=False) as file:
         num_rows, num_columns = file["shape"]

@@ -9,13 +9,13 @@ from torch import Tensor
 from cagp.checks import check_matrix, check_vector
 
 CONSTANT = 32
-"""Values that differ by no more than this many roundings of their size count as constant."""
+"""A column counts as constant if its values differ by at most this many rounding errors of their size."""
 
 
 class Standardizer(NamedTuple):
     """Maps inputs and targets to mean 0 and standard deviation 1, and predictions back; made by ``fit``.
 
-    Targets are a vector, or a matrix with a column for each of several.
+    Targets are a vector, or a matrix with a column for each target.
     """
 
     input_mean: Float[Tensor, " d"]
@@ -25,7 +25,7 @@ class Standardizer(NamedTuple):
 
     @classmethod
     def fit(cls, X: Float[Tensor, "n d"], y: Float[Tensor, "n *q"]) -> "Standardizer":
-        """Statistics of the rows given: pass training rows only. What is constant is centred and not scaled."""
+        """The statistics of these rows: pass training rows only. Constant columns are centred but not scaled."""
         check_matrix(X, "X")
         for column in y.unbind(1) if y.ndim == 2 else [y]:
             check_vector(column, "y", X)
@@ -44,26 +44,27 @@ class Standardizer(NamedTuple):
         return (y - self.target_mean.to(y)) / self.target_std.to(y)
 
     def restore_mean(self, mean: Float[Tensor, "t *q"]) -> Float[Tensor, "t *q"]:
-        """Means (or targets) in standard units, back in the unit of the targets."""
+        """Means (or targets) from standard units back to the unit of the targets."""
         return mean * self.target_std.to(mean) + self.target_mean.to(mean)
 
     def restore_variance(self, variance: Float[Tensor, "t *q"]) -> Float[Tensor, "t *q"]:
-        """Variances in standard units, back in the squared unit of the targets."""
+        """Variances from standard units back to the squared unit of the targets."""
         return variance * self.target_std.to(variance).square()
 
 
 def standardized(
     X: Float[Tensor, "n d"], y: Float[Tensor, " n"], *parts: Int[Tensor, " _"], dtype: torch.dtype | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Inputs and targets of each part of the rows, in the standard units of the first part: the one to train on."""
+    """The inputs and targets of each part of the rows, in the standard units of the first part: the training rows."""
     scaler = Standardizer.fit(X[parts[0]], y[parts[0]])
     return [(scaler.inputs(X[rows]).to(dtype=dtype), scaler.targets(y[rows]).to(dtype=dtype)) for rows in parts]
 
 
 def _std(values: Tensor) -> Tensor:
-    """The standard deviation of each column, 1 where it is constant; squares of huge or tiny values do no harm.
+    """The standard deviation of each column, or 1 for constant columns.
 
-    Columns are first divided by a power of two of their size, which changes no digit.
+    Columns are first divided by a power of two near their size: this does not change any digit, and the squares of huge
+    and tiny values neither overflow nor underflow.
     """
     size = values.abs().amax(0)
     constant = (values - values.mean(0)).abs().amax(0) <= CONSTANT * torch.finfo(values.dtype).eps * size

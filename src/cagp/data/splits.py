@@ -1,4 +1,4 @@
-"""Which rows are for training and which for testing."""
+"""Which rows are used for training and which for testing."""
 
 from typing import NamedTuple
 

@@ -1,6 +1,6 @@
-"""Tables in files: CSV, Parquet and NPZ in, whole or a piece at a time; CSV and Parquet out, a piece at a time.
+"""Tables in files: CSV, Parquet and NPZ are read at once or in pieces; CSV and Parquet are written in pieces.
 
-CSV keeps every bit of a float64: numbers are written with the fewest digits that single them out (Python's repr), and
+CSV keeps every bit of a float64: numbers are written with the fewest digits that identify them (Python's repr), and
 read by a parser that rounds correctly.
 """
 
@@ -23,12 +23,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-CHUNK_CELLS = 4_000_000  # the most values of a piece, 32 MB as float64: wide tables come in pieces of fewer rows
+CHUNK_CELLS = 4_000_000  # values of a piece at most, 32 MB as float64: wide tables come in pieces of fewer rows
 CSV_ENDINGS = [".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz"]
 READABLE = [*CSV_ENDINGS, ".parquet", ".npz"]
 WRITABLE = [".csv", ".csv.gz", ".parquet"]
 SEPARATORS = [",", "\t", ";"]
-# Before pandas 3.1 the parser rounds correctly only if asked to; since then it always does, and must not be asked.
+# Before pandas 3.1 the parser rounds correctly only on request; since then it always does, and the request is an error.
 FLOAT_PRECISION = "round_trip" if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1) else None
 
 PathLike = str | os.PathLike[str]
@@ -39,23 +39,23 @@ class Chunk(NamedTuple):
 
     frame: pd.DataFrame  # its index counts the rows of the whole table
     rows_from: int  # the number of the first row, from 0
-    fraction: float | None  # of the table that is read by now; None where its size is not known
+    fraction: float | None  # of the table that has been read; None if its size is not known
 
 
 def read_table(path: PathLike, text: Sequence[str] = ()) -> pd.DataFrame:
     """All rows of a table.
 
-    - CSV (.csv, .tsv, .txt, each also with .gz, and "-" for stdin): UTF-8, names in the first line, separated by
-      commas, tabs or semicolons, whichever the first line has most of. Text columns in which all values are dates as
-      by ISO 8601 (2024-03-31, 2024-03-31T12:00:00) become dates.
-    - Parquet (.parquet): an index stored by pandas is left out.
-    - NPZ (.npz): an array X (n, d) becomes the columns x0, x1, ..., or has its names in an array ``names``; y (n,) or
-      (n, q) becomes y, or y0, y1, ..., or is named by the last entries of ``names``; further arrays with one dimension
-      are columns, those with none or several are left out.
+    - CSV (.csv, .tsv, .txt, each also with .gz, and "-" for stdin): UTF-8, with names in the first line. The separator
+      is the comma, tab or semicolon, whichever is most frequent in the first line. A text column becomes dates if all
+      its values are dates in the format of ISO 8601 (2024-03-31, 2024-03-31T12:00:00).
+    - Parquet (.parquet): an index stored by pandas is ignored.
+    - NPZ (.npz): an array X (n, d) becomes the columns x0, x1, ..., or those named by an array ``names``. An array y,
+      (n,) or (n, q), becomes y, or y0, y1, ..., or is named by the last entries of ``names``. Other arrays with one
+      dimension become columns, those with none or several are ignored.
 
     Args:
-        text: columns to take as text where the file has no types (CSV): those a model knows as levels
-            (``Encoder.text_names``), so that the level "007" stays what it is.
+        text: columns to read as text if the file has no types (CSV): those that a model knows as levels
+            (``Encoder.text_names``), so that the level "007" does not become 7.
     """
     with ExitStack() as stack:
         frame = next(_chunks(_checked(path), None, text, stack)).frame
@@ -63,11 +63,11 @@ def read_table(path: PathLike, text: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def stream_table(path: PathLike, rows: int = 65536, text: Sequence[str] = ()) -> Iterator[Chunk]:
-    """The table of ``read_table`` in pieces of at most ``rows`` rows, in order; in memory is a piece at a time.
+    """The table of ``read_table`` in pieces of at most ``rows`` rows, in order.
 
-    A CSV column has the type that its values in the piece suggest: whole numbers here may be text there. An ``Encoder``
-    takes that as it comes, or says which row it cannot take; tell its levels in ``text``. Dates stay text.
-    Memory O(piece), except for an NPZ array in Fortran order, which is read whole, and row groups of Parquet files,
+    A CSV column has the type that its values in the piece suggest: integers in one piece may be text in the next. An
+    ``Encoder`` accepts either, or says which row it cannot encode; pass its levels as ``text``. Dates stay text.
+    Memory O(piece), except for an NPZ array in Fortran order, which is read at once, and row groups of Parquet files,
     which are held in their compressed form.
     """
     if rows < 1:
@@ -76,19 +76,19 @@ def stream_table(path: PathLike, rows: int = 65536, text: Sequence[str] = ()) ->
 
 
 def table_size(path: PathLike) -> int | None:
-    """The bytes of a file; None for stdin."""
+    """The size of a file in bytes; None for stdin."""
     return None if _is_standard(path) else os.stat(_checked(path)).st_size
 
 
 class TableWriter:
-    """Writes a table a piece at a time: to .csv, .csv.gz or .parquet, or as CSV to stdout, for the path "-".
+    """Writes a table in pieces: to .csv, .csv.gz or .parquet, or as CSV to stdout for the path "-".
 
         with TableWriter("predictions.csv") as writer:
             for chunk in stream_table("inputs.csv"):
                 writer.write(predictions_for(chunk.frame))
 
-    The rows go to a file with ".part" at the end of its name, beside the one asked for; it takes that name when all is
-    written, and is removed after an error. So the file is whole or not there, and an older one survives errors.
+    The rows go to a temporary file with ".part" added to the name. It gets its final name when everything is written,
+    and is removed after an error. So the file is complete or does not exist, and an older file survives errors.
     """
 
     def __init__(self, path: PathLike):
@@ -97,13 +97,15 @@ class TableWriter:
             return
         _check_ending(path, WRITABLE, "written")
         if Path(path).is_dir():
-            raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write.")
+            raise IsADirectoryError(f"{path} is a folder, expected the name of a file to write.")
         if not Path(path).absolute().parent.is_dir():
-            raise FileNotFoundError(f"{path} cannot be written: there is no directory {Path(path).parent}; create it.")
+            raise FileNotFoundError(
+                f"{path} cannot be written: the folder {Path(path).parent} does not exist; create it first."
+            )
 
     def __enter__(self) -> "TableWriter":
         self._columns: list[Any] = []
-        self._stack = ExitStack()  # what is to be closed, last opened first
+        self._stack = ExitStack()  # what must be closed, in reverse order
         self._parquet: pq.ParquetWriter | None = None
         if _is_standard(self._path):
             self._text: Any = sys.stdout
@@ -120,7 +122,7 @@ class TableWriter:
         return self
 
     def write(self, frame: pd.DataFrame) -> None:
-        """Append rows; the first frame says which columns there are, and in which order."""
+        """Append rows; the first frame determines the columns and their order."""
         first = not self._columns
         if first:
             if frame.shape[1] == 0:
@@ -130,7 +132,7 @@ class TableWriter:
         if set(frame.columns) != set(self._columns):
             raise ValueError(
                 f"The frame to write has the columns {_listed(frame.columns)}, the first one had "
-                f"{_listed(self._columns)}; all must have the same."
+                f"{_listed(self._columns)}; all frames must have the same columns."
             )
         frame = frame.loc[:, self._columns]
         if not _is_standard(self._path) and _ending(self._path) == ".parquet":
@@ -161,7 +163,7 @@ class TableWriter:
             self._stack.close()
             if kind is None:
                 if not self._columns:
-                    raise ValueError(f"{self._path} is not written: no rows came.")
+                    raise ValueError(f"{self._path} is not written: there were no rows.")
                 _sync(self._part)
                 os.replace(self._part, self._path)
         finally:
@@ -191,11 +193,11 @@ def _check_ending(path: PathLike, known: list[str], done: str) -> None:
 
 
 def _checked(path: PathLike) -> PathLike:
-    """The path of a file that can be opened as a table."""
+    """The path, if it is that of a file that can be opened as a table."""
     if _is_standard(path):
         return path
     if Path(path).is_dir():
-        raise IsADirectoryError(f"{path} is a directory, expected a file: {', '.join(READABLE)}.")
+        raise IsADirectoryError(f"{path} is a folder, expected a file: {', '.join(READABLE)}.")
     if not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist (looked in {Path(path).absolute().parent}).")
     _check_ending(path, READABLE, "read")
@@ -228,7 +230,7 @@ def _closing_chunks(path: PathLike, rows: int, text: Sequence[str]) -> Iterator[
 
 
 def _chunks(path: PathLike, rows: int | None, text: Sequence[str], stack: ExitStack) -> Iterator[Chunk]:
-    """Pieces of at most ``rows`` rows, or all at once for None; at least one piece, and none is empty."""
+    """Pieces of at most ``rows`` rows, or one piece for None; at least one piece, and none is empty."""
     if _ending(path) == ".parquet":
         pieces = _parquet_pieces(path, rows, stack)
     elif _ending(path) == ".npz":
@@ -286,7 +288,7 @@ def _csv_pieces(
 
 
 def _open_csv(path: PathLike, stack: ExitStack) -> tuple[io.TextIOWrapper, Callable[[], float | None]]:
-    """The text, and a function that says how much of the file is read."""
+    """The text, and a function that gives the fraction of the file that has been read."""
     if _is_standard(path):
         stream = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", newline="")
         stack.callback(stream.detach)  # stdin stays open
@@ -301,7 +303,7 @@ def _open_csv(path: PathLike, stack: ExitStack) -> tuple[io.TextIOWrapper, Calla
 
 
 def _csv_header(path: PathLike, stream: io.TextIOWrapper) -> tuple[str, list[str], int]:
-    """The separator, the names of the columns, and how many lines they took."""
+    """The separator, the names of the columns, and the number of lines that the names take."""
     lines = []
 
     def recorded() -> Iterator[str]:
@@ -311,7 +313,7 @@ def _csv_header(path: PathLike, stream: io.TextIOWrapper) -> tuple[str, list[str
 
     # Quoted names may span lines: the reader finds where the first record ends.
     if next((fields for fields in csv.reader(recorded()) if any(field.strip() for field in fields)), None) is None:
-        raise ValueError(f"{path} is empty, expected a line of column names and at least one row.")
+        raise ValueError(f"{path} is empty, expected a line with the column names and at least one row.")
     separators = ["\t"] if _ending(path).startswith(".tsv") else SEPARATORS
     record = [line for line in lines if line.strip()]
     fields, separator = max(
@@ -322,7 +324,7 @@ def _csv_header(path: PathLike, stream: io.TextIOWrapper) -> tuple[str, list[str
     _check_names(names, f"The first line of {path}")
     if all(_is_number(name) for name in names) and not all(name.isdecimal() for name in names):
         raise ValueError(
-            f"{path} has numbers alone in its first line ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''}), "
+            f"{path} has only numbers in its first line ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''}), "
             "expected the names of the columns; add a line with them."
         )
     return separator, names, len(lines)
@@ -330,13 +332,13 @@ def _csv_header(path: PathLike, stream: io.TextIOWrapper) -> tuple[str, list[str
 
 @contextmanager
 def _csv_errors(path: PathLike, lines_before: int) -> Iterator[None]:
-    """Say in terms of the file what went wrong in it; parsers count lines from behind the header."""
+    """Turn errors of parsers into errors about the file; parsers count the lines after the header."""
     try:
         yield
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path} is not UTF-8: it has the byte 0x{error.object[error.start]:02x} where no character begins so. "
-            f"Save it as UTF-8, e.g. with: iconv -f latin1 -t utf-8 {path}"
+            f"{path} is not UTF-8: it has the byte 0x{error.object[error.start]:02x}, which does not begin a "
+            f"character. Save it as UTF-8, e.g. with: iconv -f latin1 -t utf-8 {path}"
         ) from error
     except (pd.errors.ParserError, csv.Error) as error:
         what = str(error).removeprefix("Error tokenizing data. ").removeprefix("C error: ").strip()
@@ -349,7 +351,7 @@ def _csv_errors(path: PathLike, lines_before: int) -> Iterator[None]:
             "first line has names. Add the names, or remove the fields."
         ) from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{path} is not a whole gzip file: {error}") from error
+        raise ValueError(f"{path} is not a complete gzip file: {error}") from error
 
 
 def _is_number(text: str) -> bool:
@@ -361,7 +363,7 @@ def _is_number(text: str) -> bool:
 
 
 def _with_dates(frame: pd.DataFrame, text: Sequence[str]) -> pd.DataFrame:
-    """The frame with dates where all values of a text column are dates as by ISO 8601."""
+    """The frame with dates for the text columns in which all values are dates in the format of ISO 8601."""
     found = {}
     for name in frame.columns:
         values = frame[name]
@@ -399,7 +401,7 @@ def _parquet_pieces(path: PathLike, rows: int | None, stack: ExitStack) -> Itera
 
 
 class _Member:
-    """An array of an NPZ file, read a few rows at a time."""
+    """An array of an NPZ file, read in pieces."""
 
     def __init__(self, path: PathLike, name: str, stream: Any):
         self.name, self._stream = name, stream
@@ -410,7 +412,7 @@ class _Member:
         self.shape, in_columns, self._dtype = read_header(stream)
         if self._dtype.hasobject:
             raise ValueError(
-                f"{path}: array {name!r} holds Python objects, which are not loaded since loading can run code; "
+                f"{path}: array {name!r} holds Python objects, which are not loaded because that can run code; "
                 "save it as numbers or text, e.g. with .astype(float) or .astype(str)."
             )
         self._whole = None
@@ -444,7 +446,7 @@ def _npz_pieces(path: PathLike, rows: int | None, stack: ExitStack) -> Iterator[
         names = members.pop("names") if "names" in members and "X" in members else None
         columns = _npz_columns(path, members, None if names is None else names.take(names.shape[0]))
     if not columns:
-        raise ValueError(f"{path} has no table: expected an array X (n, d), and y or others of length n.")
+        raise ValueError(f"{path} has no table: expected an array X (n, d), and y or other arrays of length n.")
     num_rows, done = members[next(iter(columns))].shape[0], 0
     at_once = num_rows if rows is None else _rows_at_once(rows, sum(map(len, columns.values())))
     while done < num_rows:
@@ -458,7 +460,7 @@ def _npz_pieces(path: PathLike, rows: int | None, stack: ExitStack) -> Iterator[
 
 
 def _npz_columns(path: PathLike, members: dict[str, _Member], names: np.ndarray | None) -> dict[str, list[str]]:
-    """The names of the columns that each array becomes: those of X, of y, then of the others."""
+    """The names of the columns that each array becomes: X first, then y, then the others."""
     shapes = {key: members[key].shape for key in sorted(members, key=lambda key: (key != "X", key != "y"))}
     shapes = {key: shape for key, shape in shapes.items() if len(shape) == 1 or key in ("X", "y")}
     for key in ("X", "y"):

@@ -1,16 +1,27 @@
-"""How k(X, Z) W is computed: compiled CPU kernels where they apply, torch tiles for everything else."""
+"""How kernels are evaluated on many rows: by a backend, compiled CPU code where it applies and torch for the rest."""
 
-from cagp.engine.local import NEGLIGIBLE, LocalMoments, local_density, local_moments
-from cagp.engine.product import DEFAULT_MAX_BYTES, Backend, backend_for, kernel_product
+from cagp.engine.backend import NEGLIGIBLE, Backend, LocalMoments
+from cagp.engine.choice import BACKENDS, backend_for, choose_backend
+from cagp.engine.compiled_backend import COMPILED, INSTRUCTION_SETS, CompiledBackend
+from cagp.engine.conditionals import local_density, local_moments
+from cagp.engine.product import DEFAULT_MAX_BYTES, kernel_product
+from cagp.engine.torch_backend import TORCH, TorchBackend
 from cagp.engine.weights import BlockWeights
 
 __all__ = [
+    "BACKENDS",
+    "COMPILED",
     "DEFAULT_MAX_BYTES",
+    "INSTRUCTION_SETS",
     "NEGLIGIBLE",
+    "TORCH",
     "Backend",
     "BlockWeights",
+    "CompiledBackend",
     "LocalMoments",
+    "TorchBackend",
     "backend_for",
+    "choose_backend",
     "kernel_product",
     "local_density",
     "local_moments",

@@ -1,18 +1,14 @@
-"""One public function, ``kernel_product``: it chooses the implementation and splits kernels into their parts."""
+"""``kernel_product``: checks its arguments, splits the kernel into parts and hands each to a backend."""
 
-from collections.abc import Iterator
-from typing import Literal
-
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cagp.checks import check_same_kind
-from cagp.engine import native, tiles
+from cagp.engine.backend import Backend
+from cagp.engine.choice import choose_backend
+from cagp.engine.parts import linear_parts
 from cagp.engine.weights import BlockWeights
-from cagp.kernels import Constant, Kernel, Linear, Product, Scale, Stationary, Sum
-
-Backend = Literal["auto", "native", "torch"]
+from cagp.kernels import Kernel, Linear, Product, Scale, Stationary, Sum
 
 DEFAULT_MAX_BYTES = 2**28
 """Default limit for temporaries: 256 MiB."""
@@ -24,7 +20,7 @@ def kernel_product(
     Z: Float[Tensor, "m d"],
     W: Float[Tensor, "m c"] | BlockWeights | None = None,
     *,
-    backend: Backend = "auto",
+    backend: Backend | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Float[Tensor, "n c"]:
     """k(X, Z) W for dense or block-sparse ``W``, or k(X, Z) itself when ``W`` is None.
@@ -34,13 +30,12 @@ def kernel_product(
     block-sparse, the compiled kernels evaluate each pair of rows once.
 
     Args:
-        backend: "native" (compiled, CPU), "torch" (tiles) or "auto": native wherever it applies, see ``backend_for``.
+        backend: ``cagp.engine.COMPILED`` or ``cagp.engine.TORCH``; None for the fastest that applies to each part of
+            the kernel, see ``backend_for``.
         max_bytes: limit for temporaries; at least one row of k(X, Z) is always held.
 
     Time O(n m d) for block-sparse W, O(n m (d + c)) for dense; memory O(tile) besides the result.
     """
-    if backend not in ("auto", "native", "torch"):
-        raise ValueError(f'backend is {backend!r}, expected "auto", "native" or "torch".')
     _check_product(kernel, X, Z, W)
     parts = [
         _part_product(coefficient, part, X, Z, W, backend, max_bytes) for coefficient, part in linear_parts(kernel)
@@ -51,43 +46,13 @@ def kernel_product(
     return total
 
 
-def backend_for(kernel: Kernel, X: Tensor) -> str:
-    """The implementation "auto" takes, in words: "native (avx2)", or "torch tiles" and why."""
-    reasons = [not_native(part, X) for _, part in linear_parts(kernel) if part.features(X[:1]) is None]
-    missing = sorted({reason for reason in reasons if reason is not None})
-    if missing:
-        return f"torch tiles ({'; '.join(missing)})"
-    return f"native ({native.instruction_set()})" if reasons else "explicit features"
-
-
-def linear_parts(kernel: Kernel, coefficient: Tensor | None = None) -> Iterator[tuple[Tensor | None, Kernel]]:
-    """(c, k') with k = Σ c k': k(X, Z) W is linear in k, so each part can take its own best path."""
-    if isinstance(kernel, Sum):
-        for part in kernel.parts:
-            yield from linear_parts(part, coefficient)
-    elif isinstance(kernel, Scale):
-        scale = kernel.outputscale
-        yield from linear_parts(kernel.kernel, scale if coefficient is None else coefficient * scale)
-    elif isinstance(kernel, Product):
-        numbers = [k.variance for k in kernel.parts if isinstance(k, Constant)]
-        others = [k for k in kernel.parts if not isinstance(k, Constant)]
-        for number in numbers:
-            coefficient = number if coefficient is None else coefficient * number
-        if len(others) == 1:
-            yield from linear_parts(others[0], coefficient)
-        else:
-            yield coefficient, Product(*others) if others else Constant().requires_grad_(False)
-    else:
-        yield coefficient, kernel
-
-
 def _part_product(
     coefficient: Tensor | None,
     kernel: Kernel,
     X: Tensor,
     Z: Tensor,
     W: Tensor | BlockWeights | None,
-    backend: Backend,
+    backend: Backend | None,
     max_bytes: int,
 ) -> Tensor:
     if coefficient is not None and W is not None:  # c (K W) = K (c W): scale the smaller one
@@ -96,48 +61,21 @@ def _part_product(
         coefficient = None
     features = kernel.features(X)
     if features is not None:
-        features_Z = kernel.features(Z)
-        assert features_Z is not None
-        if isinstance(W, BlockWeights):
-            out = features @ W.project(features_Z).to(X).mT
-        else:
-            out = features @ (features_Z.mT if W is None else features_Z.mT @ W)
+        out = _feature_product(kernel, features.to(X), Z, W)
+    elif W is None:
+        out = choose_backend(kernel, X, backend).matrix(kernel, X, Z)
     else:
-        out = _tile_product(kernel, X, Z, W, backend, max_bytes)
+        out = choose_backend(kernel, X, backend).product(kernel, X, Z, W, max_bytes)
     return out if coefficient is None else coefficient.to(X) * out
 
 
-def _tile_product(
-    kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeights | None, backend: Backend, max_bytes: int
-) -> Tensor:
-    reason = not_native(kernel, X)
-    if backend == "native" and reason is not None:
-        raise ValueError(f'backend is "native", but {reason}; use backend="auto" or "torch".')
-    if backend != "torch" and reason is None:
-        assert isinstance(kernel, Stationary)
-        if W is None:
-            return native.matrix(kernel, X, Z)
-        if isinstance(W, BlockWeights):
-            return native.block_matmul(kernel, X, Z, W)
-        return native.matmul(kernel, X, Z, W, max_bytes)
-    if W is None:
-        return kernel(X, Z)
+def _feature_product(kernel: Kernel, features: Tensor, Z: Tensor, W: Tensor | BlockWeights | None) -> Tensor:
+    features_Z = kernel.features(Z)
+    assert features_Z is not None
+    features_Z = features_Z.to(features)
     if isinstance(W, BlockWeights):
-        return tiles.block_matmul(kernel, X, Z, W, max_bytes)
-    return tiles.matmul(kernel, X, Z, W, max_bytes)
-
-
-def not_native(kernel: Kernel, X: Tensor) -> str | None:
-    """Why the compiled kernels do not apply, or None when they do."""
-    if not native.available():
-        return "the compiled kernels are not installed"
-    if type(kernel) not in native.KINDS:
-        return f"{type(kernel).__name__} is not compiled"
-    if X.device.type != "cpu":
-        return f"the data are on {X.device.type}"
-    if X.dtype not in (torch.float32, torch.float64):
-        return f"the data are {str(X.dtype).removeprefix('torch.')}"
-    return None
+        return features @ W.project(features_Z).to(features).mT
+    return features @ (features_Z.mT if W is None else features_Z.mT @ W)
 
 
 def _check_product(kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeights | None) -> None:
@@ -162,7 +100,7 @@ def _check_product(kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeight
 
 
 def _check_columns(kernel: Kernel, X: Tensor) -> None:
-    """Raise ValueError where a kernel meets inputs of another width; kernels of one's own see to their parts."""
+    """Raise ValueError where a kernel of this package was made for another number of columns."""
     if isinstance(kernel, Sum | Product):
         for part in kernel.parts:
             _check_columns(part, X)

@@ -1,6 +1,6 @@
 """Regressors for scikit-learn: tables in, answers in the user's units out."""
 
-from cagp.estimators.base import Calibration, GPRegressor
+from cagp.estimators.base import GPRegressor
 from cagp.estimators.regressors import (
     CaGPRegressor,
     CGGPRegressor,
@@ -9,14 +9,16 @@ from cagp.estimators.regressors import (
     SVGPRegressor,
     load,
 )
+from cagp.estimators.units import EncodedTable, Units
 
 __all__ = [
     "CGGPRegressor",
     "CaGPRegressor",
-    "Calibration",
+    "EncodedTable",
     "ExactGPRegressor",
     "GPRegressor",
     "SGPRRegressor",
     "SVGPRegressor",
+    "Units",
     "load",
 ]

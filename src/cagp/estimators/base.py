@@ -1,71 +1,69 @@
-"""What the scikit-learn regressors share: users' tables in, answers in users' units out."""
+"""The contract of every regressor: tables in, answers in the user's units out."""
 
-import copy
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib import import_module
+from collections.abc import Sequence
 from importlib.metadata import version
-from numbers import Integral
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
 
-from cagp import kernels, metrics
-from cagp.data.encoding import Encoder, encode_target
+from cagp import metrics, notices
+from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
 from cagp.diagnostics import reference_for, variance_components
-from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.saved import save_model
-from cagp.estimators.task import Fitted, Task
-from cagp.kernels import Kernel, Scale
-from cagp.linalg import JitterWarning
-from cagp.memory import available_memory, bytes_of
-from cagp.methods import Several
+from cagp.estimators.tasks import check_parameters, new_task, seed_of
+from cagp.estimators.units import EncodedTable, Points, Quantity, Units, as_array, known_variances
+from cagp.kernels import Kernel
+from cagp.lazy import lazy_module
 from cagp.methods.common import lengthscale_of
-from cagp.posteriors import InducingPosterior, Posterior
+from cagp.metrics import Calibration
+from cagp.posteriors import LocalPosterior, Posterior
 from cagp.prior import GaussianNoise
-from cagp.progress import RowProgress
-from cagp.solver import CGWarning
-from cagp.training import FitResult, fit
+from cagp.recipes import Recipe
+from cagp.training import FitResult
 
-KERNELS: dict[str, type[kernels.Stationary]] = {
-    "matern12": kernels.Matern12,
-    "matern32": kernels.Matern32,
-    "matern52": kernels.Matern52,
-    "rbf": kernels.RBF,
-    "rational_quadratic": kernels.RationalQuadratic,
-}
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-PREDICT_ROWS = 16_384
-"""Rows that are answered at a time: what is held of them does not grow with the table."""
+report_page: Any = lazy_module("cagp.report")  # it draws, and comes above this layer
+
+PARTS = ("noise", "latent", "computational")
+"""The parts of a variance that ``predict(return_components=True)`` gives."""
 
 COVARIANCE_ROWS = 20_000
-
-Rows = slice | np.ndarray
-"""Which rows of a table: some that follow each other, or any."""
-
-
-class Calibration(NamedTuple):
-    """Whether intervals hold what they promise; one entry for each nominal level."""
-
-    levels: np.ndarray
-    coverage: np.ndarray  # the share of targets inside the central interval of that probability
-    error: float  # the mean absolute difference of the two
+"""Joint answers are for at most this many test points."""
 
 
 class GPRegressor(RegressorMixin, BaseEstimator, ABC):
-    """The contract; a regressor of its own says how it trains (``_train``)."""
+    """What all regressors share; each says which recipe it trains (``_recipe``).
+
+    Attributes, after ``fit``:
+        method_: the name of the method that was fitted; what "auto" chose.
+        choice_: why "auto" chose it, in one sentence; None where nothing was chosen.
+        guarantee_: what holds for the variance of its predictions, in one sentence.
+        fit_report_: what a user should know about the fit, in words.
+        fit_result_: steps, losses and status of training, see ``cagp.FitResult``.
+        posteriors_: a posterior for each target, in standard units.
+        units_: encoder and scaler; what maps tables to standard units and answers back.
+        lengthscales_, noise_std_: learned hyperparameters.
+        feature_names_out_: the names of the encoded inputs.
+        target_names_, n_outputs_: of the targets.
+        n_rows_: the number of training rows.
+    """
+
+    posteriors_: list[Posterior]
+    units_: Units
+    fit_result_: FitResult
+    method_: str
+    choice_: str | None
+    fit_report_: str
+    n_rows_: int
+    n_features_in_: int
 
     def __init__(
         self,
@@ -92,12 +90,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         self.checkpoint_dir = checkpoint_dir
 
     @abstractmethod
-    def _train(self, task: Task) -> Fitted:
-        """Hyperparameters learned and posteriors conditioned on the rows of the task."""
-
-    @abstractmethod
-    def _default_dtype(self, num_rows: int) -> torch.dtype:
-        """What ``dtype="auto"`` means."""
+    def _recipe(self) -> Recipe:
+        """The method and its options; raises ValueError for options that are not right."""
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -106,141 +100,55 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # ---- fit ----
 
-    def fit(self, X: Any, y: Any, sample_noise: Any = None) -> "GPRegressor":
+    def fit(self, X: Any, y: Any, sample_noise: Any = None, **unknown: Any) -> "GPRegressor":
         """Learn from a table.
 
         Args:
-            X: rows and columns: an array, a tensor, or a frame, whose text and categories are encoded (see
+            X: rows and columns: an array, a tensor, or a data frame, whose text and categories are encoded (see
                 ``cagp.data.Encoder``). Missing values are an error that names the columns.
             y: one target for each row, or several columns of them. Rows with a missing target are left out, and the
                 fit report says how many.
-            sample_noise: known noise variance of each row (in squared units of y), on top of the one learned.
+            sample_noise: known noise variance of each row, in squared units of y, on top of the learned one.
+            unknown: nothing else is accepted. For weights, pass ``sample_noise=variance / weight``.
         """
-        self._check_parameters()
+        if unknown:
+            _refuse(unknown)
+        check_parameters(self)
+        recipe = self._recipe()
         if y is None:
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
-        encoder = Encoder.fit(X)
-        inputs = np.ascontiguousarray(encoder.transform(X))
-        target = encode_target(y)
-        values = target.values[:, None] if target.values.ndim == 1 else target.values
-        if len(values) != len(inputs):
-            raise ValueError(
-                "Found input variables with inconsistent numbers of samples: "
-                f"X has {len(inputs):,} rows, y has {len(values):,}."
-            )
-        noise = _sample_noise(sample_noise, values.shape)
+        units, rows = Units.learn(X, y, sample_noise)
         notes = []
-        if target.missing.any():
-            kept = ~target.missing
-            inputs, values, noise = inputs[kept], values[kept], None if noise is None else noise[kept]
-            notes.append(f"Left out {int(target.missing.sum()):,} of {len(kept):,} rows, whose target is missing.")
-        if len(inputs) < 2:
-            raise ValueError(f"Found n_samples={len(inputs)} with a target, while a minimum of 2 is required to learn.")
-        scaler = Standardizer.fit(torch.from_numpy(inputs), torch.from_numpy(values))
-        task = self._task(inputs, values, noise, scaler, None if encoder.names_in is None else encoder.names_out)
-        with _told_in(notes):
-            fitted = self._train(task)
+        if rows.num_missing:
+            total = len(rows.inputs) + rows.num_missing
+            notes.append(f"Left out {rows.num_missing:,} of {total:,} rows, whose target is missing.")
+        task = new_task(self, recipe, units, rows)
+        with notices.collected() as warned:
+            fitted = recipe.train(task)
+        counts = Counter(str(warning) for warning in warned)
+        notes += [f"{text} ({times:,} times in this fit)" for text, times in counts.items()]
 
-        validate_data(self, X, skip_check_array=True)
-        self.encoder_, self.scaler_ = encoder, scaler
-        self.feature_names_out_ = np.asarray(encoder.names_out, dtype=object)
-        self.target_names_, self.n_outputs_, self._target_is_matrix = target.names, values.shape[1], _is_matrix(y)
-        self._target_dtype = np.dtype(np.float32 if _is_float32(y) else np.float64)
-        self.n_rows_ = len(inputs)
+        self._remember_columns(X)
+        self.units_, self.n_rows_ = units, len(rows.inputs)
         self.method_, self.posteriors_, self.fit_result_ = fitted.method, fitted.posteriors, fitted.result
+        self.choice_ = fitted.choice
         known = None if task.row_noise is None or fitted.held is None else task.row_noise[fitted.held]
-        self._row_noise = [None if known is None else known[:, j].contiguous() for j in range(values.shape[1])]
-        self.fit_report_ = "\n".join([*notes, *fitted.notes, str(fitted.result)])
+        self._row_noise = [None if known is None else known[:, j].contiguous() for j in range(units.num_targets)]
+        chosen = [] if fitted.choice is None else [fitted.choice]
+        self.fit_report_ = "\n".join([*notes, *chosen, *fitted.notes, str(fitted.result), self.guarantee_])
         if self.verbose:
             print(self.fit_report_)
         return self
 
-    def _check_parameters(self) -> None:
-        if isinstance(self.kernel, str):
-            if self.kernel not in KERNELS:
-                raise ValueError(f"kernel is {self.kernel!r}, expected one of {', '.join(KERNELS)}, or a cagp kernel.")
-        elif not isinstance(self.kernel, Kernel):
-            raise ValueError(f"kernel is a {type(self.kernel).__name__}, expected a name or a kernel of cagp.kernels.")
-        if self.dtype != "auto" and self.dtype not in DTYPES:
-            raise ValueError(f'dtype is {self.dtype!r}, expected "auto", "float32" or "float64".')
-        if self.max_epochs is not None:
-            check_whole_number(self.max_epochs, "max_epochs", " (or None)")
-        try:
-            torch.device(self.device)
-        except RuntimeError as error:
-            raise ValueError(f'device is {self.device!r}, expected one of torch, e.g. "cpu" or "cuda".') from error
-
-    def _task(
-        self,
-        inputs: np.ndarray,
-        values: np.ndarray,
-        noise: np.ndarray | None,
-        scaler: Standardizer,
-        names: tuple[str, ...] | None,
-    ) -> Task:
-        device = torch.device(self.device)
-        num_rows, num_columns = inputs.shape
-        dtype = self._default_dtype(num_rows) if self.dtype == "auto" else DTYPES[self.dtype]
-        memory = (available_memory() or 2**32) // 2 if self.max_memory is None else bytes_of(self.max_memory)
-
-        def tensor(values: Tensor) -> Tensor:
-            return values.to(dtype=dtype, device=device)
-
-        # Divided twice: the square of a tiny unit would be zero.
-        row_noise = None if noise is None else torch.from_numpy(noise) / scaler.target_std / scaler.target_std
-        kernel, from_data = self._starting_kernel(num_columns)
-        starts = points = None
-        if self._continues(kernel, values.shape[1]):
-            kernel.load_state_dict(self.posteriors_[0].prior.kernel.state_dict())
-            if isinstance(last := self.posteriors_[0], InducingPosterior):
-                points = last.X.double().cpu() * self.scaler_.input_std + self.scaler_.input_mean
-            from_data, starts = False, (self.noise_std_ / self.scaler_.target_std.numpy()) ** 2
-        return Task(
-            tensor(scaler.inputs(torch.from_numpy(inputs))),
-            tensor(scaler.targets(torch.from_numpy(values))),
-            None if row_noise is None else tensor(row_noise),
-            kernel.to(device),
-            None if starts is None else starts.tolist(),
-            from_data,
-            _seed(self.random_state),
-            min(DEFAULT_MAX_BYTES, max(memory // 8, 2**20)),
-            memory,
-            None if self.checkpoint_dir is None else Path(self.checkpoint_dir),
-            bool(self.verbose),
-            names,
-            None if points is None else tensor(scaler.inputs(points)),
-        )
-
-    def _starting_kernel(self, num_columns: int) -> tuple[Kernel, bool]:
-        """A named kernel starts where the data suggest; a kernel object starts where its owner put it."""
-        if isinstance(self.kernel, str):
-            return Scale(KERNELS[self.kernel](num_columns)), True
-        return copy.deepcopy(self.kernel), False
-
-    def _continues(self, kernel: Kernel, num_targets: int) -> bool:
-        """Whether this fit starts at the hyperparameters of the last one: those of the same kernel and targets."""
-        if not self.warm_start or not hasattr(self, "posteriors_") or self.n_outputs_ != num_targets:
-            return False
-        return _structure(kernel) == _structure(self.posteriors_[0].prior.kernel)
-
-    def _run(self, task: Task, method: Several, name: str, most_steps: int | None = None, **changes: Any) -> FitResult:
-        """Train with the user's limits; ``name`` is the subfolder of checkpoints."""
-        limits = [limit for limit in (self._num_steps(task, method), most_steps) if limit is not None]
-        if limits:
-            changes["num_steps"] = min(limits)
-        changes.setdefault("max_time", self.max_time)
-        for part in method.parts:
-            part.input_names = task.names
-        folder = None if task.folder is None else task.folder / name
-        data = (task.X, task.y, task.row_noise)
-        return fit(method, *data, progress=task.verbose, checkpoint_dir=folder, **changes)
-
-    def _num_steps(self, task: Task, method: Several) -> int | None:
-        """An epoch is one pass over the rows: one step, or as many as minibatches it takes."""
-        if self.max_epochs is None:
-            return None
-        batch = getattr(method.parts[0], "batch_size", len(task.X))
-        return math.ceil(self.max_epochs * max(1.0, len(task.X) / batch))
+    def _remember_columns(self, X: Any) -> None:
+        """Set ``n_features_in_`` and ``feature_names_in_`` as scikit-learn does."""
+        if not isinstance(X, EncodedTable):
+            validate_data(self, X, skip_check_array=True)
+            return
+        names = X.encoder.names_in
+        self.n_features_in_ = X.matrix.shape[1] if names is None else len(names)
+        if names is not None:
+            self.feature_names_in_ = np.asarray(names, dtype=object)
 
     # ---- answers ----
 
@@ -251,88 +159,126 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         return_cov: bool = False,
         return_components: bool = False,
         sample_noise: Any = None,
+        noise: bool = True,
     ) -> Any:
         """The mean at each row; with more asked for, a tuple that begins with it.
 
         Args:
-            return_std: also the standard deviation of a new observation: noise, what more data would tell, and what
-                more computation would tell.
-            return_cov: also the joint covariance of new observations at all rows (not for many rows).
-            return_components: also a dict of the variance of each row, taken apart: "noise"; "latent", which more data
-                would lower; "computational", which more computation would lower, and "computational_kind": "exact",
+            return_std: also the standard deviation of a new observation. It includes the noise, what more data would
+                tell, and what more computation would tell.
+            return_cov: also the joint covariance of new observations at all rows (at most 20,000 rows).
+            return_components: also a dict of the parts of the variance of each row: "noise"; "latent", which more data
+                would lower; "computational", which more computation would lower; and "computational_kind": "exact",
                 "estimate" (from below) or "unknown".
-            sample_noise: known noise variance of the rows asked for.
+            sample_noise: known noise variance of the rows of ``X``.
+            noise: False for the standard deviation or covariance of the function, without the noise.
 
-        Answers are float32 where the targets of fit were, covariances and variances float64; tensors for tensors.
+        Answers are float32 where the targets of fit were; covariances and variances are float64. Tensors give tensors.
         """
         if sum((return_std, return_cov, return_components)) > 1:
             raise ValueError("At most one of return_std, return_cov and return_components can be requested.")
-        inputs, back = self._inputs(X)
-        noise = _sample_noise(sample_noise, (len(inputs), self.n_outputs_))
+        if return_components and not noise:
+            raise ValueError('return_components gives the noise as a part: leave noise=False out and read "noise".')
+        points = self._points(X)
+        known = self._known(sample_noise, points, noise)
+        answer = self.units_.answer
         if return_std:
-            mean, std = self._answers(inputs, noise)
-            return back(mean), back(std)
-        mean = back(self._mean(inputs))
+            mean, std = self._moments(points, known, noise)
+            return answer(mean, points), answer(std, points)
+        mean = answer(self._mean(points), points)
         if return_cov:
-            return mean, back(self._covariance(inputs, noise), targets_axis=2, squared=True)
+            return mean, answer(self._covariance(points, known, noise), points, axis=2, squared=True)
         if return_components:
-            parts, kind = self._components(inputs, noise)
-            return mean, {
-                **{name: back(part, squared=True) for name, part in parts.items()},
-                "computational_kind": kind,
-            }
+            parts, kind = self._components(points, known)
+            shown = {name: answer(part, points, squared=True) for name, part in parts.items()}
+            return mean, {**shown, "computational_kind": kind}
         return mean
 
-    def predict_interval(self, X: Any, level: float = 0.95, sample_noise: Any = None) -> tuple[Any, Any]:
-        """Lower and upper end of the central interval that a new observation is in with probability ``level``."""
-        if not 0 < level < 1:
-            raise ValueError(f"level is {level}, expected a probability between 0 and 1, e.g. 0.95.")
-        quantiles = self.predict_quantiles(X, [0.5 - level / 2, 0.5 + level / 2], sample_noise)
+    def predict_interval(
+        self, X: Any, level: float = 0.95, sample_noise: Any = None, noise: bool = True
+    ) -> tuple[Any, Any]:
+        """Lower and upper end of the central interval that holds a new observation with probability ``level``.
+
+        With ``noise=False``, the interval of the function.
+        """
+        if np.ndim(level) != 0 or not 0 < level < 1:
+            raise ValueError(
+                f"level is {level!r}, expected one probability between 0 and 1, e.g. 0.95; for several, use "
+                "predict_quantiles."
+            )
+        quantiles = self.predict_quantiles(X, [0.5 - level / 2, 0.5 + level / 2], sample_noise, noise)
         return quantiles[..., 0], quantiles[..., 1]
 
     def predict_quantiles(
-        self, X: Any, quantiles: Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95), sample_noise: Any = None
+        self,
+        X: Any,
+        quantiles: float | Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95),
+        sample_noise: Any = None,
+        noise: bool = True,
     ) -> Any:
-        """Quantiles of a new observation at each row, in the last axis."""
-        if not all(0 < q < 1 for q in quantiles):
-            raise ValueError(f"quantiles are {list(quantiles)}, expected probabilities between 0 and 1.")
-        inputs, back = self._inputs(X)
-        noise = _sample_noise(sample_noise, (len(inputs), self.n_outputs_))
-        mean, std = self._answers(inputs, noise)
-        z = np.array([NormalDist().inv_cdf(q) for q in quantiles])
-        return back(mean[..., None] + std[..., None] * z)
+        """Quantiles of a new observation at each row, in the last axis; without that axis for a single number.
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Any:
-        """Joint draws of new observations, in the last axis."""
-        inputs, back = self._inputs(X)
-        self._check_joint(len(inputs))
-        generator = torch.Generator().manual_seed(_seed(random_state))
+        With ``noise=False``, quantiles of the function.
+        """
+        wanted = np.asarray(quantiles, dtype=float)
+        if wanted.ndim > 1 or wanted.size == 0 or not ((wanted > 0) & (wanted < 1)).all():
+            raise ValueError(f"quantiles are {quantiles!r}, expected probabilities between 0 and 1.")
+        points = self._points(X)
+        mean, std = self._moments(points, self._known(sample_noise, points, noise), noise)
+        z = np.array([NormalDist().inv_cdf(q) for q in np.atleast_1d(wanted)])
+        found = self.units_.answer(mean[..., None] + std[..., None] * z, points)
+        return found if wanted.ndim else found[..., 0]
+
+    def sample_y(
+        self, X: Any, n_samples: int = 1, random_state: Any = 0, sample_noise: Any = None, noise: bool = True
+    ) -> Any:
+        """Joint draws of new observations, in the last axis; with ``noise=False``, of the function."""
+        points = self._points(X)
+        self._check_joint(len(points.inputs))
+        known = self._known(sample_noise, points, noise)
+        generator = torch.Generator().manual_seed(seed_of(random_state))
         draws = []
         for j, posterior in enumerate(self.posteriors_):
-            sample = posterior.sample(self._standard(inputs, posterior), n_samples, noise=True, generator=generator)
-            draws.append(sample.mT.double().cpu().numpy() * _number(self.scaler_.target_std, j))
-        return back(np.stack(draws, 1) + self.scaler_.target_mean.numpy()[:, None])
+            Z = self.units_.standard(points.inputs, posterior)
+            row_noise = self.units_.standard_noise(known, j, slice(None), Z)
+            draws.append(
+                as_array(posterior.sample(Z, n_samples, noise=noise, row_noise=row_noise, generator=generator).mT)
+            )
+        return self.units_.answer(self.units_.restore(np.stack(draws, 1), Quantity.VALUE), points)
 
     def log_predictive_density(self, X: Any, y: Any, sample_noise: Any = None) -> Any:
         """log p(y | X) of each row, in nats; higher is better. With several targets, a column for each."""
-        inputs, back = self._inputs(X)
-        values = self._observed(inputs, y)
-        noise = _sample_noise(sample_noise, values.shape)
-        mean, std = self._answers(inputs, noise)
-        return back(-0.5 * ((values - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi))
+        points = self._points(X)
+        values = self.units_.observed(points, y)
+        mean, std = self._moments(points, self._known(sample_noise, points))
+        density = -0.5 * ((values - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)
+        return self.units_.answer(density, points)
 
     def calibration(
         self, X: Any, y: Any, levels: Sequence[float] | None = None, sample_noise: Any = None
     ) -> Calibration:
-        """Nominal against observed coverage of central intervals, over all rows and targets."""
-        inputs, _ = self._inputs(X)
-        values = self._observed(inputs, y)
-        mean, std = self._answers(inputs, _sample_noise(sample_noise, values.shape))
-        chosen = np.linspace(0.05, 0.95, 19) if levels is None else np.asarray(levels, dtype=float)
+        """Promised and observed coverage of central intervals, over all rows and targets."""
+        points = self._points(X)
+        values = self.units_.observed(points, y)
+        mean, std = self._moments(points, self._known(sample_noise, points))
         error = torch.from_numpy((values - mean) / std).reshape(-1)
-        zero, one = torch.zeros_like(error), torch.ones_like(error)
-        coverage = np.array([metrics.coverage(error, zero, one, level=float(level)) for level in chosen])
-        return Calibration(chosen, coverage, float(np.abs(coverage - chosen).mean()))
+        standard = torch.zeros_like(error), torch.ones_like(error)
+        return metrics.calibration(error, *standard, levels=19 if levels is None else levels)
+
+    # ---- what was learned ----
+
+    @property
+    def guarantee_(self) -> str:
+        """What holds for the variance of the function at a test point, in one sentence."""
+        check_is_fitted(self, "posteriors_")
+        if all(posterior.never_below_exact for posterior in self.posteriors_):
+            return "The variance is never below that of the exact Gaussian process with the same hyperparameters."
+        if any(isinstance(p, LocalPosterior) and p.local_scale is not None for p in self.posteriors_):
+            return (
+                "The variance can be below that of the exact Gaussian process, since error bars follow a local scale; "
+                "with local_scale=None it never is."
+            )
+        return "The variance can be below that of the exact Gaussian process with the same hyperparameters."
 
     @property
     def lengthscales_(self) -> np.ndarray:
@@ -345,33 +291,56 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def noise_std_(self) -> np.ndarray:
         """The learned standard deviation of the noise of each target, in its unit."""
         check_is_fitted(self, "posteriors_")
-        variances = [
-            float(p.prior.noise.noise.detach()) if isinstance(p.prior.noise, GaussianNoise) else 0.0
-            for p in self.posteriors_
-        ]
-        return np.sqrt(variances) * self.scaler_.target_std.numpy()
+        noises = (p.prior.noise for p in self.posteriors_)
+        variances = [float(n.noise.detach()) if isinstance(n, GaussianNoise) else 0.0 for n in noises]
+        return self.units_.restore(np.sqrt(variances), Quantity.DEVIATION, axis=0)
 
     def noise_std(self, X: Any) -> Any:
-        """The standard deviation of the noise at each row: ``noise_std_`` unless a local scale says otherwise."""
-        inputs, back = self._inputs(X)
-        std = np.tile(self.noise_std_, (len(inputs), 1))
-        for rows, tile in self._tiles(inputs):
+        """The standard deviation of the noise at each row: ``noise_std_``, unless error bars follow a local scale."""
+        points = self._points(X)
+        std = np.tile(self.noise_std_, (len(points.inputs), 1))
+        for rows, Z in self._tiles(points):
             for j, posterior in enumerate(self.posteriors_):
-                scale = posterior.scale(self._standard(tile, posterior))
+                scale = posterior.scale(Z)
                 if scale is not None:
-                    std[rows, j] *= np.sqrt(_array(scale))
-        return back(std)
+                    std[rows, j] *= np.sqrt(as_array(scale))
+        return self.units_.answer(std, points)
+
+    @property
+    def encoder_(self) -> Encoder:
+        """What turns tables into numbers."""
+        return self.units_.encoder
+
+    @property
+    def scaler_(self) -> Standardizer:
+        """Means and standard deviations of the training rows."""
+        return self.units_.scaler
+
+    @property
+    def feature_names_out_(self) -> np.ndarray:
+        """The names of the encoded inputs."""
+        return np.asarray(self.units_.encoder.names_out, dtype=object)
+
+    @property
+    def target_names_(self) -> tuple[str, ...]:
+        """The names of the targets."""
+        return self.units_.target_names
+
+    @property
+    def n_outputs_(self) -> int:
+        """The number of targets."""
+        return self.units_.num_targets
 
     # ---- files ----
 
     def save(self, path: str | Path, dtype: str | None = None) -> Path:
         """Write the fitted model to one file, whole or not at all; ``cagp.load`` reads it back.
 
-        It holds the rows it needs to predict: all training rows for "local", "hybrid" and "exact", those that carry
+        The file holds the rows that predictions need: all training rows for "local", "hybrid" and "exact", those with
         weight for "opt" and "cg", inducing points for SGPR and SVGP. Share it as you would share these rows.
 
         Args:
-            dtype: "float32" stores rows and targets rounded: about half the size, and answers that differ in their
+            dtype: "float32" stores rounded rows and targets: about half the size, and answers that differ in their
                 last digits. None: answers after loading are the same to the last bit.
         """
         check_is_fitted(self, "posteriors_")
@@ -380,183 +349,83 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def report(self, X: Any, y: Any, path: str | Path = "report.html", title: str | None = None) -> Path:
         """Write one HTML page on how well the model predicts these test rows, and why; see docs/report.md."""
         check_is_fitted(self, "posteriors_")
-        return import_module("cagp.report").write_report(self, X, y, path, title=title)  # a layer above this one
+        return report_page.write_report(self, X, y, path, title=title)
 
     # ---- inside ----
 
-    def _inputs(self, X: Any) -> tuple[np.ndarray, Callable[..., Any]]:
-        """The rows asked for as numbers, and what gives answers the shape and type a user expects."""
+    def _points(self, X: Any) -> Points:
         check_is_fitted(self, "posteriors_")
-        if getattr(X, "ndim", 2) == 2:  # the encoder has better words for what is no table
+        if not isinstance(X, EncodedTable) and getattr(X, "ndim", 2) == 2:  # for others the encoder has better words
             validate_data(self, X, skip_check_array=True, reset=False)
-        inputs = np.ascontiguousarray(self.encoder_.transform(X))
+        return self.units_.points(X)
 
-        def back(values: np.ndarray, targets_axis: int = 1, squared: bool = False) -> Any:
-            """Without the axis of targets where there was none; squares leave the range of float32 too easily."""
-            if not self._target_is_matrix:
-                values = np.squeeze(values, targets_axis)
-            values = values if squared else values.astype(self._target_dtype, copy=False)
-            if isinstance(X, Tensor):
-                return torch.from_numpy(np.ascontiguousarray(values)).to(X.device)
-            return values
+    def _known(self, sample_noise: Any, points: Points, noise: bool = True) -> np.ndarray | None:
+        if sample_noise is not None and not noise:
+            raise ValueError("sample_noise is given with noise=False, which leaves all noise out; remove one of them.")
+        return known_variances(sample_noise, (len(points.inputs), self.n_outputs_))
 
-        return inputs, back
+    def _tiles(self, points: Points):
+        return self.units_.tiles(points, self.posteriors_[0], bool(self.verbose))
 
-    def _standard(self, inputs: np.ndarray, posterior: Posterior) -> Tensor:
-        """Rows in standard units, in the dtype and on the device of the posterior."""
-        like = posterior.X
-        # Squares must stay finite; so far from all rows, no kernel tells places apart.
-        farthest = torch.finfo(like.dtype).max ** 0.4
-        return self.scaler_.inputs(torch.from_numpy(inputs)).clamp(-farthest, farthest).to(like)
-
-    def _mean(self, inputs: np.ndarray) -> np.ndarray:
-        """The mean at each row, (n, q)."""
-        mean = np.empty((len(inputs), self.n_outputs_))
-        for rows, tile in self._tiles(inputs):
+    def _mean(self, points: Points) -> np.ndarray:
+        """The mean at each point, (n, q)."""
+        mean = np.empty((len(points.inputs), self.n_outputs_))
+        for rows, Z in self._tiles(points):
             for j, posterior in enumerate(self.posteriors_):
-                mean[rows, j] = _array(posterior.mean(self._standard(tile, posterior)))
-        return self._in_units(mean)
+                mean[rows, j] = as_array(posterior.mean(Z))
+        return self.units_.restore(mean, Quantity.VALUE)
 
-    def _answers(self, inputs: np.ndarray, sample_noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of new observations, (n, q) each."""
-        mean, variance = np.empty((2, len(inputs), self.n_outputs_))
-        for rows, tile in self._tiles(inputs):
+    def _moments(self, points: Points, known: np.ndarray | None, noise: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of new observations, or of the function, (n, q) each."""
+        mean, variance = np.empty((2, len(points.inputs), self.n_outputs_))
+        for rows, Z in self._tiles(points):
             for j, posterior in enumerate(self.posteriors_):
-                X = self._standard(tile, posterior)
-                answer = posterior.predict(X, noise=True, row_noise=self._known(sample_noise, rows, j, X))
-                mean[rows, j], variance[rows, j] = _array(answer.mean), _array(answer.variance)
-        return self._in_units(mean), np.sqrt(variance) * self.scaler_.target_std.numpy()
+                row_noise = self.units_.standard_noise(known, j, rows, Z)
+                found = posterior.predict(Z, noise=noise, row_noise=row_noise)
+                mean[rows, j], variance[rows, j] = as_array(found.mean), as_array(found.variance)
+        restore = self.units_.restore
+        return restore(mean, Quantity.VALUE), restore(np.sqrt(variance), Quantity.DEVIATION)
 
-    def _in_units(self, mean: np.ndarray) -> np.ndarray:
-        return mean * self.scaler_.target_std.numpy() + self.scaler_.target_mean.numpy()
-
-    def _known(self, sample_noise: np.ndarray | None, rows: Rows, j: int, like: Tensor) -> Tensor | None:
-        """Known noise of some rows of one target, in standard units."""
-        if sample_noise is None:
-            return None
-        scale = _number(self.scaler_.target_std, j)
-        return like.new_tensor(sample_noise[rows, j] / scale / scale)
-
-    def _tiles(self, inputs: np.ndarray) -> Iterator[tuple[Rows, np.ndarray]]:
-        many, first, order = len(inputs) > PREDICT_ROWS, self.posteriors_[0], None
-        if many:
-            order = first.order(self._standard(inputs, first))
-        with RowProgress(len(inputs), enabled=bool(self.verbose) and many) as progress:
-            for start in range(0, len(inputs), PREDICT_ROWS):
-                part = slice(start, min(start + PREDICT_ROWS, len(inputs)))
-                rows = part if order is None else order[part].cpu().numpy()
-                yield rows, inputs[rows]
-                progress.advance(part.stop - start)
-
-    def _covariance(self, inputs: np.ndarray, sample_noise: np.ndarray | None) -> np.ndarray:
-        """Joint covariance of new observations, (n, n, q)."""
-        self._check_joint(len(inputs))
+    def _covariance(self, points: Points, known: np.ndarray | None, noise: bool) -> np.ndarray:
+        """Joint covariance, (n, n, q)."""
+        self._check_joint(len(points.inputs))
         parts = []
         for j, posterior in enumerate(self.posteriors_):
-            X, scale = self._standard(inputs, posterior), _number(self.scaler_.target_std, j)
-            known = self._known(sample_noise, slice(None), j, X)
-            parts.append(_array(posterior.covariance(X, noise=True, row_noise=known)) * scale**2)
-        return np.stack(parts, -1)
+            Z = self.units_.standard(points.inputs, posterior)
+            row_noise = self.units_.standard_noise(known, j, slice(None), Z)
+            parts.append(as_array(posterior.covariance(Z, noise=noise, row_noise=row_noise)))
+        return self.units_.restore(np.stack(parts, -1), Quantity.VARIANCE, axis=2)
 
     def _check_joint(self, num_rows: int) -> None:
         if num_rows > COVARIANCE_ROWS:
             raise ValueError(
                 f"joint answers at {num_rows:,} rows would take {8 * num_rows**2 / 1e9:.0f} GB and more; the limit is "
-                f"{COVARIANCE_ROWS:,} rows. Ask for return_std, which is for each row alone, or for fewer rows."
+                f"{COVARIANCE_ROWS:,} rows. Use return_std, which treats each row alone, or pass fewer rows."
             )
 
-    def _components(self, inputs: np.ndarray, sample_noise: np.ndarray | None) -> tuple[dict[str, np.ndarray], str]:
-        """The variance of new observations taken apart, (n, q) each, and what is known of the computational part."""
-        parts = {name: np.empty((len(inputs), self.n_outputs_)) for name in ("noise", "latent", "computational")}
+    def _components(self, points: Points, known: np.ndarray | None) -> tuple[dict[str, np.ndarray], str]:
+        """The parts of the variance of new observations, (n, q) each, and what is known of the computational part."""
+        parts = {name: np.empty((len(points.inputs), self.n_outputs_)) for name in PARTS}
         kind = "unknown"
         for j, posterior in enumerate(self.posteriors_):
             reference = reference_for(posterior, self._row_noise[j], self.n_rows_)
             kind = reference.kind
-            for rows, tile in self._tiles(inputs):
-                found = variance_components(posterior, reference, self._standard(tile, posterior))
+            for rows, Z in self._tiles(points):
+                found = variance_components(posterior, reference, Z)
                 for name, part in parts.items():
-                    part[rows, j] = _array(getattr(found, name)) * _number(self.scaler_.target_std, j) ** 2
-        if sample_noise is not None:
-            parts["noise"] += sample_noise
+                    part[rows, j] = as_array(getattr(found, name))
+        parts = {name: self.units_.restore(values, Quantity.VARIANCE) for name, values in parts.items()}
+        if known is not None:
+            parts["noise"] += known
         return parts, kind
 
-    def _observed(self, inputs: np.ndarray, y: Any) -> np.ndarray:
-        """Targets to compare with, (n, q), none missing."""
-        target = encode_target(y)
-        values = target.values[:, None] if target.values.ndim == 1 else target.values
-        if values.shape != (len(inputs), self.n_outputs_):
-            raise ValueError(f"y has shape {np.shape(y)}, expected {len(inputs)} rows and {self.n_outputs_} target(s).")
-        if target.missing.any():
-            raise ValueError(f"y has {int(target.missing.sum())} missing values; leave these rows out of X and y.")
-        return values
 
-
-@contextmanager
-def _told_in(notes: list[str]) -> Iterator[None]:
-    """Put this package's warnings into the notes, each once: a fit meets many matrices, and its report is the place."""
-    ours = (JitterWarning, CGWarning)
-    with warnings.catch_warnings(record=True) as caught:
-        for category in ours:
-            warnings.simplefilter("always", category)
-        yield
-    for warning in caught:
-        if not issubclass(warning.category, ours):
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    counts = Counter(str(warning.message) for warning in caught if issubclass(warning.category, ours))
-    notes.extend(f"{text} ({times:,} times in this fit)" for text, times in counts.items())
-
-
-def _number(values: Tensor, j: int) -> float:
-    return float(values[j])
-
-
-def _seed(random_state: Any) -> int:
-    """A seed from what scikit-learn calls a random state."""
-    if isinstance(random_state, int | np.integer):
-        return int(random_state)
-    return int(check_random_state(random_state).randint(2**31 - 1))
-
-
-def _array(values: Tensor) -> np.ndarray:
-    return values.detach().double().cpu().numpy()
-
-
-def _structure(kernel: Kernel) -> list[Any]:
-    """The classes a kernel is made of, and the sizes of its parameters."""
-    sizes = [(name, tuple(values.shape)) for name, values in kernel.state_dict().items()]
-    return [type(part) for part in kernel.modules()] + sizes
-
-
-def _is_matrix(y: Any) -> bool:
-    return (y.ndim if hasattr(y, "ndim") else np.asarray(y).ndim) == 2
-
-
-def _is_float32(y: Any) -> bool:
-    dtypes = list(y.dtypes) if hasattr(y, "dtypes") and np.iterable(y.dtypes) else [getattr(y, "dtype", None)]
-    return all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes)
-
-
-def check_whole_number(value: Any, name: str, or_else: str = "") -> None:
-    """Raise ValueError unless ``value`` is a whole number, 1 or more."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} is {value!r}, expected a whole number, 1 or more{or_else}.")
-
-
-def _sample_noise(sample_noise: Any, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Known variances as (n, q); one column serves all targets."""
-    if sample_noise is None:
-        return None
-    values = np.asarray(sample_noise.cpu() if isinstance(sample_noise, Tensor) else sample_noise, dtype=np.float64)
-    values = values[:, None] if values.ndim == 1 else values
-    if values.ndim != 2 or values.shape[0] != shape[0] or values.shape[1] not in (1, shape[1]):
-        raise ValueError(
-            f"sample_noise has shape {np.shape(sample_noise)}, expected one variance for each of the {shape[0]} rows"
-            + (f", or {shape[1]} columns of them." if shape[1] > 1 else ".")
+def _refuse(unknown: dict[str, Any]) -> None:
+    name = next(iter(unknown))
+    hint = ""
+    if name == "sample_weight":
+        hint = (
+            ": a Gaussian process weighs rows by their noise. Pass sample_noise, the known noise variance of each row, "
+            "e.g. sample_noise=variance / weight"
         )
-    bad = ~np.isfinite(values) | (values < 0)
-    if bad.any():
-        raise ValueError(
-            f"sample_noise has {int(bad.sum())} values that are negative, NaN or infinite (first in row "
-            f"{int(np.argwhere(bad)[0, 0])}); expected variances: square standard deviations first."
-        )
-    return np.broadcast_to(values, shape).copy()
+    raise TypeError(f"fit() got an unexpected keyword argument {name!r}{hint}.")

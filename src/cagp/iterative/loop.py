@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -11,7 +12,7 @@ from torch import Tensor
 from cagp.actions import DenseActions
 from cagp.checks import check_data
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.iterative.policies import Policy
+from cagp.iterative.policies import Policy, next_action, started
 from cagp.iterative.state import State
 from cagp.linalg import safe_cholesky
 from cagp.posteriors import CaGPPosterior
@@ -59,9 +60,10 @@ class Status:
     seconds: float  # of all calls
 
 
+@final
 @dataclass(frozen=True)
 class Iteration:
-    """Some steps of the algorithm: a snapshot that gives the posterior, and from which one can go on."""
+    """Some steps of the algorithm: a snapshot that gives the posterior, and from which further steps can be taken."""
 
     system: System
     policy: Policy
@@ -78,7 +80,7 @@ class Iteration:
         if policy is None:
             policy = self.policy
         else:
-            policy, state.memory = policy.start(self.system), None
+            policy, state.memory = started(policy, self.system), None
         return _run(self.system, policy, state, stopping, self.reorthogonalise)
 
     @property
@@ -96,7 +98,7 @@ class Iteration:
     def projection(self) -> Projection:
         """What the batch algorithm computes, from the products taken already. Time O(n i²).
 
-        SᵀK̂S is factorised afresh in the basis of the search directions, where it is almost diagonal. So whatever
+        SᵀK̂S is factorised again in the basis of the search directions, where it is almost diagonal. So whatever
         conjugacy the iterations have lost, this is exact inference on Sᵀy, and no variance falls below the exact one.
         """
         self._check_steps()
@@ -130,22 +132,26 @@ def iterate(
     *,
     reorthogonalise: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    check: bool = True,
 ) -> Iteration:
-    """Algorithm S1 (iterative version): the steps of ``policy`` until ``stopping`` says so.
+    """Algorithm S1 (iterative version): steps of ``policy`` until ``stopping`` ends them.
 
     Args:
         reorthogonalise: make search directions K̂-conjugate a second time, and the residual orthogonal to all actions.
             This costs O(n i) more at step i and no product with K̂: twice the time of everything but the product. It
             matters for CG residuals, which otherwise lose their orthogonality as they converge, and soon add nothing.
-        max_bytes: k(X, X) is kept if it takes no more than this, and evaluated anew for every product otherwise.
+        max_bytes: k(X, X) is kept if it takes no more than this, and otherwise evaluated again for every product.
+        check: False if the data were checked before.
 
     Time, for step i: one product with K̂, O(n²) or O(n² d), and O(n i). Memory O(n i).
     """
-    check_data(X, y, row_noise)
+    if check:
+        check_data(X, y, row_noise)
+        prior.noise.check(row_noise)
     with torch.no_grad():
-        system = System(prior, X, row_noise, max_bytes)
+        system = System(prior, X, row_noise, max_bytes, check=False)
         state = State(system, y - system.prior.mean(X))
-        return _run(system, policy.start(system), state, stopping, reorthogonalise)
+        return _run(system, started(policy, system), state, stopping, reorthogonalise)
 
 
 @torch.no_grad()
@@ -167,7 +173,7 @@ def _step(system: System, policy: Policy, state: State, reorthogonalise: bool) -
     """Lines 3 to 10; a reason to stop where the policy has no new action."""
     dropped = None
     while True:
-        offer, state.memory = policy.action(system, state, state.memory)
+        offer, state.memory = next_action(policy, system, state)
         if offer is None:
             return f"The policy has no further action after {state.num_steps} steps."
         if dropped is not None and torch.equal(offer, dropped):

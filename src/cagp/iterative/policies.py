@@ -1,7 +1,7 @@
 """Policies: which linear combination of the targets to look at next.
 
-A policy of your own is a class with one method; it may look at all that has been computed so far, and at the targets
-only through the residual:
+A policy of your own is a class with one method. It may use all that has been computed so far; it sees the targets only
+through the residual:
 
     class LargestResidual(Policy):
         def action(self, system, state, memory):
@@ -9,12 +9,12 @@ only through the residual:
             unit[state.residual.abs().argmax()] = 1
             return unit, None
 
-What it needs to remember goes through its memory, not into the object: the same object can then serve several runs, and
-a run that goes on does what one that never stopped would have done.
+What it needs to remember goes into its memory, not into the object. The same object can then serve several runs, and a
+run that resumes does what a run that never stopped does. docs/iterative.md has an example that trains.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
@@ -30,11 +30,15 @@ Memory = Any
 """What a policy remembers from one action to the next; None at its first."""
 
 Offer = tuple[Tensor | None, Memory]
-"""The next action (n,), of any length, or None where there is none; and the policy's memory after it."""
+"""The next action (n,), of any length, or None if there is none; and the policy's memory after it."""
 
 
 class Policy(ABC):
     """Chooses the actions of the iterative algorithm, one at a time."""
+
+    orthogonal: bool = False
+    """Whether the actions of a run are orthogonal to each other by construction. A loss that needs well-conditioned
+    actions takes an orthonormal basis of their span otherwise."""
 
     def start(self, system: System) -> "Policy":
         """The policy to ask for actions: itself, or one that has prepared what it needs from the system."""
@@ -42,20 +46,70 @@ class Policy(ABC):
 
     @abstractmethod
     def action(self, system: System, state: State, memory: Memory) -> Offer:
-        """The next action, given the steps so far. Actions in the span of earlier ones are dropped by the loop."""
+        """The next action, given the steps so far. The loop drops actions in the span of earlier ones."""
+
+    def description(self) -> Any:
+        """The class and its attributes: a checkpoint belongs to a fit with the same ones."""
+        return [f"{type(self).__module__}.{type(self).__qualname__}", vars(self)]
 
 
+def started(policy: Policy, system: System) -> Policy:
+    """``policy.start(system)``, checked."""
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy is {_in_words(policy)}, expected an object of a class derived from Policy.")
+    ready = policy.start(system)
+    if not isinstance(ready, Policy):
+        raise ValueError(f"{type(policy).__name__}.start returned {_in_words(ready)}, expected a Policy, e.g. itself.")
+    return ready
+
+
+def next_action(policy: Policy, system: System, state: State) -> Offer:
+    """What ``policy.action`` offers after the steps in ``state``, checked."""
+    answer, n = policy.action(system, state, state.memory), system.num_rows
+    expected = f"expected a pair of the next action, a tensor of shape ({n},) or None, and the policy's memory"
+    name = f"{type(policy).__name__}.action"
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise ValueError(f"{name} returned {_in_words(answer)}, {expected}.")
+    offer, memory = answer
+    if offer is None:
+        return None, memory
+    if not isinstance(offer, Tensor):
+        raise ValueError(f"{name} returned {_in_words(offer)} as its action, {expected}.")
+    if offer.shape != (n,) or not offer.is_floating_point() or offer.device != state.residual.device:
+        kind = f"a tensor of shape {tuple(offer.shape)}, {offer.dtype}, on {offer.device},"
+        found = f"{name} returned {kind} as its action"
+        raise ValueError(f"{found}; expected floating-point numbers of shape ({n},) on {state.residual.device}.")
+    if not bool(torch.isfinite(offer).all()):
+        raise ValueError(f"{name} returned an action with NaN or infinite values; expected finite numbers.")
+    return offer, memory
+
+
+def _in_words(value: Any) -> str:
+    """What something is, for messages."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else f"an object of class {type(value).__name__}"
+
+
+@final
 class CGResiduals(Policy):
     """s = r, the residual of the representer weights: the mean is that of conjugate gradients (CaGP-CG).
 
     There is none once the mean has converged to round-off.
     """
 
+    orthogonal = True
+
     def action(self, system: System, state: State, memory: Memory) -> Offer:
         round_off = torch.finfo(system.X.dtype).eps * float(state.targets.norm())
         return (state.residual if float(state.residual.norm()) > round_off else None), None
 
 
+@final
 class Lanczos(Policy):
     """The Lanczos vectors of K̂, each orthogonal to all before: K̂ times the last one, orthogonalised.
 
@@ -64,6 +118,7 @@ class Lanczos(Policy):
     converged to round-off. Time O(n i) per action besides the product.
     """
 
+    orthogonal = True
     ROUND_OFF = 100
     """A vector shorter than this many units of round-off has left the space that products with K̂ can reach."""
 
@@ -79,7 +134,7 @@ class Lanczos(Policy):
             residual, _ = CGResiduals().action(system, state, None)
             return torch.ones_like(state.residual) if residual is None else residual, memory
         if state.num_steps < first + asked:
-            return None, memory  # the last vector was dropped: there is nothing to go on from
+            return None, memory  # the last vector was dropped: there is nothing to continue from
         own = state.actions[:, first:]
         w = state.last_product
         assert w is not None
@@ -91,6 +146,7 @@ class Lanczos(Policy):
         return w, memory
 
 
+@final
 class UnitVectors(Policy):
     """s = e_r: look at single targets. This is the partial Cholesky factorisation of K̂ and the exact GP on its rows.
 
@@ -99,7 +155,7 @@ class UnitVectors(Policy):
             variance is largest).
         rows: the rows to choose from; None for all.
 
-    Time O(n (d + i)) per action, as long as the others are unit vectors too.
+    Time O(n (d + i)) per action, if the other actions are unit vectors too.
     """
 
     def __init__(
@@ -125,6 +181,7 @@ class UnitVectors(Policy):
         return self.start(system).action(system, state, memory)
 
 
+@final
 class _Rows(Policy):
     """Unit vectors at these rows, in their order or by largest variance."""
 
@@ -154,6 +211,7 @@ class _Rows(Policy):
         return open_rows[state.kernel_variance[open_rows].argmax()]
 
 
+@final
 class RandomActions(Policy):
     """s with independent entries, "gaussian" or "rademacher" (±1); the j-th depends on ``seed`` and j alone."""
 
@@ -174,6 +232,7 @@ class RandomActions(Policy):
         return s.to(state.residual.device), asked + 1
 
 
+@final
 class GivenActions(Policy):
     """The columns of a matrix S (n, i), in their order."""
 
@@ -193,6 +252,7 @@ class GivenActions(Policy):
         return self.S[:, asked].to(state.residual), asked + 1
 
 
+@final
 class KernelColumns(Policy):
     """s = k(X, z) for each pseudo-input z, a row of ``Z``: what inducing-point methods look at."""
 
@@ -211,20 +271,21 @@ class KernelColumns(Policy):
         return system.columns(self.Z[asked : asked + 1])[:, 0], asked + 1
 
 
+@final
 class Mix(Policy):
     """First ``count`` actions of one policy, then of the next: ``Mix((CGResiduals(), 10), (UnitVectors(), 5))``.
 
-    A policy that has no further action ends early, and the next one's turn comes.
+    When a policy has no further action, the next one takes over early.
     """
 
     def __init__(self, *parts: tuple[Policy, int]):
         for _, count in parts:
             if count < 1:
-                raise ValueError(f"a policy is to choose {count} actions, expected at least 1.")
+                raise ValueError(f"a policy of Mix has {count} actions, expected at least 1.")
         self.parts = parts
 
     def start(self, system: System) -> Policy:
-        return Mix(*((policy.start(system), count) for policy, count in self.parts))
+        return Mix(*((started(policy, system), count) for policy, count in self.parts))
 
     def action(self, system: System, state: State, memory: Memory) -> Offer:
         part, asked, inner = memory or (0, 0, None)
@@ -238,6 +299,7 @@ class Mix(Policy):
         return None, (part, asked, inner)
 
 
+@final
 class TopEigenvectors(Policy):
     """The leading eigenvectors of K̂, which minimise the posterior's entropy (Lemma "information-theoretic policy").
 

@@ -1,6 +1,5 @@
 """Small dense matrices: a Cholesky that says what it did, and moments of rows through it."""
 
-import warnings
 from typing import NamedTuple
 
 import torch
@@ -8,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cagp.checks import check_first_order
+from cagp.notices import warn
 
 FIRST_JITTER = 1e-12
 LARGEST_JITTER = 1e-6
@@ -36,7 +36,7 @@ def safe_cholesky(A: Float[Tensor, "i i"], name: str = "matrix") -> Float[Tensor
         while jitter <= 1.01 * LARGEST_JITTER:
             L, info = torch.linalg.cholesky_ex(A + jitter * torch.diag(diagonal))
             if not bool(info):
-                warnings.warn(
+                warn(
                     f"{name} is not positive definite to working precision: added {jitter:.0e} times its diagonal.",
                     JitterWarning,
                     stacklevel=2,
@@ -55,9 +55,9 @@ def _explain(A: Tensor, name: str) -> str:
     return (
         f"{name} ({A.shape[0]} x {A.shape[0]}) is not positive definite, not even with {LARGEST_JITTER:.0e} times its "
         f"diagonal added; {found}. Probable causes and remedies: (1) actions that are zero or linearly dependent: use "
-        "fewer, or start them afresh; (2) noise too small for float32 kernels: raise its floor or pass float64 data; "
-        "(3) inputs or targets on extreme scales: standardise them; (4) a kernel of your own that is not positive "
-        "semi-definite; (5) hyperparameters that diverged: lower the learning rate."
+        "fewer, or start them from scratch; (2) noise too small for float32 kernels: raise its floor or pass float64 "
+        "data; (3) inputs or targets on extreme scales: standardise them; (4) a kernel of your own that is not "
+        "positive semi-definite; (5) hyperparameters that diverged: lower the learning rate."
     )
 
 

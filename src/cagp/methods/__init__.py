@@ -1,12 +1,13 @@
-"""Methods: class -> condition() -> objective(). Parameters only; data are arguments."""
+"""Methods: parameters with an objective to train them and a posterior given data. Data are arguments."""
 
 from cagp.methods.base import Method
-from cagp.methods.cagp import CaGPOpt
 from cagp.methods.cagp_cg import CaGPCG
+from cagp.methods.cagp_local import CaGPLocal
+from cagp.methods.cagp_opt import CaGPOpt
 from cagp.methods.cggp import CGGP
 from cagp.methods.cholesky import CholeskyGP
 from cagp.methods.hyperpriors import MAP, LogNormal
-from cagp.methods.local import CaGPLocal, LocalPosterior
+from cagp.methods.local_scale import ScaleChoice
 from cagp.methods.several import Several
 from cagp.methods.sgpr import SGPR
 from cagp.methods.svgp import SVGP
@@ -20,8 +21,8 @@ __all__ = [
     "CaGPLocal",
     "CaGPOpt",
     "CholeskyGP",
-    "LocalPosterior",
     "LogNormal",
     "Method",
+    "ScaleChoice",
     "Several",
 ]

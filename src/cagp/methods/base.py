@@ -1,59 +1,63 @@
-"""What every method offers to ``fit``; one of your own needs ``objective_terms`` alone."""
+"""What every method is: something ``fit`` can train, and that conditions on data."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from cagp.checks import check_data
 from cagp.parameters import named_values
+from cagp.posteriors import Posterior
+from cagp.prior import GP
+from cagp.training import ParameterGroup, Trainable
+
+HYPERPARAMETER_RATE = 0.2
+"""Adam's learning rate of everything in the prior; docs/training.md has the evidence."""
 
 
-class Method(nn.Module, ABC):
-    """Parameters and an objective of the data. Data are arguments; a method holds none."""
+class Method(Trainable):
+    """Parameters, an objective of the data, and a posterior given them.
 
-    stochastic: bool = False
-    """Whether the objective is an estimate from some of the rows, another one at every step: its smallest value then
-    says nothing, and a fit keeps the last parameters unless told to monitor something else."""
-
-    input_names: tuple[str, ...] | None = None
-    """What the columns of X are called in words about a fit; None for their numbers."""
+    A method of your own needs ``objective_terms`` and ``condition``. If it has a GP called ``prior``, the history of a
+    fit shows its hyperparameters.
+    """
 
     @abstractmethod
-    def objective_terms(
+    def condition(
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> dict[str, Float[Tensor, ""]]:
-        """Named terms per row whose sum is the loss, differentiable in the parameters."""
+    ) -> Posterior:
+        """The posterior given the data, as a snapshot that further training does not change."""
 
-    def objective(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, "n *q"], row_noise: Float[Tensor, "n *q"] | None = None
-    ) -> Float[Tensor, ""]:
-        """The loss per row, to be minimised over all parameters."""
-        return torch.stack(list(self.objective_terms(X, y, row_noise).values())).sum()
+    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+        """Raise ValueError unless the data fit together and suit the method. Time O(n d)."""
+        check_data(X, y, row_noise)
+        prior = prior_of(self)
+        if prior is not None:
+            prior.noise.check(row_noise)
 
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by the learning rate they share."""
-        return {"hyperparameters": [p for p in self.parameters() if p.requires_grad]}
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        """The parameters to train, by the learning rate they share."""
+        return {"hyperparameters": trained(self, HYPERPARAMETER_RATE)}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Parameters of the ``prior``, where there is one, as numbers in their own units, for the history of a fit."""
-        prior = getattr(self, "prior", None)
-        return named_values(prior) if isinstance(prior, nn.Module) else {}
+        """Parameters of the prior as numbers in their own units, for the history of a fit."""
+        prior = prior_of(self)
+        return {} if prior is None else named_values(prior)
 
-    def adapt(self, X: Float[Tensor, "n d"], step: int, share: float, flat: bool) -> str | None:
-        """Change what is not a parameter (blocks, the rows of a minibatch) before a step of a fit.
 
-        Args:
-            step: the step's number, counted from 0; random choices must depend on it alone.
-            share: of all steps, how many lie behind.
-            flat: whether the loss has stopped falling since the last change.
+def prior_of(method: Trainable) -> GP | None:
+    """The GP called ``prior`` that a method has, or None."""
+    prior = getattr(method, "prior", None)
+    return prior if isinstance(prior, GP) else None
 
-        Returns:
-            What was done, in words, if the objective is now another function; otherwise None.
-        """
-        return None
 
-    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
-        """What a user should know of the fitted method, in words."""
-        return []
+def trained(part: nn.Module | None, lr: float) -> ParameterGroup:
+    """The parameters of a part that are to be trained, with their learning rate."""
+    return ParameterGroup([] if part is None else [p for p in part.parameters() if p.requires_grad], lr)
+
+
+def check_all_rows(rows: Tensor | None, method: str) -> None:
+    """Raise ValueError if some rows are asked for of a method whose objective always needs all."""
+    if rows is not None:
+        raise ValueError(f"rows is given, but the objective of {method} needs all rows: leave rows at None.")

@@ -1,38 +1,42 @@
-"""CaGP-CG: hyperparameters learned with the residuals of conjugate gradients as actions."""
+"""CaGP-CG: hyperparameters learned with the actions of an iterative policy, by default those of conjugate gradients."""
+
+from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.iterative import Iteration, Lanczos, Stopping, iterate
-from cagp.methods.base import Method
+from cagp.iterative import Iteration, Lanczos, Policy, Stopping, iterate
+from cagp.methods.base import Method, check_all_rows
 from cagp.methods.common import Loss, check_loss, loss_terms, prior_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 
 
+@final
 class CaGPCG(Method):
-    """A computation-aware GP whose actions are the CG residuals at the current hyperparameters, orthonormalised.
+    """A computation-aware GP whose actions a policy chooses at the current hyperparameters.
 
-    Orthonormal CG residuals are the Lanczos vectors started at y - m, and are computed as such: where the mean has
-    converged, these still find what is left of the variance.
+    The paper's actions are the CG residuals, orthonormalised. These are the Lanczos vectors started at y - m, and are
+    computed as such (the default policy): when the mean has converged, they still find what is left of the variance.
 
-    The gradient takes the actions as constants. They are computed anew at every evaluation of the objective, so that it
-    is a function of parameters and data alone, whoever evaluates it and however often. A line search then sees values
-    whose change is not quite what their gradients say. Keeping the actions fixed during a step would mend that, but
-    ended higher as often as lower (docs/iterative.md). Starting from the last solution did not help: such actions span
-    less of the leading eigenvectors, and the bound suffers.
+    The gradient takes the actions as constants. They are computed at every evaluation of the objective, which is
+    therefore a function of parameters and data alone. A line search then sees values whose change is not quite what
+    their gradients say. Keeping the actions fixed during a step would avoid that, but ended higher as often as lower
+    (docs/iterative.md). Starting from the last solution did not help: such actions span less of the leading
+    eigenvectors, and the bound suffers.
 
     Args:
         prior: mean, kernel and noise, learned.
         num_actions: i, the budget.
         loss: "elbo" (the paper's recommendation) or "projected" (the projected-data marginal likelihood).
-        relative_residual: stop adding actions where ‖(y - m) - K̂v‖ is this share of ‖y - m‖: faster, but a looser
+        relative_residual: stop adding actions when ‖(y - m) - K̂v‖ is this share of ‖y - m‖: faster, but a looser
             bound. The paper stops at 1e-4. Zero: use the whole budget.
-        max_bytes: k(X, X) is kept during the iterations if it takes no more than this; otherwise it is evaluated anew
+        max_bytes: k(X, X) is kept during the iterations if it takes no more than this. Otherwise it is evaluated again
             for every product, and this is the limit for temporaries.
+        policy: chooses the actions: any policy of ``cagp.iterative``, or one of your own; None for ``Lanczos()``.
 
     Time per evaluation O(n² i) with k(X, X) kept, O(n² (d + 1) i) without; memory O(n i), and n² where it is kept.
     """
@@ -44,14 +48,18 @@ class CaGPCG(Method):
         loss: Loss = "elbo",
         relative_residual: float = 0.0,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        policy: Policy | None = None,
     ):
         super().__init__()
         check_loss(loss)
+        if not isinstance(policy, Policy | None):
+            raise ValueError(f"policy is a {type(policy).__name__}, expected a policy, e.g. cagp.iterative.Lanczos().")
         self.prior = prior
         self.num_actions = num_actions
         self.loss: Loss = loss
         self.relative_residual = relative_residual
         self.max_bytes = max_bytes
+        self.policy = Lanczos() if policy is None else policy
 
     @classmethod
     def from_data(cls, prior: GP, X: Float[Tensor, "n d"], num_actions: int, **choices) -> "CaGPCG":
@@ -63,31 +71,50 @@ class CaGPCG(Method):
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
     ) -> Iteration:
         """The iterations at the current hyperparameters, with their actions and status."""
-        check_count(self.num_actions, "num_actions", X.shape[0], "the number of rows of X")
+        self.check(X, y, row_noise)
+        return self._iteration(X, y, row_noise)
+
+    def _iteration(self, X: Tensor, y: Tensor, row_noise: Tensor | None) -> Iteration:
         stopping = Stopping(self.num_actions, relative_residual=self.relative_residual)
-        return iterate(self.prior, X, y, Lanczos(), stopping, row_noise, reorthogonalise=True, max_bytes=self.max_bytes)
+        options = {"reorthogonalise": True, "max_bytes": self.max_bytes, "check": False}
+        return iterate(self.prior, X, y, self.policy, stopping, row_noise, **options)
+
+    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+        """Raise ValueError unless the data fit together, and there are as many rows as actions."""
+        super().check(X, y, row_noise)
+        check_count(self.num_actions, "num_actions", X.shape[0], "the number of rows of X")
 
     def objective_terms(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None = None,
+        *,
+        rows: Int[Tensor, " b"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
-        """Terms per row whose sum is the loss, to be minimised over the hyperparameters."""
-        actions = self.iteration(X, y, row_noise).actions
+        """Terms per row whose sum is the loss, to be minimised over the hyperparameters. ``rows`` must be None."""
+        check_all_rows(rows, "CaGPCG")
+        found = self._iteration(X, y, row_noise)
+        actions = found.actions if self.policy.orthogonal else found.orthonormal_actions
         return loss_terms(self.loss, self.prior, actions, X, y, row_noise, self.max_bytes)
 
     @torch.no_grad()
     def condition(
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
     ) -> CaGPPosterior:
-        """The posterior given the data, as a snapshot that further training leaves alone."""
+        """The posterior given the data, as a snapshot that further training does not change."""
         return self.iteration(X, y, row_noise).posterior()
 
-    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
-        """What a user should know of the fitted method, in words."""
+    def findings(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
+    ) -> list[str]:
+        """What a user should know about the fitted method, in words."""
         n = X.shape[0]
-        kept = "kept in memory" if n * n * X.element_size() <= self.max_bytes else "evaluated anew for every product"
+        kept = "kept in memory" if n * n * X.element_size() <= self.max_bytes else "evaluated again for every product"
         tolerance = f" or a residual of {self.relative_residual:g}" if self.relative_residual > 0 else ""
+        name = "CaGP-CG" if isinstance(self.policy, Lanczos) else f"CaGP ({type(self.policy).__name__})"
         summary = (
-            f"CaGP-CG with {self.num_actions:,} actions{tolerance} on {n:,} rows, loss {self.loss}, k(X, X) {kept}, "
+            f"{name} with {self.num_actions:,} actions{tolerance} on {n:,} rows, loss {self.loss}, k(X, X) {kept}, "
             f"kernel products by {backend_for(self.prior.kernel, X)}, {X.dtype}."
         )
-        return [summary, *prior_findings(self.prior, X, y, self.input_names)]
+        return [summary, *prior_findings(self.prior, X, y, input_names)]

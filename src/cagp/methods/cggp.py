@@ -1,14 +1,15 @@
 """CGGP: the exact model with every solve by preconditioned conjugate gradients (Gardner et al., 2018)."""
 
 import math
+from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from cagp.checks import check_count, check_data
+from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for, kernel_product
-from cagp.methods.base import Method
+from cagp.methods.base import Method, check_all_rows
 from cagp.methods.common import prior_findings
 from cagp.posteriors import CGPosterior
 from cagp.prior import GP
@@ -21,6 +22,7 @@ PRECONDITION_RANK = 100
 MAX_ITERATIONS = 1000
 
 
+@final
 class CGGP(Method):
     """Numerical approximation of the exact GP: -log p(y) with a log-determinant estimated from random probes.
 
@@ -62,10 +64,15 @@ class CGGP(Method):
         self.max_iterations, self.seed, self.max_bytes = max_iterations, seed, max_bytes
 
     def objective_terms(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None = None,
+        *,
+        rows: Int[Tensor, " b"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
-        """½ rᵀK̂⁻¹r, ½ log|K̂| and ½ n log 2π per row."""
-        check_data(X, y, row_noise)
+        """½ rᵀK̂⁻¹r, ½ log|K̂| and ½ n log 2π per row. ``rows`` must be None: all rows."""
+        check_all_rows(rows, "CGGP")
         n, X, y, row_noise = X.shape[0], X.double(), y.double(), None if row_noise is None else row_noise.double()
         solver = self._solver(X, row_noise)
         white = self._probes(solver)
@@ -98,7 +105,7 @@ class CGGP(Method):
         result = solver.solve(B, self.tolerance, self.max_iterations, "right-hand sides of the loss")
         right = torch.cat([result.solution[:, :1], solver.precondition(Z)], 1)
         kernel_part = kernel_product(self.prior.kernel, X, X, right, max_bytes=self.max_bytes)
-        noise = self.prior.noise_variance(X, row_noise)
+        noise = self.prior.noise(X, row_noise)
         forms = (result.solution * (kernel_part + noise[:, None] * right)).sum(0)
         quadratic = 2 * residual @ result.solution[:, 0] - forms[0]
         slope = forms[1:].mean()
@@ -106,7 +113,7 @@ class CGGP(Method):
         return quadratic, value + (slope - slope.detach())
 
     def _solver(self, X: Tensor, row_noise: Tensor | None) -> Solver:
-        return Solver(System(self.prior, X, row_noise, self.max_bytes), self.precondition_rank)
+        return Solver(System(self.prior, X, row_noise, self.max_bytes, check=False), self.precondition_rank)
 
     def _probes(self, solver: Solver) -> Tensor:
         """Signs at random: of covariance I, and of less variance in quadratic forms than normal ones."""
@@ -120,7 +127,7 @@ class CGGP(Method):
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
     ) -> CGPosterior:
         """The posterior with K̂⁻¹(y - m) solved for, as a snapshot; ``representer_status`` says how that went."""
-        check_data(X, y, row_noise)
+        self.check(X, y, row_noise)
         inputs = X.to(torch.float64, copy=True)
         solver = self._solver(inputs, None if row_noise is None else row_noise.double())
         residual = y.double() - self.prior.mean(inputs)
@@ -134,11 +141,13 @@ class CGGP(Method):
             max_bytes=self.max_bytes,
         )
 
-    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
-        """What a user should know of the fitted method, in words."""
+    def findings(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
+    ) -> list[str]:
+        """What a user should know about the fitted method, in words."""
         return [
             f"CGGP on {X.shape[0]:,} rows: conjugate gradients to {self.tolerance:.0e}, {self.num_probes} probes, "
             f"preconditioner of rank {min(self.precondition_rank, X.shape[0])}, kernel by "
             f"{backend_for(self.prior.kernel, X)} in float64.",
-            *prior_findings(self.prior, X, y, self.input_names),
+            *prior_findings(self.prior, X, y, input_names),
         ]

@@ -1,17 +1,18 @@
 """CholeskyGP: the exact Gaussian process, by a factorisation of the n x n matrix K̂. For a few thousand rows."""
 
 import math
+from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.actions import BlockActions, Partition
-from cagp.checks import check_data, check_first_order
+from cagp.checks import check_first_order
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for, kernel_product
 from cagp.linalg import safe_cholesky
 from cagp.memory import available_memory
-from cagp.methods.base import Method
+from cagp.methods.base import Method, check_all_rows
 from cagp.methods.common import prior_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
@@ -21,10 +22,11 @@ MATRICES = 6
 """Float64 matrices of n x n values that objective and gradient, or conditioning, hold at once; measured."""
 
 
+@final
 class CholeskyGP(Method):
     """Exact inference: the loss is -log p(y), the posterior is CaGP's with S = I. Time O(n³), memory O(n²).
 
-    Raises MemoryError, and does nothing else instead, where the matrices would not fit into the memory available.
+    Raises MemoryError if the matrices would not fit into the memory available; it does nothing else instead.
     """
 
     def __init__(self, prior: GP, max_bytes: int = DEFAULT_MAX_BYTES):
@@ -32,35 +34,45 @@ class CholeskyGP(Method):
         self.prior = prior
         self.max_bytes = max_bytes
 
-    def objective_terms(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> dict[str, Float[Tensor, ""]]:
-        """-log p(y) / n, y ~ Normal(m(X), K̂)."""
-        check_data(X, y, row_noise)
+    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+        """Raise ValueError unless the data fit together, MemoryError if the matrices do not fit into memory."""
+        super().check(X, y, row_noise)
         check_memory(X)
+
+    def objective_terms(
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None = None,
+        *,
+        rows: Int[Tensor, " b"] | None = None,
+    ) -> dict[str, Float[Tensor, ""]]:
+        """-log p(y) / n, y ~ Normal(m(X), K̂). ``rows`` must be None: all rows."""
+        check_all_rows(rows, "CholeskyGP")
         n = X.shape[0]
         residual = (y - self.prior.mean(X)).double()
         K = kernel_product(self.prior.kernel, X, X).double()
-        nll = _GaussianNLL.apply(K, self.prior.noise_variance(X, row_noise), residual)
+        nll = _GaussianNLL.apply(K, self.prior.noise(X, row_noise), residual)
         return {"negative_log_marginal_likelihood": nll / n}
 
     @torch.no_grad()
     def condition(
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
     ) -> CaGPPosterior:
-        """The exact posterior, as a snapshot that further training leaves alone."""
-        check_data(X, y, row_noise)
-        check_memory(X)
-        projection = project(self.prior, unit_vectors(X), X, y, row_noise, self.max_bytes)
+        """The exact posterior, as a snapshot that further training does not change."""
+        self.check(X, y, row_noise)
+        projection = project(self.prior, unit_vectors(X), X, y, row_noise, self.max_bytes, check=False)
         return CaGPPosterior(self.prior, projection, self.max_bytes)
 
-    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
-        """What a user should know of the fitted method, in words."""
+    def findings(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
+    ) -> list[str]:
+        """What a user should know about the fitted method, in words."""
         n = X.shape[0]
         return [
             f"Exact GP on {n:,} rows by Cholesky (about {memory_needed(n) / 1e9:.2g} GB), kernel by "
             f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
-            *prior_findings(self.prior, X, y, self.input_names),
+            *prior_findings(self.prior, X, y, input_names),
         ]
 
 
@@ -89,12 +101,12 @@ def unit_vectors(X: Float[Tensor, "n d"]) -> BlockActions:
 
 
 def memory_needed(num_rows: int) -> int:
-    """Bytes that exact inference on so many rows takes at its peak."""
+    """Bytes that exact inference takes at its peak."""
     return MATRICES * 8 * num_rows**2
 
 
 def check_memory(X: Float[Tensor, "n d"]) -> None:
-    """Raise MemoryError where exact inference on ``X`` would need more than there is."""
+    """Raise MemoryError if exact inference on ``X`` would need more memory than there is."""
     available = torch.cuda.mem_get_info(X.device)[0] if X.is_cuda else available_memory()
     needed = memory_needed(X.shape[0])
     if available is not None and needed > available:

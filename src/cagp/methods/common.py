@@ -12,6 +12,9 @@ from cagp.kernels import Kernel, Product, Scale, Stationary, Sum
 from cagp.losses import elbo, projected_nll
 from cagp.prior import GP, GaussianNoise
 
+ACTION_RATE = 1.0
+"""Adam's learning rate of the weights of actions; docs/training.md has the evidence."""
+
 IDLE, MOST_LISTED = 0.01, 12
 
 Loss = Literal["elbo", "projected"]
@@ -33,19 +36,19 @@ def loss_terms(
     row_noise: Float[Tensor, " n"] | None,
     max_bytes: int,
 ) -> dict[str, Float[Tensor, ""]]:
-    """Terms per row whose sum is the loss of these actions, to be minimised."""
+    """Terms per row whose sum is the loss of these actions, to be minimised; the data are not checked."""
     if loss == "elbo":
-        bound = elbo(prior, actions, X, y, row_noise, max_bytes)
+        bound = elbo(prior, actions, X, y, row_noise, max_bytes, check=False)
         terms = {"negative_log_likelihood": -bound.expected_log_likelihood, "kl": bound.kl}
     else:
-        terms = {"projected_nll": projected_nll(prior, actions, X, y, row_noise, max_bytes)}
+        terms = {"projected_nll": projected_nll(prior, actions, X, y, row_noise, max_bytes, check=False)}
     return {name: term / X.shape[0] for name, term in terms.items()}
 
 
 def prior_findings(
     prior: GP, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], names: Sequence[str] | None = None
 ) -> list[str]:
-    """What a user should know of learned hyperparameters: noise at its floor, inputs that hardly matter."""
+    """What a user should know about learned hyperparameters: noise at its floor, inputs that hardly matter."""
     found = []
     noise = prior.noise
     if isinstance(noise, GaussianNoise) and noise.noise.item() < 1.1 * noise.noise_floor:
@@ -79,7 +82,7 @@ def idle_inputs(kernel: Kernel, X: Float[Tensor, "n d"], y: Float[Tensor, " n"])
 
 
 def lengthscale_of(kernel: Kernel) -> Float[Tensor, " d"] | None:
-    """The lengthscales of the inputs in a kernel's first stationary part; None where it has none of the package's."""
+    """The lengthscales of the inputs in a kernel's first stationary part; None if it has none of this package."""
     if isinstance(kernel, Stationary):
         return kernel.lengthscale.detach()
     if isinstance(kernel, Scale):
@@ -92,7 +95,7 @@ def lengthscale_of(kernel: Kernel) -> Float[Tensor, " d"] | None:
 def is_gain(gains: Float[Tensor, " n"], least: float) -> bool:
     """Whether rows gain at least ``least`` on average, and not by chance: more than two standard errors.
 
-    For the latter no row counts for more than one nat: a single one that was very improbable decides nothing.
+    For the standard errors no row counts for more than one nat: a single very improbable row decides nothing.
     """
     typical = gains.clamp(-1, 1)
     error = float(typical.std(correction=0)) / len(typical) ** 0.5

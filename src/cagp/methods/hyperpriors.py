@@ -2,15 +2,17 @@
 
 import math
 from inspect import getattr_static
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cagp.methods.base import Method
+from cagp.methods.base import Method, prior_of
 from cagp.parameters import Positive
+from cagp.posteriors import Posterior
 from cagp.prior import GP
+from cagp.training import ParameterGroup
 
 
 class LogNormal(NamedTuple):
@@ -38,6 +40,7 @@ def dimension_scaled(num_dims: int) -> LogNormal:
     return LogNormal(math.sqrt(2) + 0.5 * math.log(num_dims), math.sqrt(3))
 
 
+@final
 class MAP(Method):
     """A method with priors on its hyperparameters: ``fit(MAP(method), X, y)`` trains ``method`` itself.
 
@@ -59,56 +62,82 @@ class MAP(Method):
         **others: LogNormal,
     ):
         super().__init__()
-        if not isinstance(getattr(method, "prior", None), GP):
+        prior_of_method = prior_of(method)
+        if prior_of_method is None:
             raise ValueError(f"MAP needs a method with a GP called prior; {type(method).__name__} has none.")
         self.method = method
+        self.stochastic = method.stochastic
         given = ({} if lengthscale is None else {"lengthscale": lengthscale}) | others
         for name, prior in given.items():
             if prior != "dimension-scaled":
                 _check(name, prior)
-            if not _values(method, name):
+            if not _values(prior_of_method, name):
                 raise ValueError(f"there is a prior on {name!r}, but the GP has no positive parameter of that name.")
         self.priors = tuple(given.items())
 
-    @property
-    def stochastic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As the method's."""
-        return self.method.stochastic
-
     def log_prior(self, num_dims: int) -> Float[Tensor, ""]:
         """log p(θ), the sum over all parameters that have a prior."""
-        total = torch.zeros((), dtype=torch.float64)
+        total, gp = torch.zeros((), dtype=torch.float64), prior_of(self.method)
+        assert gp is not None
         for name, prior in self.priors:
             density = dimension_scaled(num_dims) if isinstance(prior, str) else prior
-            for value in _values(self.method, name):
+            for value in _values(gp, name):
                 total = total.to(value.device) + density.log_density(value).sum()
         return total
 
     def objective_terms(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None = None,
+        *,
+        rows: Int[Tensor, " b"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """The method's terms and "log_prior"."""
-        terms = self.method.objective_terms(X, y, row_noise)
+        terms = self.method.objective_terms(X, y, row_noise, rows=rows)
         return {**terms, "log_prior": -self.log_prior(X.shape[1]) / X.shape[0]}
 
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+    def condition(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> Posterior:
+        """The method's own posterior."""
+        return self.method.condition(X, y, row_noise)
+
+    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+        self.method.check(X, y, row_noise)
+
+    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
+        return self.method.minibatch(step, num_rows)
+
+    def prepare(
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None,
+        *,
+        step: int,
+        share: float,
+        flat: bool,
+        rows: Int[Tensor, " b"] | None,
+    ) -> str | None:
+        return self.method.prepare(X, y, row_noise, step=step, share=share, flat=flat, rows=rows)
+
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
         return self.method.parameter_groups()
 
     def hyperparameters(self) -> dict[str, Any]:
         return self.method.hyperparameters()
 
-    def adapt(self, X: Float[Tensor, "n d"], step: int, share: float, flat: bool) -> str | None:
-        return self.method.adapt(X, step, share, flat)
-
-    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
+    def findings(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
+    ) -> list[str]:
         names = ", ".join(name for name, _ in self.priors) or "nothing"
-        return [*self.method.findings(X, y), f"Prior distributions on: {names}."]
+        return [*self.method.findings(X, y, input_names), f"Prior distributions on: {names}."]
 
 
-def _values(method: Method, name: str) -> list[Tensor]:
-    """Every positive parameter of the method's GP that is called ``name``, in its own unit."""
-    assert isinstance(method.prior, GP)
-    return [getattr(part, name) for part in method.prior.modules() if _is_positive(part, name)]
+def _values(prior: GP, name: str) -> list[Tensor]:
+    """Every positive parameter of the GP that is called ``name``, in its own unit."""
+    return [getattr(part, name) for part in prior.modules() if _is_positive(part, name)]
 
 
 def _is_positive(part: nn.Module, name: str) -> bool:

@@ -1,20 +1,23 @@
 """Several targets of the same rows: one kernel and one set of actions for all, a noise for each."""
 
 from collections.abc import Sequence
+from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cagp.methods.base import Method
+from cagp.methods.base import Method, prior_of
 from cagp.parameters import named_values
 from cagp.posteriors import Posterior
+from cagp.training import ParameterGroup, Trainable
 
 
-class Several(Method):
+@final
+class Several(Trainable):
     """A method for each column of targets; what the methods share (kernel, actions, inducing points) is one object.
 
-    The loss is the mean of theirs. A step costs as much as one of each.
+    The loss is the mean of theirs. A step costs as much as one step of each.
 
     Args:
         methods: one for each column, of the same kind.
@@ -30,14 +33,26 @@ class Several(Method):
     @property
     def parts(self) -> list[Method]:
         """The methods, one for each column."""
-        return list(self.methods)  # pyright: ignore[reportReturnType]
+        return [part for part in self.methods if isinstance(part, Method)]
 
     def objective_terms(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, "n q"], row_noise: Float[Tensor, "n q"] | None = None
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, "n q"],
+        row_noise: Float[Tensor, "n q"] | None = None,
+        *,
+        rows: Int[Tensor, " b"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """Each term of the methods, as its mean over the columns."""
-        columns = [part.objective_terms(X, *self.column(j, y, row_noise)) for j, part in enumerate(self.parts)]
+        columns = [
+            part.objective_terms(X, *self.column(j, y, row_noise), rows=rows) for j, part in enumerate(self.parts)
+        ]
         return {name: torch.stack([terms[name] for terms in columns]).mean() for name in columns[0]}
+
+    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+        """Raise ValueError unless there is a column for each method, which it accepts."""
+        for j, part in enumerate(self.parts):
+            part.check(X, *self.column(j, y, row_noise))
 
     def column(self, j: int, y: Tensor, row_noise: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The targets and the known noise of the j-th method."""
@@ -47,39 +62,58 @@ class Several(Method):
             )
         return y[:, j].contiguous(), None if row_noise is None else row_noise[:, j].contiguous()
 
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by the learning rate they share; each once."""
+    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
+        """The rows of a step: those of the first method, for all."""
+        return self.parts[0].minibatch(step, num_rows)
+
+    def prepare(
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, "n q"],
+        row_noise: Float[Tensor, "n q"] | None,
+        *,
+        step: int,
+        share: float,
+        flat: bool,
+        rows: Int[Tensor, " b"] | None,
+    ) -> str | None:
+        """What every method does. What they share changes to the same thing each time."""
+        told = {"step": step, "share": share, "flat": flat, "rows": rows}
+        changes = [part.prepare(X, *self.column(j, y, row_noise), **told) for j, part in enumerate(self.parts)]
+        return changes[0]
+
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        """The parameters to train, by the learning rate they share; each parameter once."""
         groups: dict[str, dict[int, nn.Parameter]] = {}
+        rates: dict[str, float] = {}
         for part in self.parts:
-            for name, parameters in part.parameter_groups().items():
-                groups.setdefault(name, {}).update({id(p): p for p in parameters})
-        return {name: list(parameters.values()) for name, parameters in groups.items()}
+            for name, group in part.parameter_groups().items():
+                groups.setdefault(name, {}).update({id(p): p for p in group.parameters})
+                rates.setdefault(name, group.lr)
+        return {name: ParameterGroup(list(found.values()), rates[name]) for name, found in groups.items()}
 
     def hyperparameters(self) -> dict[str, object]:
-        """The parameters of the first method's prior, and of the other priors what is their own."""
+        """The parameters of the first method's prior, and those of the other priors that are not shared."""
         values, seen = dict(self.parts[0].hyperparameters()), set(map(id, self.parts[0].parameters()))
         for j, part in enumerate(self.parts[1:], start=1):
-            prior = getattr(part, "prior", None)
-            if isinstance(prior, nn.Module):
+            prior = prior_of(part)
+            if prior is not None:
                 own = {name for name, p in prior.named_parameters() if id(p) not in seen}
                 own = {name.replace("raw_", "") for name in own}
                 values |= {f"{name} of target {j}": v for name, v in named_values(prior).items() if name in own}
         return values
 
-    def adapt(self, X: Float[Tensor, "n d"], step: int, share: float, flat: bool) -> str | None:
-        """What every method does; what is shared changes to the same thing each time."""
-        changes = [part.adapt(X, step, share, flat) for part in self.parts]
-        return changes[0]
-
     def condition(
         self, X: Float[Tensor, "n d"], y: Float[Tensor, "n q"], row_noise: Float[Tensor, "n q"] | None = None
     ) -> list[Posterior]:
         """The posterior of each column."""
-        return [part.condition(X, *self.column(j, y, row_noise)) for j, part in enumerate(self.parts)]  # pyright: ignore[reportCallIssue]
+        return [part.condition(X, *self.column(j, y, row_noise)) for j, part in enumerate(self.parts)]
 
-    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, "n q"]) -> list[str]:
-        """What a user should know of the fitted methods, in words."""
-        found = [part.findings(X, y[:, j].contiguous()) for j, part in enumerate(self.parts)]
+    def findings(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, "n q"], input_names: tuple[str, ...] | None = None
+    ) -> list[str]:
+        """What a user should know about the fitted methods, in words."""
+        found = [part.findings(X, y[:, j].contiguous(), input_names) for j, part in enumerate(self.parts)]
         seen = dict.fromkeys(line for lines in found for line in lines)
         several = [f"{len(self.parts)} targets share kernel and actions; each has a noise of its own."]
         return [*(several if len(self.parts) > 1 else []), *seen]

@@ -1,31 +1,44 @@
 """SGPR: inducing points with the best Gaussian q(u) in closed form (Titsias, 2009)."""
 
+from typing import final
+
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.inducing import Choice, InducingPoints, InducingStatistics, choose_inducing_points, see_through
+from cagp.inducing import (
+    INDUCING_RATE,
+    Choice,
+    InducingPoints,
+    InducingStatistics,
+    check_inducing,
+    choose_inducing_points,
+    see_through,
+)
 from cagp.linalg import safe_cholesky
-from cagp.methods.base import Method
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, check_all_rows, trained
 from cagp.methods.common import lengthscale_of, prior_findings
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
+from cagp.training import ParameterGroup
 
 
+@final
 class SGPR(Method):
     """Variational inference through m inducing points, on all rows at once. Time O(n m²), memory O(n m).
 
     Args:
         prior: mean, kernel and noise, learned.
-        Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``.
+        Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``. Or the
+            ``inducing_points`` of another method, to share them.
         max_bytes: limit for temporaries.
     """
 
-    def __init__(self, prior: GP, Z: Float[Tensor, "m d"], max_bytes: int = DEFAULT_MAX_BYTES):
+    def __init__(self, prior: GP, Z: Float[Tensor, "m d"] | InducingPoints, max_bytes: int = DEFAULT_MAX_BYTES):
         super().__init__()
         self.prior = prior
-        self.inducing_points = InducingPoints(Z)
+        self.inducing_points = Z if isinstance(Z, InducingPoints) else InducingPoints(Z)
         self.max_bytes = max_bytes
 
     @classmethod
@@ -44,25 +57,35 @@ class SGPR(Method):
         return cls(prior, Z, max_bytes)
 
     def objective_terms(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None = None,
+        *,
+        rows: Int[Tensor, " b"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """-log Normal(y; m(X), Q + D) and ½ tr(D⁻¹(K - Q)) per row, Q = k(X, Z) k(Z, Z)⁻¹ k(Z, X).
 
         With U = L⁻¹k(Z, X), LLᵀ = k(Z, Z) and B = I + UD⁻¹Uᵀ: |Q + D| = |D||B|, and the quadratic form is
-        rᵀD⁻¹r - cᵀB⁻¹c, c = UD⁻¹r.
+        rᵀD⁻¹r - cᵀB⁻¹c, c = UD⁻¹r. ``rows`` must be None: all rows.
         """
-        s = see_through(self.prior, self.inducing_points(), X, y, row_noise, self.max_bytes)
+        check_all_rows(rows, "SGPR")
+        s = see_through(self.prior, self.inducing_points(), X, y, row_noise, self.max_bytes, check=False)
         chol = _inner(s)
         half = torch.linalg.solve_triangular(chol, s.targets[:, None], upper=False)[:, 0]
         nll = 0.5 * (s.log_noise + s.squares - half.square().sum()) + chol.diagonal().log().sum()
         trace = 0.5 * (s.prior_variance - s.gram.trace())
         return {"negative_log_likelihood": nll / X.shape[0], "trace": trace / X.shape[0]}
 
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by the learning rate they share."""
+    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+        """Raise ValueError unless the data fit together, and suit the prior's noise and the inducing points."""
+        check_inducing(self.prior, self.inducing_points.points, X, y, row_noise)
+
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        """The parameters to train, by the learning rate they share."""
         return {
-            "hyperparameters": [p for p in self.prior.parameters() if p.requires_grad],
-            "inducing_points": [p for p in self.inducing_points.parameters() if p.requires_grad],
+            "hyperparameters": trained(self.prior, HYPERPARAMETER_RATE),
+            "inducing_points": trained(self.inducing_points, INDUCING_RATE),
         }
 
     @torch.no_grad()
@@ -78,12 +101,14 @@ class SGPR(Method):
         root = torch.linalg.solve_triangular(chol, eye, upper=False).mT
         return InducingPosterior(self.prior, Z.to(X), s.chol, mean, root, self.max_bytes)
 
-    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
-        """What a user should know of the fitted method, in words."""
+    def findings(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
+    ) -> list[str]:
+        """What a user should know about the fitted method, in words."""
         return [
             f"SGPR with {len(self.inducing_points):,} inducing points on {X.shape[0]:,} rows, kernel by "
             f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
-            *prior_findings(self.prior, X, y, self.input_names),
+            *prior_findings(self.prior, X, y, input_names),
         ]
 
 

@@ -1,50 +1,54 @@
 """SVGP: inducing points with a learned Gaussian q(u), trained on minibatches (Hensman et al., 2013)."""
 
-from typing import Literal
+from typing import Literal, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cagp.checks import check_data
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.inducing import (
+    INDUCING_RATE,
     Choice,
     InducingPoints,
     InducingStatistics,
+    check_inducing,
     choose_inducing_points,
     inducing_cholesky,
     see_through,
 )
 from cagp.linalg import safe_cholesky
-from cagp.methods.base import Method
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, trained
 from cagp.methods.common import lengthscale_of, prior_findings
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
+from cagp.training import ParameterGroup
 
 BATCH_SIZE = 1024
 NATURAL_RATE = 0.1
+VARIATIONAL_RATE = 0.1
+"""Adam's learning rate of q, where Adam moves it."""
 
 Gradient = Literal["natural", "joint"]
 
 
+@final
 class SVGP(Method):
     """Variational inference through m inducing points, on a minibatch a step. Time O(b m² + m³), memory O(b m + m²).
 
     q is Normal(w, RRᵀ), R upper triangular, of the whitened v = L⁻¹u, LLᵀ = k(Z, Z); prior and q then agree at w = 0,
     R = I, where it starts.
 
-    A fit calls ``adapt`` before every step: the objective is then that of the rows drawn for this step, by ``seed`` and
-    the step alone. With natural gradients, the first objective evaluated with gradients after ``adapt`` moves q by one
-    ``natural_step`` on these rows, and is the objective there; the optimiser of the fit moves the other parameters.
-    Without ``adapt``, the objective is that of all rows, and moves nothing.
+    The rows of a step depend on ``seed`` and the step alone. With natural gradients, a fit first moves q by one natural
+    step on these rows (``prepare``); its optimiser then moves the other parameters. An objective moves nothing.
 
     Args:
         prior: mean, kernel and noise, learned.
-        Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``.
-        gradient: "natural", or "joint": w and R are parameters of the fit like the others.
+        Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``. Or the
+            ``inducing_points`` of another method, to share them.
+        gradient: "natural", or "joint": the optimiser moves w and R like the other parameters.
         natural_rate: step size of natural gradients in (0, 1]; at 1 and with all rows, one step finds the best q.
-        batch_size: rows of a step; all, where there are no more.
+        batch_size: rows of a step, or all rows if there are fewer.
         seed: of the rows drawn.
         max_bytes: limit for temporaries.
     """
@@ -54,7 +58,7 @@ class SVGP(Method):
     def __init__(
         self,
         prior: GP,
-        Z: Float[Tensor, "m d"],
+        Z: Float[Tensor, "m d"] | InducingPoints,
         *,
         gradient: Gradient = "natural",
         natural_rate: float = NATURAL_RATE,
@@ -69,14 +73,12 @@ class SVGP(Method):
             raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
         _check_rate(natural_rate)
         self.prior = prior
-        self.inducing_points = InducingPoints(Z)
+        self.inducing_points = Z if isinstance(Z, InducingPoints) else InducingPoints(Z)
         self.gradient, self.natural_rate = gradient, natural_rate
         self.batch_size, self.seed, self.max_bytes = batch_size, seed, max_bytes
-        m, learn = Z.shape[0], gradient == "joint"
-        self.whitened_mean = nn.Parameter(torch.zeros(m, dtype=torch.float64, device=Z.device), learn)
-        self.whitened_root = nn.Parameter(torch.eye(m, dtype=torch.float64, device=Z.device), learn)
-        self._step: int | None = None  # of the fit, whose rows the objective takes
-        self._natural_step_is_due = False
+        m, learn, device = len(self.inducing_points), gradient == "joint", self.inducing_points.points.device
+        self.whitened_mean = nn.Parameter(torch.zeros(m, dtype=torch.float64, device=device), learn)
+        self.whitened_root = nn.Parameter(torch.eye(m, dtype=torch.float64, device=device), learn)
 
     @classmethod
     def from_data(
@@ -93,24 +95,64 @@ class SVGP(Method):
         Z = choose_inducing_points(prior, X, num_inducing, choice, lengthscale_of(prior.kernel), seed)
         return cls(prior, Z, seed=seed, **choices)
 
-    def adapt(self, X: Float[Tensor, "n d"], step: int, share: float, flat: bool) -> str | None:
-        """Choose the rows of this step."""
-        self._step = step
-        self._natural_step_is_due = self.gradient == "natural"
+    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+        """Raise ValueError unless the data fit together, and suit the prior's noise and the inducing points."""
+        check_inducing(self.prior, self.inducing_points.points, X, y, row_noise)
+
+    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
+        """The rows of a step, drawn by ``seed`` and the step; None where a step uses all rows."""
+        b = self.batch_size
+        if b >= num_rows:
+            return None
+        # torch seeds with 32 bits.
+        generator = torch.Generator().manual_seed((1_000_003 * self.seed + step) % 2**32)
+        # A permutation costs O(n). With many rows, drawing a row twice is rare and does no harm.
+        few = num_rows <= 100 * b
+        return (
+            torch.randperm(num_rows, generator=generator)[:b]
+            if few
+            else torch.randint(num_rows, (b,), generator=generator)
+        )
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None,
+        *,
+        step: int,
+        share: float,
+        flat: bool,
+        rows: Int[Tensor, " b"] | None,
+    ) -> str | None:
+        """With natural gradients, move q by one step of size ``natural_rate`` on the rows of this step."""
+        if self.gradient == "natural":
+            statistics, factor = self._statistics(X, y, row_noise, rows)
+            self._move(statistics, factor, self.natural_rate)
         return None
 
+    def _statistics(
+        self, X: Tensor, y: Tensor, row_noise: Tensor | None, rows: Tensor | None
+    ) -> tuple[InducingStatistics, float]:
+        """Sums over some rows, and what they are multiplied by to stand for all."""
+        n = X.shape[0]
+        if rows is not None:
+            X, y, row_noise = X[rows], y[rows], None if row_noise is None else row_noise[rows]
+        Z = self.inducing_points()
+        return see_through(self.prior, Z, X, y, row_noise, self.max_bytes, check=False), n / X.shape[0]
+
     def objective_terms(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None = None,
+        *,
+        rows: Int[Tensor, " b"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
-        """-E_q[log p(y | f)] and KL(q ‖ p) per row, the first estimated from the rows of this step."""
-        check_data(X, y, row_noise)
-        n, rows = X.shape[0], self._rows(X)
-        X, y, row_noise = X[rows], y[rows], None if row_noise is None else row_noise[rows]
-        s = see_through(self.prior, self.inducing_points(), X, y, row_noise, self.max_bytes)
-        factor = n / len(rows)
-        if self._natural_step_is_due and torch.is_grad_enabled():
-            self._move(s, factor, self.natural_rate)
-            self._natural_step_is_due = False
+        """-E_q[log p(y | f)] and KL(q ‖ p) per row, the first estimated from ``rows``."""
+        n = X.shape[0]
+        s, factor = self._statistics(X, y, row_noise, rows)
         w, R = self.whitened_mean, self.whitened_root.triu()
         # Σ E_q[(y - f)²] / D, with f = m + uᵀv + what u does not determine: sums over rows are in s.
         errors = s.squares - 2 * w @ s.targets + w @ s.gram @ w
@@ -118,17 +160,6 @@ class SVGP(Method):
         kl = 0.5 * (R.square().sum() + w @ w - len(w)) - R.diagonal().abs().log().sum()
         nll = 0.5 * factor * (errors + variances + s.log_noise)
         return {"negative_log_likelihood": nll / n, "kl": kl / n}
-
-    def _rows(self, X: Tensor) -> Int[Tensor, " b"]:
-        n, b = X.shape[0], self.batch_size
-        if self._step is None or b >= n:
-            return torch.arange(n, device=X.device)
-        # torch seeds with 32 bits.
-        generator = torch.Generator().manual_seed((1_000_003 * self.seed + self._step) % 2**32)
-        # A permutation costs O(n); where rows are many, drawing one twice is rare, and does no harm.
-        few = n <= 100 * b
-        rows = torch.randperm(n, generator=generator)[:b] if few else torch.randint(n, (b,), generator=generator)
-        return rows.to(X.device)
 
     @torch.no_grad()
     def natural_step(
@@ -158,33 +189,36 @@ class SVGP(Method):
         self.whitened_mean.copy_(torch.cholesky_solve(natural_mean[:, None], chol)[:, 0])
         self.whitened_root.copy_(torch.linalg.solve_triangular(chol, _eye_like(chol), upper=False).mT)
 
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by the learning rate they share."""
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        """The parameters to train, by the learning rate they share."""
+        variational = [p for p in (self.whitened_mean, self.whitened_root) if p.requires_grad]
         return {
-            "hyperparameters": [p for p in self.prior.parameters() if p.requires_grad],
-            "inducing_points": [p for p in self.inducing_points.parameters() if p.requires_grad],
-            "variational": [p for p in (self.whitened_mean, self.whitened_root) if p.requires_grad],
+            "hyperparameters": trained(self.prior, HYPERPARAMETER_RATE),
+            "inducing_points": trained(self.inducing_points, INDUCING_RATE),
+            "variational": ParameterGroup(variational, VARIATIONAL_RATE),
         }
 
     @torch.no_grad()
     def condition(
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
     ) -> InducingPosterior:
-        """The posterior of q as learned, as a snapshot; of the data only their dtype and device matter."""
-        check_data(X, y, row_noise)
+        """The posterior of q as learned, as a snapshot. Only the dtype and device of the data matter."""
+        self.check(X, y, row_noise)
         Z = self.inducing_points()
         chol = inducing_cholesky(self.prior, Z, X.dtype)
         return InducingPosterior(
             self.prior, Z.to(X), chol, self.whitened_mean, self.whitened_root.triu(), self.max_bytes
         )
 
-    def findings(self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> list[str]:
-        """What a user should know of the fitted method, in words."""
+    def findings(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
+    ) -> list[str]:
+        """What a user should know about the fitted method, in words."""
         return [
             f"SVGP with {len(self.inducing_points):,} inducing points on {X.shape[0]:,} rows, "
             f"{min(self.batch_size, X.shape[0]):,} a step, {self.gradient} gradients of q, kernel by "
             f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
-            *prior_findings(self.prior, X, y, self.input_names),
+            *prior_findings(self.prior, X, y, input_names),
         ]
 
 

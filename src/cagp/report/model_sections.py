@@ -10,13 +10,13 @@ import numpy as np
 from cagp import plots
 from cagp.estimators import GPRegressor
 from cagp.plots import shortened
+from cagp.recipes import method_words
 from cagp.report.accuracy import MAX_TARGETS
 from cagp.report.html import count, number, side_by_side, table, text
 from cagp.report.input_effects import varying
 from cagp.report.rows import HeldOutRows, column_names
 from cagp.report.svg import HEIGHT, Drawing, listed
 from cagp.report.targets import Target
-from cagp.report.words import METHODS
 
 TOP_INPUTS = 20
 
@@ -41,10 +41,9 @@ def data_and_model(model: GPRegressor, rows: HeldOutRows, targets: Sequence[Targ
         sentences.append(f"{count(rows.num_missing, 'row')} without a target {verb} left out.")
     if len(rows.y) < rows.num_given - rows.num_missing:
         sentences.append(f"The tested rows were drawn at random from {rows.num_given - rows.num_missing:,}.")
-    fitted = f"The fitted model is {METHODS.get(model.method_, text(model.method_))}."
-    choice = getattr(model, "choice_", None)
-    if choice:
-        fitted += f" {text(choice, 400)}"
+    fitted = f"The fitted model is {text(method_words(model.method_), 400)}."
+    if model.choice_ is not None:
+        fitted += f" {text(model.choice_, 400)}"
     return [f"<p>{' '.join(sentences)}</p>", f"<p>{fitted}</p>"]
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from cagp.data.encoding import encode_target
+from cagp.data.targets import encode_target
 from cagp.estimators import GPRegressor
 
 Matrix = NDArray[np.float64]

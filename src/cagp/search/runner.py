@@ -1,13 +1,12 @@
 """A search: the missing trials, a process each, a few at a time; what is done stays done."""
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cagp.checks import check_count, check_data
+from cagp.file_lock import LockedError, locked
 from cagp.search.result import SearchResult, Trial
 from cagp.search.trial import INTERRUPTED, KERNELS, TASK, read_trial, rows_of, trial_path
 from cagp.training import Settings
@@ -89,11 +89,11 @@ def search(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The folder to ourselves; the lock ends with the process, however it ends."""
-    with (folder / "lock").open("w") as file:
+    """Only one process at a time uses the folder; the lock ends with the process, however it ends."""
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            stack.enter_context(locked(folder / "lock"))
+        except LockedError as error:
             raise ValueError(f"{folder} is in use by another search; wait for it, or choose another folder.") from error
         yield
 

@@ -28,7 +28,6 @@ from cagp.starting import start_from_data
 from cagp.storage import write_atomically
 from cagp.training import fit
 from cagp.training.checkpoints import load_checkpoint
-from cagp.training.settings import ADAM_RATES
 
 TASK = "search.safetensors"
 VALIDATION = 0.1  # share of the rows
@@ -45,7 +44,7 @@ def trial_path(folder: Path, num_actions: int, lr: float) -> Path:
 
 def rates(method: CaGPOpt, lr: float) -> dict[str, float]:
     """Learning rates of all groups: ``lr`` for the hyperparameters, the defaults for the others."""
-    return {group: ADAM_RATES[group] for group in method.parameter_groups()} | {"hyperparameters": lr}
+    return {name: group.lr for name, group in method.parameter_groups().items()} | {"hyperparameters": lr}
 
 
 def rows_of(num_rows: int, seed: int) -> Split:

@@ -1,7 +1,19 @@
 """Training: ``fit`` minimises a method's objective, and knows nothing of Gaussian processes."""
 
-from cagp.training.fit import FitResult, Trainable, fit
+from cagp.training.fitting import CHECKPOINT, fit
 from cagp.training.history import Step
-from cagp.training.settings import PRESETS, Settings, seconds_of
+from cagp.training.result import FitResult, FitStatus
+from cagp.training.settings import PRESETS, Settings
+from cagp.training.trainable import ParameterGroup, Trainable
 
-__all__ = ["PRESETS", "FitResult", "Settings", "Step", "Trainable", "fit", "seconds_of"]
+__all__ = [
+    "CHECKPOINT",
+    "PRESETS",
+    "FitResult",
+    "FitStatus",
+    "ParameterGroup",
+    "Settings",
+    "Step",
+    "Trainable",
+    "fit",
+]

@@ -1,8 +1,9 @@
-"""Checkpoints of fits and tasks of searches: files of ``cagp.storage`` that one may always delete and start afresh."""
+"""Checkpoints of fits and tasks of searches: files that may always be deleted to start from scratch."""
 
 from pathlib import Path
 
-from cagp.storage import State, load_state, save_state
+from cagp.storage import State
+from cagp.tensor_files import load_state, save_state
 
 KIND, VERSION = "checkpoint", 2
 
@@ -13,5 +14,5 @@ def save_checkpoint(path: Path, state: State) -> None:
 
 
 def load_checkpoint(path: Path) -> State:
-    """Read a state back, or raise ValueError where the file is not a whole checkpoint of this version."""
-    return load_state(path, KIND, VERSION, remedy="delete it to start afresh")
+    """The state in a file; ValueError if the file is not a complete checkpoint of this version."""
+    return load_state(path, KIND, VERSION, remedy="delete it to start from scratch")

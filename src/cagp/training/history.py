@@ -14,7 +14,7 @@ class Step:
 
     number: int  # from 1
     loss: float
-    terms: dict[str, float]  # the loss, taken apart
+    terms: dict[str, float]  # the parts of the loss
     lr: dict[str, float]  # of each group of parameters
     gradient_norm: float
     hyperparameters: dict[str, Any]
@@ -46,7 +46,9 @@ class History:
             if len(self.steps) != num_steps:
                 raise ValueError(f"it has {len(self.steps)} steps, its checkpoint was written after {num_steps}")
         except (OSError, ValueError, TypeError) as error:
-            raise ValueError(f"{self.path} cannot be read: {error}; delete its folder to start afresh.") from error
+            raise ValueError(
+                f"{self.path} cannot be read: {error}; delete its folder to start from scratch."
+            ) from error
         write_atomically(self.path, "".join(line + "\n" for line in lines).encode())
 
     def clear(self) -> None:

@@ -7,27 +7,28 @@ import torch
 from torch import Tensor, nn
 
 from cagp.training.settings import Settings
+from cagp.training.trainable import ParameterGroup
 
 Evaluate = Callable[[], Tensor]
-"""Computes the loss and its gradients; raises where either is not finite."""
+"""Computes the loss and its gradients; raises if either is not finite."""
 
 
 class Optimizer:
     """Adam or L-BFGS over named groups of parameters, with a schedule that depends on the step alone."""
 
-    def __init__(self, groups: Mapping[str, list[nn.Parameter]], settings: Settings):
+    def __init__(self, groups: Mapping[str, ParameterGroup], settings: Settings):
         self.settings = settings
         if isinstance(settings.lr, Mapping):
             unknown = sorted(set(settings.lr) - set(groups))
             if unknown:
                 raise ValueError(f"lr has a rate for {unknown[0]!r}; the method's groups are {', '.join(groups)}.")
-        self.groups = {name: parameters for name, parameters in groups.items() if parameters}
+        self.groups = {name: group for name, group in groups.items() if group.parameters}
         self.shrink = 1.0  # halved by every failure
         self.torch = self._new()
 
     def _new(self) -> torch.optim.Optimizer:
         if self.settings.optimizer == "adam":
-            return torch.optim.Adam([{"params": parameters} for parameters in self.groups.values()])
+            return torch.optim.Adam([{"params": group.parameters} for group in self.groups.values()])
         # One step is one iteration; max_eval leaves its line search room, which max_iter=1 alone would not.
         return torch.optim.LBFGS(
             self.parameters, max_iter=1, max_eval=25, line_search_fn="strong_wolfe", history_size=20
@@ -36,12 +37,12 @@ class Optimizer:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """All parameters, in the order of the groups."""
-        return [parameter for parameters in self.groups.values() for parameter in parameters]
+        return [parameter for group in self.groups.values() for parameter in group.parameters]
 
     def rates(self, step: int) -> dict[str, float]:
         """The learning rate of each group at this step, counted from 0."""
         factor = self.settings.lr_factor(step) * self.shrink
-        return {name: self.settings.lr_of(name) * factor for name in self.groups}
+        return {name: self.settings.lr_of(name, group.lr) * factor for name, group in self.groups.items()}
 
     def step(self, evaluate: Evaluate, step: int) -> Tensor:
         """Evaluate the loss, move the parameters once, and return the loss before the move."""
@@ -56,7 +57,7 @@ class Optimizer:
         return self.torch.step(evaluate)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def forget(self) -> None:
-        """Drop what was learned of a loss that is no longer the same function; Adam's averages stay useful."""
+        """Drop what was learned about a loss that is no longer the same function; Adam's averages stay useful."""
         if self.settings.optimizer == "lbfgs":
             self.torch = self._new()
 

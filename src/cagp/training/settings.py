@@ -1,30 +1,25 @@
 """How to train: optimiser, learning rates, schedule, stopping. Presets hold choices that belong together."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from cagp.quantities import seconds_of
+
 OPTIMIZERS = ("adam", "lbfgs")
-ADAM_RATES = {
-    "hyperparameters": 0.2,
-    "actions": 1.0,
-    "inducing_points": 0.1,
-    "variational": 0.1,
-}
 SCHEDULES = ("linear", "constant", "cosine")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything ``fit`` can be told; every field can also be given to ``fit`` by name.
+    """What a fit does; each field can also be an argument of ``fit``.
 
     Args:
         optimizer: "adam", or "lbfgs" with a strong-Wolfe line search, for float64 data.
         num_steps: optimiser steps at most.
-        lr: learning rate, one for all parameters or (Adam) one for each group of the method ("hyperparameters",
-            "actions", "inducing_points", "variational"). None: ``ADAM_RATES``, or 1 for L-BFGS.
+        lr: learning rate, one for all parameters or (Adam) one for each group that ``parameter_groups`` of the method
+            names. None: the rates stated there, or 1 for L-BFGS.
         schedule: how the learning rate falls: "linear" or "cosine" to ``schedule_end`` times its start, or "constant".
         warmup_steps: steps in which it first rises linearly from zero.
         max_time: wall-clock budget, in seconds or as text ("90s", "10min", "1.5h"); evaluations do not count.
@@ -77,11 +72,11 @@ class Settings:
             raise ValueError(f"lr is {self.lr}, expected finite rates, zero or above.")
         seconds_of(self.max_time)
 
-    def lr_of(self, group: str) -> float:
-        """The learning rate of a group of parameters at the start."""
+    def lr_of(self, group: str, default: float) -> float:
+        """The learning rate of a group of parameters at the start; ``default`` is the group's own."""
         rates = self.lr
         if rates is None:
-            rates = ADAM_RATES if self.optimizer == "adam" else 1.0
+            return default if self.optimizer == "adam" else 1.0
         if not isinstance(rates, Mapping):
             return rates
         if group not in rates:
@@ -103,22 +98,6 @@ class Settings:
         if unknown:
             raise ValueError(f"unknown setting {unknown[0]!r}; there are {', '.join(asdict(self))}.")
         return replace(self, **changes)
-
-
-def seconds_of(duration: float | str | None) -> float:
-    """A duration in seconds, from a number or text like "90s", "10min", "2h"; infinite for None."""
-    if duration is None:
-        return math.inf
-    if not isinstance(duration, str):
-        seconds = float(duration)
-    else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h)?\s*", duration)
-        if match is None:
-            raise ValueError(f'max_time is {duration!r}, expected seconds, or text like "90s", "10min", "2h".')
-        seconds = float(match[1]) * {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, None: 1}[match[2]]
-    if not seconds > 0:
-        raise ValueError(f"max_time is {duration!r}, expected more than zero seconds.")
-    return seconds
 
 
 PRESETS: dict[str, Settings] = {

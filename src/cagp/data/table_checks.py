@@ -1,0 +1,172 @@
+"""Any table as a frame or a matrix, and the checks of its shape, names and values. Rows in messages count from 0."""
+
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float64
+from scipy import sparse
+from sklearn.utils import check_array
+
+from cagp.column_kinds import Column
+
+LARGEST = 1e150  # squares of larger values, and so squared distances, leave the range of float64
+
+Table = pd.DataFrame | np.ndarray
+
+
+def as_table(X: Any) -> Table:
+    """A frame, or a matrix of float64 (which may hold NaN and infinities), dates or durations."""
+    if isinstance(X, pd.DataFrame):
+        return X
+    check_dense(X, "X")
+    if hasattr(X, "to_pandas"):  # frames of other libraries
+        return X.to_pandas()
+    array = as_array(X, "X")
+    if array.dtype.names is not None and array.ndim == 1:
+        return pd.DataFrame(array)
+    if array.ndim != 2:
+        raise ValueError(
+            f"Expected 2D array, got {array.ndim}D of shape {array.shape} as X. Reshape your data: "
+            "X.reshape(-1, 1) if it is one column, X.reshape(1, -1) if it is one row."
+        )
+    if array.dtype.kind in "OSUV":
+        array = _object_numbers(array)
+    dtype: Any = None if array.dtype.kind in "mM" else np.float64
+    array = check_array(array, dtype=dtype, ensure_all_finite=False, input_name="X")
+    # Torch accepts neither read-only memory nor negative strides.
+    array = np.require(array, requirements=["W"])
+    return array if min(array.strides) >= 0 else array.copy()
+
+
+def check_dense(values: Any, name: str) -> None:
+    """Raise TypeError for sparse matrices and tensors."""
+    if sparse.issparse(values):
+        raise TypeError(f"{name} is a sparse matrix, expected a dense one: use {name}.toarray(), if memory allows.")
+    if isinstance(values, torch.Tensor) and values.layout != torch.strided:
+        raise TypeError(f"{name} is a sparse tensor, expected a dense one: use {name}.to_dense(), if memory allows.")
+
+
+def as_array(values: Any, name: str) -> np.ndarray:
+    """A tensor, masked array or list as an array; masked values are missing."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        return (values.double() if values.dtype == torch.bfloat16 else values).resolve_conj().numpy()
+    if isinstance(values, np.ma.MaskedArray):
+        return np.ma.filled(values.astype(np.float64), np.nan)
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} is not a table, expected rows of equal length: {error}") from error
+
+
+def numbers_of(values: pd.Series) -> np.ndarray:
+    """Numbers and booleans as float64: NaN for missing values, infinity for what is too large for float64."""
+    if isinstance(values.dtype, np.dtype) and values.dtype != object:
+        array = values.to_numpy()
+    else:
+        array = values.to_numpy(dtype=object)
+        array = np.where(values.isna().to_numpy(), np.nan, array)
+    with np.errstate(over="ignore"):
+        try:
+            return array.astype(np.float64)
+        except OverflowError:  # Python's integers have no limit
+            return np.array([value if abs(value) <= LARGEST else np.inf for value in array], dtype=np.float64)
+
+
+def _object_numbers(array: np.ndarray) -> np.ndarray:
+    """An array of Python objects as float64; TypeError unless all are numbers, booleans or missing values."""
+    if array.dtype.kind in "SU":
+        array = array.astype(object)
+    numbers = np.empty(array.shape)
+    for j in range(array.shape[1]):
+        values = pd.Series(array[:, j], dtype=object)
+        if pd.api.types.infer_dtype(values, skipna=True) == "complex":
+            raise ValueError(f"Complex data not supported: column x{j} of X holds complex numbers.")
+        missing = values.isna().tolist()
+        wrong = [row for row, cell in enumerate(values) if not missing[row] and not isinstance(cell, Real | Decimal)]
+        if wrong:
+            cell = values[wrong[0]]
+            # The first words are those of Python's float(), by which scikit-learn recognises the error.
+            raise TypeError(
+                f"float() argument must be a string or a real number, not {type(cell).__name__!r}; "
+                f"and in an array a real number: column x{j} of X holds {short(cell)} at row {wrong[0]}. "
+                "Pass a pandas DataFrame, whose text columns are encoded, or encode it yourself."
+            )
+        numbers[:, j] = numbers_of(values)
+    return numbers
+
+
+def check_frame(frame: pd.DataFrame) -> None:
+    """Raise ValueError for a frame without columns or rows, and for columns with the same name."""
+    if frame.shape[1] == 0:
+        raise ValueError(f"X has 0 feature(s) (shape={frame.shape}) while a minimum of 1 is required.")
+    if len(frame) == 0:
+        raise ValueError(f"X has 0 sample(s) (shape={frame.shape}) while a minimum of 1 is required.")
+    check_duplicates(names_of(frame), "X")
+
+
+def check_duplicates(names: Sequence[str], table: str) -> None:
+    """Raise ValueError if a name occurs twice."""
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise ValueError(f"{table} has more than one {columns_text(twice)}; drop or rename the others.")
+
+
+def check_values(
+    matrix: Float64[np.ndarray, "n p"], columns: Sequence[Column], starts: Iterable[int], rows_from: int
+) -> None:
+    """Raise ValueError for values that are missing, infinite or too large; it names all columns that have any.
+
+    Args:
+        starts: the first column of the matrix for each of ``columns``.
+    """
+    least, largest = matrix.min(), matrix.max()  # NaN if there is one
+    if least >= -LARGEST and largest <= LARGEST:
+        return
+    complaints = {
+        "missing values (NaN)": ("Impute them, e.g. with sklearn.impute.SimpleImputer, or drop the rows.", np.isnan),
+        "infinite values (inf)": ("Replace them or drop the rows.", np.isinf),
+        f"values beyond {LARGEST:g}, whose squares overflow": (
+            "Rescale the column or drop the rows.",
+            lambda values: np.isfinite(values) & (np.abs(values) > LARGEST),
+        ),
+    }
+    sentences = []
+    for what, (remedy, test) in complaints.items():
+        found = [
+            f"column {column.name!r} has {int(wrong.sum())} (first at row {rows_from + int(wrong.argmax())})"
+            for column, start in zip(columns, starts, strict=True)
+            if (wrong := test(matrix[:, start])).any()
+        ]
+        if found:
+            sentences.append(f"X has {what}: {', '.join(found)}. {remedy}")
+    raise ValueError(" ".join(sentences))
+
+
+# ---- words ----
+
+
+def names_of(frame: pd.DataFrame) -> tuple[str, ...]:
+    """The names of the columns as text."""
+    return tuple(str(name) for name in frame.columns)
+
+
+def columns_text(names: Sequence[str]) -> str:
+    """Columns in a sentence: "column 'a'", or "columns 'a', 'b'"."""
+    return f"column {names[0]!r}" if len(names) == 1 else f"columns {listed(names)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in quotes, with commas."""
+    return ", ".join(repr(name) for name in names)
+
+
+def short(value: Any) -> str:
+    """A value in at most 40 characters."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

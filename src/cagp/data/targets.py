@@ -1,0 +1,83 @@
+"""Targets as float64 vectors or matrices. Rows in messages count from 0."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float64
+
+from cagp.column_kinds import DATETIME, LEVELS, TIMEDELTA, WORDS
+from cagp.data.column_values import EMPTY, first_text, kind_of
+from cagp.data.table_checks import LARGEST, as_array, check_dense, check_duplicates, columns_text, names_of, numbers_of
+
+
+class Target(NamedTuple):
+    """Targets as numbers, with NaN for missing values."""
+
+    values: Float64[np.ndarray, "n"] | Float64[np.ndarray, "n q"]  # one column is a vector
+    names: tuple[str, ...]
+    missing: Bool[np.ndarray, "n"]  # the rows in which at least one target is missing
+
+
+def encode_target(y: Any, name: str = "y") -> Target:
+    """The targets as float64, their names, and the rows in which they are missing; only numbers and booleans.
+
+    Args:
+        name: how error messages call the targets; also the name of targets that have no name.
+    """
+    if y is None:
+        raise ValueError(f"This regressor requires y to be passed, but the target {name} is None.")
+    frame = _target_frame(y, name)
+    if 0 in frame.shape:
+        raise ValueError(f"{name} has the shape {frame.shape}, expected at least 1 row and 1 column (minimum of 1).")
+    names = names_of(frame)
+    check_duplicates(names, name)
+    values = np.stack([_target_values(frame.iloc[:, j], names[j], name) for j in range(len(names))], axis=1)
+    for j, column in enumerate(names):
+        wrong = np.abs(values[:, j]) > LARGEST
+        if wrong.any():
+            raise ValueError(
+                f"Input {name} contains infinity or a value too large for dtype('float64'): column {column!r} has "
+                f"{int(wrong.sum())} (first at row {int(wrong.argmax())}). Drop these rows, or write NaN for a target "
+                "that is not known."
+            )
+        if np.isnan(values[:, j]).all():
+            raise ValueError(f"Input {name} contains only NaN in column {column!r}: there is nothing to learn from.")
+    missing = np.asarray(np.isnan(values).any(axis=1))
+    if missing.all():
+        raise ValueError(f"Input {name} contains NaN in every row, in at least one of {columns_text(names)}.")
+    return Target(values[:, 0] if len(names) == 1 else values, names, missing)
+
+
+def _target_frame(y: Any, name: str) -> pd.DataFrame:
+    check_dense(y, name)
+    if not isinstance(y, pd.DataFrame | pd.Series) and hasattr(y, "to_pandas"):
+        y = y.to_pandas()
+    if isinstance(y, pd.DataFrame):
+        return y
+    if isinstance(y, pd.Series):
+        return y.to_frame(name if y.name is None else str(y.name))
+    array = as_array(y, name)
+    if array.ndim not in (1, 2):
+        raise ValueError(
+            f"{name} should be a 1d array, or a 2d array with a column for each target; it has shape {array.shape}."
+        )
+    if array.ndim == 1:
+        return pd.DataFrame({name: array})
+    width = array.shape[1]
+    return pd.DataFrame(array, columns=[name] if width == 1 else [f"{name}{j}" for j in range(width)])
+
+
+def _target_values(values: pd.Series, column: str, name: str) -> np.ndarray:
+    kind = kind_of(values, column)
+    if kind in (DATETIME, TIMEDELTA):
+        raise ValueError(
+            f"{name} holds {WORDS[kind]} in column {column!r}, expected numbers; convert them, e.g. to days: "
+            + ("(y - y.min()) / pandas.Timedelta(days=1)." if kind == DATETIME else "y / pandas.Timedelta(days=1).")
+        )
+    if kind == LEVELS:
+        raise ValueError(
+            f"{name} holds text or categories in column {column!r}{first_text(values, 0)}. This is regression: "
+            "targets are numbers. Convert numbers written as text with pandas.to_numeric; for classes use a classifier."
+        )
+    return np.full(len(values), np.nan) if kind == EMPTY else numbers_of(values)

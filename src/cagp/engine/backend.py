@@ -1,0 +1,108 @@
+"""The interface of a backend: everything in this package that evaluates kernels on many rows goes through one."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cagp.engine.weights import BlockWeights
+from cagp.kernels import Kernel
+
+NEGLIGIBLE = 256
+"""Conditionals leave a row out when its variance given the rows before it is below this times round-off of its prior
+variance; the same constant as in src/native/conditionals.h."""
+
+
+class LocalMoments(NamedTuple):
+    """What its rows say about each test point; k(x, x) - explained is its variance."""
+
+    mean: Float[Tensor, " t"]  # cᵀC⁻¹r
+    explained: Float[Tensor, " t"]  # cᵀC⁻¹c
+    misfit: Float[Tensor, " t"]  # rᵀC⁻¹r
+    num_rows: Float[Tensor, " t"]  # rows that count: misfit is the sum of as many squares
+
+
+class Backend(ABC):
+    """One way to compute kernel products, conditionals and nearest rows: a value without state.
+
+    To add a backend, write a final class in a file of its own and name its value in ``BACKENDS`` of ``choice.py``. All
+    methods but ``why_not`` are called only with kernels and inputs for which ``why_not`` returned None. Arguments are
+    checked, and tensors may have any strides. Results are differentiable once in everything that is not an integer,
+    except where a method says otherwise.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    def words(self) -> str:
+        """The name with what a user should know of this backend, for reports."""
+        return self.name
+
+    @abstractmethod
+    def why_not(self, kernel: Kernel | None, X: Tensor) -> str | None:
+        """Why this backend cannot compute with these inputs, in words; None when it can.
+
+        Args:
+            kernel: None for nearest rows, which need no kernel.
+        """
+
+    @abstractmethod
+    def matrix(self, kernel: Kernel, X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
+        """k(X, Z)."""
+
+    @abstractmethod
+    def product(
+        self,
+        kernel: Kernel,
+        X: Float[Tensor, "n d"],
+        Z: Float[Tensor, "m d"],
+        W: Float[Tensor, "m c"] | BlockWeights,
+        max_bytes: int,
+    ) -> Float[Tensor, "n c"]:
+        """k(X, Z) W with no more than ``max_bytes`` of temporaries, or one row of k(X, Z)."""
+
+    @abstractmethod
+    def conditionals(
+        self,
+        kernel: Kernel,
+        points: Float[Tensor, "t d"],
+        X: Float[Tensor, "n d"],
+        neighbours: Int[Tensor, "t k"],
+        noise: Float[Tensor, "t k"],
+        residual: Float[Tensor, "t k"] | Float[Tensor, " n"],
+        gram: Float[Tensor, "t k k"] | None,
+        cross: Float[Tensor, "t k"] | None,
+    ) -> LocalMoments:
+        """The moments of ``local_moments``; mean and explained are differentiable in all but ``X``.
+
+        A ``residual`` of shape (n,) is a constant.
+        """
+
+    def density(
+        self,
+        kernel: Kernel,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        rows: Int[Tensor, " t"],
+        neighbours: Int[Tensor, "t k"],
+        noise: Float[Tensor, ""],
+    ) -> Float[Tensor, ""] | None:
+        """The sum of ``local_density`` in one sweep; None where this backend has no such sweep."""
+        return None
+
+    @abstractmethod
+    def nearest(
+        self,
+        points: Float[Tensor, "t d"],
+        X: Float[Tensor, "n d"],
+        k: int,
+        left_out: Int[Tensor, " t"] | None,
+        before: Int[Tensor, " t"] | None,
+    ) -> Int[Tensor, "t k"]:
+        """The ``k`` rows of ``X`` nearest to each point, by increasing distance; -1 where there are fewer.
+
+        Args:
+            left_out: a row for each point that does not count.
+            before: only rows of ``X`` before this one count.
+        """

@@ -1,0 +1,213 @@
+"""The backend in torch: any kernel, device and dtype, a tile of rows at a time."""
+
+import math
+from dataclasses import dataclass
+from itertools import repeat
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cagp.checks import check_first_order
+from cagp.engine.backend import NEGLIGIBLE, Backend, LocalMoments
+from cagp.engine.tiles import by_rows
+from cagp.engine.weights import BlockWeights
+from cagp.kernels import Kernel
+
+TORCH_ENTRIES = 2**18
+"""On a CPU, conditionals are computed for as many test points at a time as have this many entries in their matrices,
+which stay in the cache."""
+
+NEAREST_ELEMENTS = 2**24
+"""Distances that a search for the nearest rows holds at once."""
+
+# A kernel's forward and backward hold several tile-sized temporaries (differences, distances, values, their gradients).
+_TEMPORARIES = 8
+# A tile that stays in the cache is several times faster than one as large as the budget allows.
+_CACHED_ELEMENTS = 2**18
+
+
+@final
+@dataclass(frozen=True)
+class TorchBackend(Backend):
+    """Torch operations on tiles; applies to everything."""
+
+    name: ClassVar[str] = "torch"
+
+    @property
+    def words(self) -> str:
+        return "torch tiles"
+
+    def why_not(self, kernel: Kernel | None, X: Tensor) -> str | None:
+        return None
+
+    def matrix(self, kernel: Kernel, X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
+        """k(X, Z) by the kernel's own formula."""
+        return kernel(X, Z)
+
+    def product(
+        self,
+        kernel: Kernel,
+        X: Float[Tensor, "n d"],
+        Z: Float[Tensor, "m d"],
+        W: Float[Tensor, "m c"] | BlockWeights,
+        max_bytes: int,
+    ) -> Float[Tensor, "n c"]:
+        """k(X, Z) W. Time O(n m (d + c)), O(n m d) for block-sparse W; memory O(tile + n c)."""
+        if not isinstance(W, BlockWeights):
+            rows = _tile_rows(X.shape[0], Z.shape[0], X.element_size(), max_bytes)
+            return by_rows(lambda tile: kernel(tile, Z) @ W, X, rows)
+        index, mask = _padded(W)
+        Z, values = Z[index], (W.values[index] * mask).view(W.num_columns, -1)
+        rows = _tile_rows(X.shape[0], Z.shape[0], X.element_size(), max_bytes)
+        return by_rows(
+            lambda tile: torch.einsum("riq,iq->ri", kernel(tile, Z).unflatten(1, values.shape), values), X, rows
+        )
+
+    def conditionals(
+        self,
+        kernel: Kernel,
+        points: Float[Tensor, "t d"],
+        X: Float[Tensor, "n d"],
+        neighbours: Int[Tensor, "t k"],
+        noise: Float[Tensor, "t k"],
+        residual: Float[Tensor, "t k"] | Float[Tensor, " n"],
+        gram: Float[Tensor, "t k k"] | None,
+        cross: Float[Tensor, "t k"] | None,
+    ) -> LocalMoments:
+        """On a CPU in tiles; elsewhere all test points at once, which keeps such a device busy."""
+        if residual.ndim == 1:
+            residual = residual[neighbours.clamp_min(0)]
+        t, k = neighbours.shape
+        rows = max(1, TORCH_ENTRIES // max(1, k) ** 2) if X.device.type == "cpu" else t
+        if t <= rows:
+            return _conditionals(kernel, points, X, neighbours, noise, residual, gram, cross)
+        arguments = (points, neighbours, noise, residual, gram, cross)
+        parts = [repeat(None) if value is None else value.split(rows) for value in arguments]
+        tiles = [_conditionals(kernel, tile, X, near, *values) for tile, near, *values in zip(*parts, strict=False)]
+        return LocalMoments(*(torch.cat(moments) for moments in zip(*tiles, strict=True)))
+
+    def nearest(
+        self,
+        points: Float[Tensor, "t d"],
+        X: Float[Tensor, "n d"],
+        k: int,
+        left_out: Int[Tensor, " t"] | None,
+        before: Int[Tensor, " t"] | None,
+    ) -> Int[Tensor, "t k"]:
+        """All distances, a tile of points at a time. Time O(t n d)."""
+        every = torch.arange(len(points), device=points.device)
+        return torch.cat(
+            [
+                _nearest(points[tile], X, k, *(None if v is None else v[tile] for v in (left_out, before)))
+                for tile in every.split(max(1, NEAREST_ELEMENTS // max(1, len(X))))
+            ]
+        )
+
+
+TORCH = TorchBackend()
+
+
+# ---- products ----
+
+
+def _tile_rows(num_rows: int, num_columns: int, element_size: int, max_bytes: int) -> int:
+    """Rows per tile so that a tile and its temporaries fit ``max_bytes`` and, if possible, the cache."""
+    elements = min(max_bytes // (_TEMPORARIES * element_size), _CACHED_ELEMENTS)
+    return min(num_rows, max(1, elements // num_columns))
+
+
+def _padded(W: BlockWeights) -> tuple[Int[Tensor, " p"], Float[Tensor, " p"]]:
+    """Row indices with every block as long as the longest (a block's padding repeats its last row) and their mask."""
+    position = torch.arange(max(1, int(W.sizes.max())), device=W.offsets.device)
+    inside = position < W.sizes[:, None]
+    index = (W.offsets[:-1, None] + torch.minimum(position, W.sizes[:, None] - 1)).clamp(0, len(W.values) - 1)
+    return index.flatten(), inside.flatten().to(W.values)
+
+
+# ---- conditionals ----
+
+
+def _conditionals(kernel: Kernel, points, X, neighbours, noise, residual, gram, cross) -> LocalMoments:
+    present = neighbours >= 0
+    both = present[:, :, None] & present[:, None, :]
+    near = X.detach()[neighbours.clamp_min(0)]
+    K = torch.where(both, kernel(near, near), 0.0)
+    c = torch.where(present, kernel(points[:, None, :], near)[:, 0, :], 0.0)
+    C = K + torch.diag_embed(torch.where(present, noise, 1.0))
+    smallest = NEGLIGIBLE * torch.finfo(X.dtype).eps * C.detach().diagonal(dim1=-2, dim2=-1)
+    if gram is not None:
+        C = C - torch.where(both, gram, 0.0)
+    if cross is not None:
+        c = c - torch.where(present, cross, 0.0)
+    return LocalMoments(*_Conditional.apply(C, c, torch.where(present, residual, 0.0), smallest, present.to(X.dtype)))
+
+
+class _Conditional(torch.autograd.Function):
+    """The moments; with a = C⁻¹r, b = C⁻¹c and cotangents g, h of mean and explained:
+
+    ∂c = g a + 2h b,    ∂r = g b,    ∂C = -(g (a bᵀ + b aᵀ) / 2 + h b bᵀ).
+    """
+
+    @staticmethod
+    def forward(ctx, C: Tensor, c: Tensor, r: Tensor, smallest: Tensor, present: Tensor) -> LocalMoments:
+        L, kept = _cholesky_without_negligible(C, smallest)
+        right = torch.stack([r, c], dim=-1) * kept[:, :, None]
+        a, b = torch.cholesky_solve(right, L).unbind(-1)
+        a, b = a * kept, b * kept
+        ctx.save_for_backward(a, b)
+        moments = LocalMoments((c * a).sum(-1), (c * b).sum(-1), (r * a).sum(-1), (kept * present).sum(-1))
+        ctx.mark_non_differentiable(moments.misfit, moments.num_rows)
+        return moments
+
+    @staticmethod
+    def backward(ctx, *grad_outputs: Tensor):
+        check_first_order()
+        a, b = ctx.saved_tensors
+        g, h = (grad[:, None] for grad in grad_outputs[:2])
+        half = (g / 2 * a + h * b)[:, :, None] * b[:, None, :]
+        grad_C = -(half + (g / 2 * b)[:, :, None] * a[:, None, :])
+        return grad_C, g * a + 2 * h * b, g * b, None, None
+
+
+def _cholesky_without_negligible(C: Tensor, smallest: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of the matrices without the rows that the rows before them determine, and which rows were kept.
+
+    In a factor, the rows that were left out are those of the identity.
+    """
+    L, info = torch.linalg.cholesky_ex(C)
+    kept = torch.ones_like(smallest)
+    bad = (info > 0) | ~(L.diagonal(dim1=-2, dim2=-1).square() > smallest).all(-1)
+    if bool(bad.any()):
+        L = L.clone()
+        L[bad], kept[bad] = _column_by_column(C[bad], smallest[bad])
+    return L, kept
+
+
+def _column_by_column(C: Tensor, smallest: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for matrices with rows to leave out: those whose pivots are negligible."""
+    L, kept = torch.zeros_like(C), torch.zeros_like(smallest)
+    for j in range(C.shape[-1]):
+        column = C[:, :, j] - (L[:, :, :j] @ L[:, j, :j, None])[:, :, 0]
+        pivot = column[:, j]
+        keep = pivot > smallest[:, j]
+        root = torch.where(keep, pivot, 1.0).sqrt()
+        below = torch.arange(C.shape[-1], device=C.device) >= j
+        L[:, :, j] = torch.where(keep[:, None] & below, column / root[:, None], 0.0)
+        kept[:, j] = keep.to(C.dtype)
+    return L * kept[:, :, None] + torch.diag_embed(1 - kept), kept
+
+
+# ---- nearest rows ----
+
+
+def _nearest(points: Tensor, X: Tensor, k: int, left_out: Tensor | None, before: Tensor | None) -> Tensor:
+    distances = torch.cdist(points, X, compute_mode="donot_use_mm_for_euclid_dist")
+    if left_out is not None:
+        distances.scatter_(1, left_out[:, None], math.inf)
+    if before is not None:
+        distances[torch.arange(len(X), device=X.device) >= before[:, None]] = math.inf
+    found = distances.topk(min(k, len(X)), largest=False)
+    rows = torch.where(found.values < math.inf, found.indices, -1)
+    return torch.nn.functional.pad(rows, (0, k - rows.shape[1]), value=-1)

@@ -1,0 +1,207 @@
+"""The user's units: tables in, standard units inside, answers of the user's shape and type out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cagp.data.encoding import Encoder
+from cagp.data.scaling import Standardizer
+from cagp.data.targets import encode_target
+from cagp.posteriors import Posterior
+from cagp.progress import RowProgress
+
+PREDICT_ROWS = 16_384
+"""Rows that are predicted at a time: the memory for them does not grow with the table."""
+
+Rows = slice | np.ndarray
+"""Some rows of a table: consecutive ones, or any."""
+
+
+class Quantity(Enum):
+    """What a number in standard units is, and so how it scales to the units of the targets."""
+
+    VALUE = "value"  # a mean, a quantile or a draw
+    DEVIATION = "deviation"
+    VARIANCE = "variance"
+
+
+class EncodedTable(NamedTuple):
+    """A table whose columns are numbers already: a regressor takes it where it takes a table, and encodes nothing."""
+
+    encoder: Encoder
+    matrix: np.ndarray
+
+    def take(self, rows: "Rows") -> "EncodedTable":
+        """Some of its rows."""
+        return self._replace(matrix=self.matrix[rows])
+
+
+class TrainingRows(NamedTuple):
+    """The rows to learn from, in the user's units."""
+
+    inputs: np.ndarray  # (n, p), encoded
+    targets: np.ndarray  # (n, q)
+    noise: np.ndarray | None  # (n, q), known variances
+    num_missing: int  # rows left out, for want of a target
+
+
+class Points(NamedTuple):
+    """Test points as numbers, and where answers to them belong."""
+
+    inputs: np.ndarray
+    device: torch.device | None  # answers are tensors on this device; None for arrays
+
+
+@dataclass(frozen=True)
+class Units:
+    """How a regressor's user writes inputs and targets."""
+
+    encoder: Encoder
+    scaler: Standardizer
+    target_names: tuple[str, ...]
+    target_is_matrix: bool  # answers have an axis for the targets
+    target_dtype: np.dtype  # of answers
+
+    @classmethod
+    def learn(cls, X: Any, y: Any, sample_noise: Any) -> tuple["Units", TrainingRows]:
+        """The units of a table, and its rows: encoded once, without those whose target is missing."""
+        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_transform(X)
+        inputs = np.ascontiguousarray(inputs)
+        target = encode_target(y)
+        values = target.values[:, None] if target.values.ndim == 1 else target.values
+        if len(values) != len(inputs):
+            raise ValueError(
+                "Found input variables with inconsistent numbers of samples: "
+                f"X has {len(inputs):,} rows, y has {len(values):,}."
+            )
+        noise = known_variances(sample_noise, values.shape)
+        num_missing = int(target.missing.sum())
+        if num_missing:
+            kept = ~target.missing
+            inputs, values, noise = inputs[kept], values[kept], None if noise is None else noise[kept]
+        if len(inputs) < 2:
+            raise ValueError(f"Found n_samples={len(inputs)} with a target, while a minimum of 2 is required to learn.")
+        scaler = Standardizer.fit(torch.from_numpy(inputs), torch.from_numpy(values))
+        dtype = np.dtype(np.float32 if _is_float32(y) else np.float64)
+        return cls(encoder, scaler, target.names, _is_matrix(y), dtype), TrainingRows(
+            inputs, values, noise, num_missing
+        )
+
+    @property
+    def num_targets(self) -> int:
+        """q."""
+        return len(self.target_names)
+
+    # ---- into standard units ----
+
+    def points(self, X: Any) -> Points:
+        """Test points as numbers."""
+        matrix = X.matrix if isinstance(X, EncodedTable) else self.encoder.transform(X)
+        return Points(np.ascontiguousarray(matrix), X.device if isinstance(X, Tensor) else None)
+
+    def tiles(self, points: Points, posterior: Posterior, verbose: bool = False) -> Iterator[tuple[Rows, Tensor]]:
+        """The points a part at a time, in standard units; all of them where there are few.
+
+        Parts come in the order in which they cost the posterior least. ``verbose`` shows progress.
+        """
+        num_rows = len(points.inputs)
+        many, order = num_rows > PREDICT_ROWS, None
+        if many:
+            order = posterior.order(self.standard(points.inputs, posterior))
+        with RowProgress(num_rows, enabled=verbose and many) as progress:
+            for start in range(0, num_rows, PREDICT_ROWS):
+                part = slice(start, min(start + PREDICT_ROWS, num_rows))
+                rows = part if order is None else order[part].cpu().numpy()
+                yield rows, self.standard(points.inputs[rows], posterior)
+                progress.advance(part.stop - start)
+
+    def standard(self, inputs: np.ndarray, posterior: Posterior) -> Tensor:
+        """Inputs in standard units, in the dtype and on the device of the posterior."""
+        like = posterior.X
+        # Squares must stay finite. At this distance from all rows, no kernel tells places apart.
+        farthest = torch.finfo(like.dtype).max ** 0.4
+        return self.scaler.inputs(torch.from_numpy(inputs)).clamp(-farthest, farthest).to(like)
+
+    def standard_noise(self, noise: np.ndarray | None, j: int, rows: Rows, like: Tensor) -> Tensor | None:
+        """Known variances of some rows of one target, in standard units."""
+        if noise is None:
+            return None
+        scale = float(self.scaler.target_std[j])
+        # Divided twice: the square of a tiny unit would be zero.
+        return like.new_tensor(noise[rows, j] / scale / scale)
+
+    def observed(self, points: Points, y: Any) -> np.ndarray:
+        """Targets to compare with, (n, q), none missing, in the user's units."""
+        target = encode_target(y)
+        values = target.values[:, None] if target.values.ndim == 1 else target.values
+        if values.shape != (len(points.inputs), self.num_targets):
+            raise ValueError(
+                f"y has shape {np.shape(y)}, expected {len(points.inputs)} rows and {self.num_targets} target(s)."
+            )
+        if target.missing.any():
+            raise ValueError(f"y has {int(target.missing.sum())} missing values; remove these rows from X and y.")
+        return values
+
+    # ---- and back ----
+
+    def restore(self, values: np.ndarray, quantity: Quantity, axis: int = 1) -> np.ndarray:
+        """Numbers in standard units, in the units of the targets, which are along ``axis``."""
+        shape = [1] * values.ndim
+        shape[axis] = self.num_targets
+        scale = self.scaler.target_std.numpy().reshape(shape)
+        if quantity is Quantity.VARIANCE:
+            return values * scale**2
+        if quantity is Quantity.DEVIATION:
+            return values * scale
+        return values * scale + self.scaler.target_mean.numpy().reshape(shape)
+
+    def answer(self, values: np.ndarray, points: Points, axis: int = 1, squared: bool = False) -> Any:
+        """Numbers in the user's units as the user expects them: without an axis of targets where there was none.
+
+        Answers have the dtype of the targets of fit. Squares leave the range of float32 too easily and stay float64.
+        """
+        if not self.target_is_matrix:
+            values = np.squeeze(values, axis)
+        values = values if squared else values.astype(self.target_dtype, copy=False)
+        if points.device is not None:
+            return torch.from_numpy(np.ascontiguousarray(values)).to(points.device)
+        return values
+
+
+def known_variances(sample_noise: Any, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Known variances as (n, q); one column serves all targets."""
+    if sample_noise is None:
+        return None
+    values = np.asarray(sample_noise.cpu() if isinstance(sample_noise, Tensor) else sample_noise, dtype=np.float64)
+    values = values[:, None] if values.ndim == 1 else values
+    if values.ndim != 2 or values.shape[0] != shape[0] or values.shape[1] not in (1, shape[1]):
+        raise ValueError(
+            f"sample_noise has shape {np.shape(sample_noise)}, expected one variance for each of the {shape[0]} rows"
+            + (f", or {shape[1]} columns of them." if shape[1] > 1 else ".")
+        )
+    bad = ~np.isfinite(values) | (values < 0)
+    if bad.any():
+        raise ValueError(
+            f"sample_noise has {int(bad.sum())} values that are negative, NaN or infinite (first in row "
+            f"{int(np.argwhere(bad)[0, 0])}); expected variances: square standard deviations first."
+        )
+    return np.broadcast_to(values, shape).copy()
+
+
+def as_array(values: Tensor) -> np.ndarray:
+    """A tensor as a float64 array."""
+    return values.detach().double().cpu().numpy()
+
+
+def _is_matrix(y: Any) -> bool:
+    return (y.ndim if hasattr(y, "ndim") else np.asarray(y).ndim) == 2
+
+
+def _is_float32(y: Any) -> bool:
+    dtypes = list(y.dtypes) if hasattr(y, "dtypes") and np.iterable(y.dtypes) else [getattr(y, "dtype", None)]
+    return all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes)

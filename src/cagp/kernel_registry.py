@@ -1,0 +1,38 @@
+"""The one list of kernels: their names, their classes in ``cagp.kernels``, and what they are in words.
+
+Everything that lists kernels reads it: estimators, the command line, saved models and the compiled module. It imports
+nothing, so that help texts need no torch.
+"""
+
+from typing import NamedTuple
+
+
+class KernelEntry(NamedTuple):
+    """A kernel of this package."""
+
+    name: str
+    class_name: str
+    words: str
+    selectable: bool = True  # whether a user can choose it by name
+
+
+KERNELS: dict[str, KernelEntry] = {
+    entry.name: entry
+    for entry in (
+        KernelEntry("matern12", "Matern12", "Matern 1/2 (rough, continuous functions)"),
+        KernelEntry("matern32", "Matern32", "Matern 3/2 (once differentiable functions)"),
+        KernelEntry("matern52", "Matern52", "Matern 5/2 (twice differentiable functions)"),
+        KernelEntry("rbf", "RBF", "RBF (infinitely smooth functions)"),
+        KernelEntry(
+            "rational_quadratic", "RationalQuadratic", "rational quadratic (smooth functions on several scales)"
+        ),
+        KernelEntry("constant", "Constant", "constant", selectable=False),
+        KernelEntry("linear", "Linear", "linear", selectable=False),
+        KernelEntry("scale", "Scale", "a kernel times a number", selectable=False),
+        KernelEntry("sum", "Sum", "a sum of kernels", selectable=False),
+        KernelEntry("product", "Product", "a product of kernels", selectable=False),
+    )
+}
+
+NAMES: tuple[str, ...] = tuple(entry.name for entry in KERNELS.values() if entry.selectable)
+"""The names a user can choose from."""

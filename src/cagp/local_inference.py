@@ -1,0 +1,249 @@
+"""Predictions from actions chosen for each test point: its nearest rows, alone or beside shared actions.
+
+For a test point x with rows N, conditioning on y_N is exact inference on the projections E_Nᵀy. With actions S that all
+test points share, S_x = [S, E_N]: the process is first conditioned on Sᵀy, and the result on y_N. With LLᵀ = SᵀK̂S and
+u(x) = L⁻¹Sᵀk(X, x), v_r = L⁻¹Sᵀ(k(X, x_r) + D_r e_r), a = L⁻¹Sᵀ(y - m):
+
+    c = k(N, x) - v_N u(x)     C = k(N, N) + D_N - v_N v_Nᵀ     r = y_N - m_N - v_N a
+    mean = m(x) + u(x)ᵀa + cᵀC⁻¹r                variance = k(x, x) - |u(x)|² - cᵀC⁻¹c
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from scipy.linalg.lapack import dpstrf  # pyright: ignore[reportAttributeAccessIssue]
+from torch import Tensor
+
+from cagp.engine import (
+    DEFAULT_MAX_BYTES,
+    NEGLIGIBLE,
+    Backend,
+    BlockWeights,
+    kernel_product,
+    local_density,
+    local_moments,
+)
+from cagp.linalg import safe_cholesky
+from cagp.metrics import row_nll
+from cagp.prior import GP, ZeroMean
+from cagp.projection import Projection
+
+
+class Moments(NamedTuple):
+    """Mean and variance of the function at each test point, and how well its rows fit the prior, float64."""
+
+    mean: Float[Tensor, " t"]
+    variance: Float[Tensor, " t"]
+    misfit: Float[Tensor, " t"]  # rᵀC⁻¹r, which is ``num_rows`` in expectation
+    num_rows: Float[Tensor, " t"]  # that carry information
+
+
+class SharedActions:
+    """What the actions that all test points share explain, of test points and of training rows.
+
+    Args:
+        projection: of the shared actions.
+        support: their training rows, in the order of the projection's weights.
+        max_bytes: limit for temporaries.
+    """
+
+    def __init__(
+        self, prior: GP, projection: Projection, support: Int[Tensor, " m"], max_bytes: int = DEFAULT_MAX_BYTES
+    ):
+        targets = torch.linalg.solve_triangular(projection.chol, projection.targets[:, None], upper=False)[:, 0]
+        self._hold(prior, projection.X, projection.W, projection.chol, targets, support, max_bytes)
+
+    @classmethod
+    def from_parts(
+        cls,
+        prior: GP,
+        X: Float[Tensor, "m d"],
+        W: Float[Tensor, "m i"] | BlockWeights,
+        chol: Float[Tensor, "i i"],
+        targets: Float[Tensor, " i"],
+        support: Int[Tensor, " m"],
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> "SharedActions":
+        """Shared actions from the parts that are needed of a projection, for example saved ones; ``targets`` is a."""
+        shared = cls.__new__(cls)
+        shared._hold(prior, X, W, chol, targets, support, max_bytes)
+        return shared
+
+    def _hold(
+        self,
+        prior: GP,
+        X: Tensor,
+        W: Tensor | BlockWeights,
+        chol: Tensor,
+        targets: Tensor,
+        support: Tensor,
+        max_bytes: int,
+    ) -> None:
+        self.prior, self.support, self.max_bytes = prior, support, max_bytes
+        self.X, self.W, self.chol, self.targets = X, W, chol, targets
+
+    @property
+    def num_actions(self) -> int:
+        """i."""
+        return self.chol.shape[0]
+
+    def at_points(self, X: Float[Tensor, "t d"]) -> Float[Tensor, "t i"]:
+        """u(x) of each test point, float64. Time O(t m d + t i²)."""
+        KS = kernel_product(self.prior.kernel, X, self.X, self.W, max_bytes=self.max_bytes)
+        return self._whitened(KS.double())
+
+    def rows(
+        self, X: Float[Tensor, "n d"], rows: Int[Tensor, " u"], noise: Float[Tensor, " u"]
+    ) -> Float[Tensor, "u i"]:
+        """v_r of these training rows, whose noise variances are ``noise``, float64. Time O(u m d + u i²)."""
+        KS = kernel_product(self.prior.kernel, X[rows], self.X, self.W, max_bytes=self.max_bytes).double()
+        slot = torch.full((X.shape[0],), -1, device=rows.device)
+        slot[self.support] = torch.arange(len(self.support), device=rows.device)
+        inside = (slot[rows] >= 0).nonzero()[:, 0]
+        slots = slot[rows[inside]]
+        if isinstance(self.W, BlockWeights):
+            weights = self.W.values.double()[slots] * noise[inside]
+            KS = KS.index_put((inside, self.W.columns()[slots]), weights, accumulate=True)
+        else:
+            KS = KS.index_add(0, inside, self.W.double()[slots] * noise[inside, None])
+        return self._whitened(KS)
+
+    def _whitened(self, KS: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.chol, KS.mT, upper=False).mT
+
+
+def local_answers(
+    prior: GP,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    row_noise: Float[Tensor, " n"] | None,
+    points: Float[Tensor, "t d"],
+    neighbours: Int[Tensor, "t k"],
+    shared: SharedActions | None = None,
+    kept_rows: Float[Tensor, "n i"] | None = None,
+    *,
+    backend: Backend | None = None,
+) -> Moments:
+    """Mean and variance of the function at each test point from its own rows, and from the shared actions if given.
+
+    Mean and variance are differentiable once in the prior's parameters, the shared actions and the test points.
+
+    Args:
+        points: the test points.
+        neighbours: rows of ``X`` for each test point; -1 for none.
+        kept_rows: v_r of all rows, if it was computed before.
+        backend: see ``local_moments``.
+
+    Time O(t k² (k + d)). With i shared actions on m rows, add O(t k² i), and O(u m d + u i²) for the u rows that
+    occur, unless they are kept.
+    """
+    mean = prior.mean(points).double()
+    variance = prior.kernel.diag(points).double()
+    noise, residual = prior.noise.of_all(row_noise), y
+    gram = cross = None
+    if noise is None or shared is not None or not isinstance(prior.mean, ZeroMean):
+        near = neighbours.clamp_min(0)
+        flat = near.reshape(-1)
+        noise = prior.noise.of_rows(X, flat, row_noise).view(near.shape)
+        residual = (y.index_select(0, flat) - prior.mean.of_rows(X, flat)).double().view(near.shape)
+        if shared is not None:
+            u = shared.at_points(points)
+            v = _rows_of(shared, X, row_noise, near, kept_rows)
+            gram, cross = v @ v.mT, (v @ u[:, :, None])[:, :, 0]
+            residual = residual - v @ shared.targets
+            mean, variance = mean + u @ shared.targets, variance - u.square().sum(1)
+    rows = (neighbours, noise, residual, gram, cross)
+    found = local_moments(prior.kernel, points, X, *rows, backend=backend)
+    update, explained, misfit, num_rows = (value.double() for value in found)
+    return Moments(mean + update, variance - explained, misfit, num_rows)
+
+
+def local_nll(
+    prior: GP,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    row_noise: Float[Tensor, " n"] | None,
+    rows: Int[Tensor, " t"],
+    neighbours: Int[Tensor, "t k"],
+    shared: SharedActions | None = None,
+    *,
+    backend: Backend | None = None,
+) -> Float[Tensor, ""]:
+    """Negative log density of the targets of ``rows``, each predicted from its neighbours, summed; see
+    ``local_answers``.
+
+    With prior mean zero, one noise variance and a compiled kernel, value and gradient take one sweep.
+    """
+    noise = prior.noise.of_all(row_noise)
+    if noise is not None and shared is None and isinstance(prior.mean, ZeroMean):
+        density = local_density(prior.kernel, X, y, rows, neighbours, noise, backend=backend)
+        if density is not None:
+            return density
+    found = local_answers(prior, X, y, row_noise, X[rows], neighbours, shared, backend=backend)
+    noise = prior.noise_variance(X[rows], None if row_noise is None else row_noise[rows])
+    return row_nll(y[rows], found.mean, found.variance.clamp_min(0) + noise).sum()
+
+
+def _rows_of(
+    shared: SharedActions, X: Tensor, row_noise: Tensor | None, near: Tensor, kept_rows: Tensor | None
+) -> Tensor:
+    """v of every neighbour of every test point, (t, k, i)."""
+    if kept_rows is not None:
+        return kept_rows[near]
+    rows, place = near.unique(return_inverse=True)
+    noise = shared.prior.noise_variance(X[rows], None if row_noise is None else row_noise[rows])
+    return shared.rows(X, rows, noise)[place]
+
+
+class Joint(NamedTuple):
+    """Mean and covariance of the function at all test points together."""
+
+    mean: Float[Tensor, " t"]
+    covariance: Float[Tensor, "t t"]
+
+
+def joint_answers(
+    prior: GP,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    row_noise: Float[Tensor, " n"] | None,
+    points: Float[Tensor, "t d"],
+    rows: Int[Tensor, " k"],
+    shared: SharedActions | None = None,
+) -> Joint:
+    """The function at all test points given the same rows (the union of theirs), and the shared actions if given.
+
+    Time O((t + k)³), float64.
+    """
+    t = len(points)
+    everything = torch.cat([points, X[rows]]).double()
+    noise = prior.noise_variance(X[rows], None if row_noise is None else row_noise[rows])
+    K = kernel_product(prior.kernel, everything, everything)
+    mean = prior.mean(points).double()
+    residual = (y[rows] - prior.mean(X[rows])).double()
+    prior_variance = K.diagonal()[t:] + noise
+    if shared is not None:
+        u, v = shared.at_points(points), shared.rows(X, rows, noise)
+        whitened = torch.cat([u, v])
+        K = K - whitened @ whitened.mT
+        mean, residual = mean + u @ shared.targets, residual - v @ shared.targets
+    C, cross = K[t:, t:] + torch.diag(noise), K[t:, :t]
+    kept = _informative(C, prior_variance)
+    root = torch.linalg.solve_triangular(
+        safe_cholesky(C[kept][:, kept], "C"), torch.cat([cross, residual[:, None]], dim=1)[kept], upper=False
+    )
+    return Joint(mean + root[:, :t].mT @ root[:, t], K[:t, :t] - root[:, :t].mT @ root[:, :t])
+
+
+def _informative(C: Tensor, prior_variance: Tensor) -> Tensor:
+    """Rows of ``C`` without those that the others and the shared actions determine to round-off: fewer actions.
+
+    Cholesky with pivoting, on the scale of the prior variances. Time O(k³).
+    """
+    if len(C) == 0:
+        return torch.arange(0, device=C.device)
+    scale = prior_variance.detach().rsqrt()
+    scaled = (scale[:, None] * C.detach() * scale).cpu().numpy()
+    _, order, rank, _ = dpstrf(scaled, tol=NEGLIGIBLE * torch.finfo(torch.float64).eps, lower=1)
+    return torch.from_numpy(order[:rank] - 1).long().sort().values.to(C.device)

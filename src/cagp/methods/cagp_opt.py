@@ -1,0 +1,199 @@
+"""CaGP-Opt: hyperparameters and block-sparse actions learned together, end to end."""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cagp.actions import Actions, BlockActions
+from cagp.checks import check_count
+from cagp.engine import DEFAULT_MAX_BYTES, backend_for
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, check_all_rows, trained
+from cagp.methods.common import ACTION_RATE, Loss, check_loss, lengthscale_of, loss_terms, prior_findings
+from cagp.posteriors import CaGPPosterior
+from cagp.prior import GP
+from cagp.projection import check_projection, project
+from cagp.training import ParameterGroup, fit
+
+DEFAULT_REBLOCK_AT = (20, 50)
+GROWN_BY, GROWTH_PACE = 0.2, 0.05
+"""The last doubling of the actions comes at this share of a fit's steps at the latest; each doubling before it comes
+earlier by ``GROWTH_PACE``."""
+REFIT_STEPS, REFIT_RATE = 10, 0.1
+"""How hyperparameters are fitted again for a posterior with more actions than were trained."""
+
+
+@final
+class CaGPOpt(Method):
+    """A computation-aware GP whose actions are parameters.
+
+    Args:
+        prior: mean, kernel and noise, learned.
+        actions: the projections of the data, learned; usually from ``CaGPOpt.from_data``.
+        loss: "elbo" (the paper's recommendation) or "projected" (the projected-data marginal likelihood).
+        max_bytes: limit for temporaries.
+        reblock_at: steps of a fit, counted from 0, before which blocks are cut again in units of the lengthscales.
+        grow_to: double the number of actions during a fit, whenever the loss is flat, until there are this many; the
+            last doubling comes at ``GROWN_BY`` of all steps at the latest. None: the number stays.
+    """
+
+    def __init__(
+        self,
+        prior: GP,
+        actions: Actions,
+        loss: Loss = "elbo",
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        reblock_at: Sequence[int] = (),
+        grow_to: int | None = None,
+    ):
+        super().__init__()
+        check_loss(loss)
+        self.prior = prior
+        self.actions = actions
+        self.loss: Loss = loss
+        self.max_bytes = max_bytes
+        self.reblock_at = tuple(reblock_at)
+        if grow_to is not None:
+            if not isinstance(actions, BlockActions):
+                raise ValueError(f"grow_to needs BlockActions, whose blocks can be cut, not {type(actions).__name__}.")
+            check_count(grow_to, "grow_to", len(actions.support), "the number of rows with weights")
+        self.grow_to = grow_to
+
+    @classmethod
+    def from_data(
+        cls,
+        prior: GP,
+        X: Float[Tensor, "n d"],
+        num_actions: int,
+        *,
+        loss: Loss = "elbo",
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        reblock_at: Sequence[int] | None = None,
+        start_actions: int | None = None,
+        **choices: Any,
+    ) -> "CaGPOpt":
+        """CaGP-Opt with ``num_actions`` blocks of the rows of ``X``.
+
+        Args:
+            reblock_at: None for ``DEFAULT_REBLOCK_AT`` with spatial blocks, never with ordered ones.
+            start_actions: begin a fit with this many and let them grow; None: all from the start.
+            choices: passed on to ``BlockActions.from_data``: blocks, start, support_size, generator, and lengthscale
+                (by default the kernel's).
+        """
+        choices.setdefault("kernel", prior.kernel)
+        choices.setdefault("lengthscale", lengthscale_of(prior.kernel))
+        if reblock_at is None:
+            reblock_at = DEFAULT_REBLOCK_AT if choices.get("blocks", "spatial") == "spatial" else ()
+        grow_to = None if start_actions is None else num_actions
+        actions = BlockActions.from_data(X, num_actions if start_actions is None else start_actions, **choices)
+        return cls(prior, actions, loss, max_bytes, reblock_at, grow_to)
+
+    def objective_terms(
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None = None,
+        *,
+        rows: Int[Tensor, " b"] | None = None,
+    ) -> dict[str, Float[Tensor, ""]]:
+        """Terms per row whose sum is the loss, to be minimised over all parameters. ``rows`` must be None: all rows."""
+        check_all_rows(rows, "CaGPOpt")
+        return loss_terms(self.loss, self.prior, self.actions, X, y, row_noise, self.max_bytes)
+
+    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+        """Raise ValueError unless the data fit together, and suit the prior's noise and the actions."""
+        check_projection(self.prior, self.actions, X, y, row_noise)
+
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        """The parameters to train, by the learning rate they share."""
+        return {
+            "hyperparameters": trained(self.prior, HYPERPARAMETER_RATE),
+            "actions": trained(self.actions, ACTION_RATE),
+        }
+
+    def prepare(
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None,
+        *,
+        step: int,
+        share: float,
+        flat: bool,
+        rows: Int[Tensor, " b"] | None,
+    ) -> str | None:
+        """Double the actions where that is due, and cut blocks again in units of the lengthscales learned so far."""
+        if not isinstance(self.actions, BlockActions):
+            return None
+        lengthscale = lengthscale_of(self.prior.kernel)
+        if self._growth_is_due(share, flat):
+            assert self.grow_to is not None
+            self.actions.grow(X, min(2 * self.actions.num_actions, self.grow_to), lengthscale)
+            return f"cut blocks in two: {self.actions.num_actions} actions"
+        if step in self.reblock_at and lengthscale is not None:
+            self.actions.reblock(X, lengthscale)
+            return f"cut {self.actions.num_actions} blocks again, in units of the learned lengthscales"
+        return None
+
+    def _growth_is_due(self, share: float, flat: bool) -> bool:
+        """At a flat loss, or when the remaining doublings need the time until ``GROWN_BY``."""
+        if self.grow_to is None or self.actions.num_actions >= self.grow_to:
+            return False
+        doublings = math.ceil(math.log2(self.grow_to / self.actions.num_actions))
+        return flat or share >= GROWN_BY - (doublings - 1) * GROWTH_PACE
+
+    def condition(
+        self,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None = None,
+        *,
+        num_actions: int | None = None,
+        refit_steps: int = REFIT_STEPS,
+    ) -> CaGPPosterior:
+        """The posterior given the data, as a snapshot that further training does not change.
+
+        Args:
+            num_actions: condition with more actions than were trained. The method itself stays as it is; the blocks of
+                a copy are cut further (rows keep their weights), and its hyperparameters, which were learned for fewer
+                actions, are fitted again for a few steps.
+            refit_steps: the number of these steps.
+        """
+        method = self if num_actions is None else self._with_more_actions(X, y, row_noise, num_actions, refit_steps)
+        with torch.no_grad():
+            projection = project(method.prior, method.actions, X, y, row_noise, self.max_bytes)
+        return CaGPPosterior(method.prior, projection, self.max_bytes)
+
+    def _with_more_actions(
+        self, X: Tensor, y: Tensor, row_noise: Tensor | None, num_actions: int, refit_steps: int
+    ) -> "CaGPOpt":
+        if not isinstance(self.actions, BlockActions):
+            raise ValueError(
+                f"num_actions needs BlockActions, whose blocks can be cut, not {type(self.actions).__name__}."
+            )
+        if num_actions < self.actions.num_actions:
+            raise ValueError(f"num_actions is {num_actions}, expected at least the {self.actions.num_actions} trained.")
+        grown = copy.deepcopy(self)
+        grown.reblock_at, grown.grow_to = (), None
+        assert isinstance(grown.actions, BlockActions)
+        grown.actions.grow(X, num_actions, lengthscale_of(self.prior.kernel))
+        if refit_steps:
+            rates = {"hyperparameters": REFIT_RATE, "actions": 0.0}
+            fit(grown, X, y, row_noise, num_steps=refit_steps, lr=rates)
+        return grown
+
+    def findings(
+        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
+    ) -> list[str]:
+        """What a user should know about the fitted method, in words."""
+        actions, n = self.actions, X.shape[0]
+        share = "all" if len(actions.support) == n else f"{len(actions.support):,} of the"
+        summary = (
+            f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows ({n / actions.num_actions:.0f} rows "
+            f"each), loss {self.loss}, kernel products by {backend_for(self.prior.kernel, X)}, {X.dtype}."
+        )
+        return [summary, *prior_findings(self.prior, X, y, input_names)]

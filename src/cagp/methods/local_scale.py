@@ -1,0 +1,76 @@
+"""Choosing a local scale: whether error bars should follow the neighbours of each test point. See docs/local.md."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cagp.local_inference import Moments, local_answers
+from cagp.methods.common import is_gain
+from cagp.metrics import row_nll
+from cagp.neighbours import NeighbourIndex
+from cagp.posteriors.nearest_rows import closeness, scale_around
+from cagp.prior import GP
+
+LOCAL_SCALES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+"""What ``choose_local_scale`` tries."""
+
+SCALE_ROWS, SCALE_GAIN = 10_000, 0.01
+"""Rows that choose among the scales (many, because a few improbable ones weigh much), and the nats per row that the
+best scale must gain over one scale everywhere, not by chance."""
+
+
+class ScaleChoice(NamedTuple):
+    """What ``choose_local_scale`` found: mean negative log density of rows, each predicted from others."""
+
+    local_scale: float | None
+    nll: float
+    nll_without: float
+    num_rows: int
+
+
+@torch.no_grad()
+def choose_local_scale(
+    prior: GP,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    row_noise: Float[Tensor, " n"] | None,
+    index: NeighbourIndex,
+    num_neighbours: int,
+    *,
+    seed: int,
+    max_bytes: int,
+) -> ScaleChoice:
+    """The local scale with which rows are predicted best from their neighbours, at the hyperparameters of ``prior``.
+
+    ``SCALE_ROWS`` rows, each predicted from others alone, choose among ``LOCAL_SCALES``. If the best gains less than
+    ``SCALE_GAIN`` nats per row, or may gain by chance, the choice is None: one scale everywhere.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randperm(X.shape[0], generator=generator)[:SCALE_ROWS].to(X.device)
+    k = min(num_neighbours, X.shape[0] - 1)
+    if k == 0:
+        raise ValueError("a local scale needs neighbours; expected num_neighbours_predict and rows to have some.")
+    near = index.nearest(X[rows], k, left_out=rows)
+    tile = max(1, max_bytes // (4 * 8 * k * (k + 8)))
+    tiles = [
+        local_answers(prior, X, y, row_noise, X[part], of_part)
+        for part, of_part in zip(rows.split(tile), near.split(tile), strict=True)
+    ]
+    found = Moments(*(torch.cat(columns) for columns in zip(*tiles, strict=True)))
+    close = closeness(prior, X[rows], X, near)
+    known = 0.0 if row_noise is None else row_noise[rows].double()
+    variance = found.variance.clamp_min(0) + prior.noise.learned(X[rows])
+
+    def nll(scale: Tensor | float) -> Tensor:
+        return row_nll(y[rows], found.mean, scale * variance + known)
+
+    without = nll(1.0)
+    nlls = {value: nll(scale_around(found, close, value)) for value in LOCAL_SCALES}
+    best = min(nlls, key=lambda value: float(nlls[value].mean()))
+    gains = without - nlls[best]
+    before = float(without.mean())
+    if is_gain(gains, SCALE_GAIN):
+        return ScaleChoice(best, before - float(gains.mean()), before, len(rows))
+    return ScaleChoice(None, before, before, len(rows))

@@ -1,0 +1,99 @@
+"""The noise that suits a method: by its loss before training, by held-out rows after it."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cagp import metrics
+from cagp.linalg import JitterWarning, NotPositiveDefiniteError
+from cagp.methods import Method
+from cagp.notices import collected
+from cagp.prior import GaussianNoise
+from cagp.training import Trainable
+
+RAISED_BY = 4.0
+CALIBRATED_BY = 2**0.5
+
+
+@torch.no_grad()
+def raise_noise(
+    method: Trainable,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, "n *q"],
+    row_noise: Float[Tensor, "n *q"] | None = None,
+) -> None:
+    """Multiply the noise of the method by ``RAISED_BY`` as long as its loss falls; for the start of a fit.
+
+    What a method does not explain is noise to it, at most the variance of the targets. If the noise is far too small,
+    training would spend its first steps on it alone. A noise that is not trained stays as it is.
+    """
+    limit = float(y.double().var(correction=0))
+    for noise in _trained_noises(method):
+        _follow(noise, RAISED_BY, lambda: float(method.objective(X, y, row_noise)), limit)
+
+
+@torch.no_grad()
+def calibrate_noise(
+    method: Method,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    X_held_out: Float[Tensor, "t d"],
+    y_held_out: Float[Tensor, " t"],
+    row_noise: Float[Tensor, " n"] | None = None,
+    row_noise_held_out: Float[Tensor, " t"] | None = None,
+) -> None:
+    """Change the noise of a fitted method, by factors of √2, as long as held-out rows become more likely.
+
+    In the ELBO the noise also pays for variance that was not computed, and comes out too large if there is much of it.
+    Predictions add this variance to the noise, so it would count twice. Each factor costs one ``condition``.
+
+    Args:
+        X: what the posterior is conditioned on.
+        y: its targets.
+        X_held_out: rows that are not in ``X``.
+        y_held_out: their targets.
+        row_noise: known noise variance of each row of ``X``.
+        row_noise_held_out: known noise variance of each held-out row.
+    """
+
+    def score() -> float:
+        posterior = method.condition(X, y, row_noise)
+        return metrics.nll(y_held_out, *posterior.predict(X_held_out, noise=True, row_noise=row_noise_held_out))
+
+    for noise in _trained_noises(method):
+        before = noise.noise.clone()
+        _follow(noise, 1 / CALIBRATED_BY, score)
+        if torch.equal(noise.noise, before):
+            _follow(noise, CALIBRATED_BY, score)
+
+
+def _trained_noises(method: Trainable) -> list[GaussianNoise]:
+    noises = [part for part in method.modules() if isinstance(part, GaussianNoise)]
+    return [noise for noise in noises if noise.raw_noise.requires_grad]
+
+
+def _follow(noise: GaussianNoise, factor: float, score: Callable[[], float], limit: float = math.inf) -> None:
+    """Multiply the noise by the factor as long as the score falls and the noise is below the limit, above its floor."""
+    lowest = _score(score)
+    while float(noise.noise) < limit:
+        before = noise.noise.clone()
+        if factor * before <= noise.noise_floor:
+            return
+        noise.noise = factor * before
+        found = _score(score)
+        if math.isfinite(lowest) and not found < lowest:
+            noise.noise = before
+            return
+        lowest = found
+
+
+def _score(score: Callable[[], float]) -> float:
+    """The score, or infinity if a matrix cannot be factorised. To compare scores, jitter does no harm."""
+    with collected(JitterWarning):
+        try:
+            return score()
+        except NotPositiveDefiniteError:
+            return math.inf

@@ -1,0 +1,161 @@
+"""What every posterior answers: mean, variance, covariance and samples, from a frozen snapshot."""
+
+import copy
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cagp.checks import check_new_inputs
+from cagp.engine import DEFAULT_MAX_BYTES, kernel_product
+from cagp.prior import GP
+
+
+class Prediction(NamedTuple):
+    """Mean and variance at each test point."""
+
+    mean: Float[Tensor, " n"]
+    variance: Float[Tensor, " n"]
+
+
+class Posterior(ABC):
+    """What every posterior answers.
+
+    A class of your own gives ``_moments`` of a tile of rows, ``_covariance``, ``_width`` and ``never_below_exact``;
+    ``cagp.testing.check_posterior`` checks it.
+
+    It holds copies: training a method further does not change it. Answers have the dtype of the inputs and are
+    differentiable in them. The mean is m(x) + k(x, X) ``representer``.
+
+    Args:
+        prior: copied, without gradients.
+        X: the inputs that the kernel is taken with: training rows or inducing points.
+        representer: the weight of each of these inputs in the mean.
+        max_bytes: limit for temporaries; test points are answered in tiles that respect it.
+    """
+
+    def __init__(
+        self, prior: GP, X: Float[Tensor, "m d"], representer: Float[Tensor, " m"], max_bytes: int = DEFAULT_MAX_BYTES
+    ):
+        self.prior = copy.deepcopy(prior).requires_grad_(False)
+        self.max_bytes = max_bytes
+        self.X = X.detach().clone()
+        self._representer = representer.detach()
+
+    @property
+    @abstractmethod
+    def never_below_exact(self) -> bool:
+        """Whether the variance of the function is never below that of the exact GP with the same hyperparameters."""
+
+    @property
+    @abstractmethod
+    def _width(self) -> int:
+        """Float64 numbers that ``_moments`` holds for each test point, up to a factor of about four."""
+
+    @abstractmethod
+    def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
+        """Mean and variance of the function at a tile of test points, float64, and optionally their ``scale``."""
+
+    def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
+        """What learned kernel and noise are multiplied by around each test point; None if it is one everywhere."""
+        return None
+
+    def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
+        """An order of the test points in which answers to many of them cost less; None if it does not matter."""
+        return None
+
+    @abstractmethod
+    def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
+        """Covariance of the function between the rows of ``X`` and those of ``Z``, or of ``X`` itself, float64."""
+
+    def mean(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"]:
+        """m(X) + k(X, X_train) times the representer weights. Time O(t m d)."""
+        check_new_inputs(X, self.X)
+        representer = self._representer.to(X)[:, None]
+        update = kernel_product(self.prior.kernel, X, self.X, representer, max_bytes=self.max_bytes)[:, 0]
+        return self.prior.mean(X) + update
+
+    def variance(
+        self, X: Float[Tensor, "t d"], *, noise: bool = False, row_noise: Float[Tensor, " t"] | None = None
+    ) -> Float[Tensor, " t"]:
+        """The diagonal of ``covariance``, with the noise variance added if ``noise``."""
+        return self.predict(X, noise=noise, row_noise=row_noise).variance
+
+    def predict(
+        self, X: Float[Tensor, "t d"], *, noise: bool = False, row_noise: Float[Tensor, " t"] | None = None
+    ) -> Prediction:
+        """Mean and variance in one pass over the kernel; of new targets if ``noise``, else of the function."""
+        check_new_inputs(X, self.X)
+        _check_row_noise(noise, row_noise)
+        mean, variance, *scale = self._moments_in_tiles(X)
+        # Round-off can leave the difference of two almost equal numbers a little below zero.
+        variance = variance.clamp_min(0)
+        if noise:
+            variance = variance + self._noise(X, row_noise, scale[0] if scale else None)
+        return Prediction(mean.to(X), variance.to(X))
+
+    def _moments_in_tiles(self, X: Tensor) -> tuple[Tensor, ...]:
+        rows = max(1, self.max_bytes // (4 * 8 * self._width))
+        order = self.order(X)
+        parts = [self._moments(tile) for tile in (X if order is None else X[order]).split(rows)]
+        columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+        return columns if order is None else tuple(column[order.argsort()] for column in columns)
+
+    def _noise(self, X: Tensor, row_noise: Tensor | None, scale: Tensor | None) -> Tensor:
+        """The noise variance of each test point: the learned part is scaled, the known part is not."""
+        noise = self.prior.noise_variance(X, row_noise)
+        return noise if scale is None else noise + (scale - 1) * self.prior.noise.learned(X)
+
+    def covariance(
+        self,
+        X: Float[Tensor, "t d"],
+        Z: Float[Tensor, "u d"] | None = None,
+        *,
+        noise: bool = False,
+        row_noise: Float[Tensor, " t"] | None = None,
+    ) -> Float[Tensor, "t u"]:
+        """The posterior covariance of the rows of ``X`` with those of ``Z``, which defaults to ``X``."""
+        check_new_inputs(X, self.X)
+        if Z is not None:
+            check_new_inputs(Z, self.X, "Z")
+            if noise:
+                raise ValueError("noise=True needs Z=None: noise is independent between the rows of X and those of Z.")
+        return self._covariance_of_targets(X, Z, noise, row_noise).to(X)
+
+    def _covariance_of_targets(self, X: Tensor, Z: Tensor | None, noise: bool, row_noise: Tensor | None) -> Tensor:
+        _check_row_noise(noise, row_noise)
+        covariance = self._covariance(X, Z)
+        if Z is None:
+            covariance = (covariance + covariance.mT) / 2
+        return covariance + torch.diag(self._noise(X, row_noise, self.scale(X))) if noise else covariance
+
+    def sample(
+        self,
+        X: Float[Tensor, "t d"],
+        num_samples: int,
+        *,
+        noise: bool = False,
+        row_noise: Float[Tensor, " t"] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "s t"]:
+        """Joint draws at the rows of ``X``. Time O(t³ + s t²).
+
+        The covariance of nearby rows is singular to working precision: eigenvalues that round-off has made negative
+        count as zero.
+        """
+        check_new_inputs(X, self.X)
+        eigenvalues, vectors = torch.linalg.eigh(self._covariance_of_targets(X, None, noise, row_noise))
+        root = vectors * eigenvalues.clamp_min(0).sqrt()
+        white = torch.randn(num_samples, X.shape[0], dtype=torch.float64, generator=generator).to(X.device)
+        return (self._joint_mean(X).double() + white @ root.mT).to(X)
+
+    def _joint_mean(self, X: Tensor) -> Tensor:
+        """The mean of joint draws. It differs from ``mean`` if each test point has projections of its own."""
+        return self.mean(X)
+
+
+def _check_row_noise(noise: bool, row_noise: Tensor | None) -> None:
+    if row_noise is not None and not noise:
+        raise ValueError("row_noise was given without noise=True, which is what adds it.")

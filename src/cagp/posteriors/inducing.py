@@ -1,0 +1,70 @@
+"""The variational posterior through inducing points, of SGPR and SVGP."""
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cagp.engine import DEFAULT_MAX_BYTES, kernel_product
+from cagp.posteriors.base import Posterior
+from cagp.prior import GP
+
+
+@final
+class InducingPosterior(Posterior):
+    """The variational posterior through inducing points: q(v) = Normal(mean, RRᵀ) of v = L⁻¹u, LLᵀ = k(Z, Z).
+
+    With u(x) = L⁻¹k(Z, x): mean m(x) + u(x)ᵀ``whitened_mean``, covariance k(x, z) - u(x)ᵀu(z) + u(x)ᵀRRᵀu(z). The
+    variance can be smaller than the exact posterior's. A mean costs O(t m d), a variance O(t m d + t m²).
+
+    Args:
+        Z: the inducing points, in the dtype of the data.
+        chol: L in float64.
+        whitened_root: R, any square root of the covariance of v.
+    """
+
+    def __init__(
+        self,
+        prior: GP,
+        Z: Float[Tensor, "m d"],
+        chol: Float[Tensor, "m m"],
+        whitened_mean: Float[Tensor, " m"],
+        whitened_root: Float[Tensor, "m m"],
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ):
+        self.chol = chol.detach().clone()
+        self.whitened_mean = whitened_mean.detach().clone()
+        self.whitened_root = whitened_root.detach().clone()
+        representer = torch.linalg.solve_triangular(self.chol.mT, self.whitened_mean[:, None], upper=True)[:, 0]
+        super().__init__(prior, Z, representer, max_bytes)
+
+    @property
+    def num_inducing(self) -> int:
+        """m, the number of inducing points."""
+        return self.chol.shape[0]
+
+    @property
+    def never_below_exact(self) -> bool:
+        return False
+
+    @property
+    def _width(self) -> int:
+        return self.num_inducing
+
+    def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        U = self._whitened(X)
+        lost = U.square().sum(0) - (self.whitened_root.mT @ U).square().sum(0)
+        mean = self.prior.mean(X).double() + self.whitened_mean @ U
+        return mean, self.prior.kernel.diag(X).double() - lost
+
+    def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
+        U = self._whitened(X)
+        V = U if Z is None else self._whitened(Z)
+        K = kernel_product(self.prior.kernel, X, X if Z is None else Z)
+        return K.double() - U.mT @ V + (self.whitened_root.mT @ U).mT @ (self.whitened_root.mT @ V)
+
+    def _whitened(self, X: Tensor) -> Tensor:
+        """L⁻¹k(Z, X), float64."""
+        KZ = kernel_product(self.prior.kernel, X, self.X, max_bytes=self.max_bytes)
+        return torch.linalg.solve_triangular(self.chol, KZ.double().mT, upper=False)

@@ -1,0 +1,155 @@
+"""At each test point, exact inference on the targets of its nearest rows, alone or beside shared actions."""
+
+import math
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cagp.checks import check_new_inputs
+from cagp.engine import DEFAULT_MAX_BYTES
+from cagp.local_inference import Joint, Moments, SharedActions, joint_answers, local_answers
+from cagp.neighbours import NeighbourIndex
+from cagp.posteriors.base import Posterior
+from cagp.prior import GP
+
+KEPT_BYTES = 2**31
+"""What the hybrid posterior may keep of the shared actions for all rows; otherwise it is computed when needed."""
+
+
+def checked_scale(local_scale: float | None) -> float | None:
+    """The scale itself, or ValueError if it is not None or a positive number."""
+    if local_scale is not None and not 0 < local_scale < math.inf:
+        raise ValueError(f"local_scale is {local_scale}, expected None or a positive number of neighbours.")
+    return local_scale
+
+
+def scale_around(found: Moments, closeness: Tensor, local_scale: float) -> Tensor:
+    """(ν + rᵀC⁻¹r) / (ν + k), the posterior mean of a scale with an inverse gamma prior of mean one; far off, one."""
+    return 1 + closeness * ((local_scale + found.misfit) / (local_scale + found.num_rows) - 1)
+
+
+def closeness(prior: GP, points: Tensor, X: Tensor, neighbours: Tensor) -> Tensor:
+    """1 - (1 - ρ)⁴ with the correlation ρ of the function at each test point and its first row; zero if it has none.
+
+    It is close to one among the rows, even if these are a lengthscale apart, and falls to zero far from all of them.
+    """
+    first = neighbours[:, 0]
+    row = X[first.clamp_min(0)]
+    covariance = prior.kernel(points[:, None], row[:, None])[:, 0, 0].double()
+    size = (prior.kernel.diag(points).double() * prior.kernel.diag(row).double()).sqrt()
+    return torch.where(first >= 0, 1 - (1 - covariance.abs() / size) ** 4, 0.0)
+
+
+@final
+class LocalPosterior(Posterior):
+    """At each test point x, exact inference on the projections S_xᵀy: those of its nearest rows and of shared actions.
+
+    With one scale everywhere, the variance at a test point is never below the exact posterior's. With a local scale it
+    is that variance times a factor that the point's neighbours suggest, which can be less than one.
+
+    Different test points use different projections. A joint covariance or joint samples take the union of their rows,
+    at most ``MOST_JOINT_ROWS``, so the diagonal of the covariance can be smaller than ``variance``.
+    """
+
+    MOST_JOINT_ROWS = 8192
+
+    def __init__(
+        self,
+        prior: GP,
+        X: Float[Tensor, "n d"],
+        y: Float[Tensor, " n"],
+        row_noise: Float[Tensor, " n"] | None,
+        num_neighbours: int,
+        index: NeighbourIndex,
+        shared: SharedActions | None = None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        local_scale: float | None = None,
+    ):
+        super().__init__(prior, X, X.new_zeros(X.shape[0]), max_bytes)
+        self.local_scale = checked_scale(local_scale)
+        self.y = y.detach().clone()
+        self.row_noise = None if row_noise is None else row_noise.detach().clone()
+        self.num_neighbours = num_neighbours
+        self.index, self.shared = index, shared
+        self._kept = None
+        if shared is not None and num_neighbours and 8 * X.shape[0] * shared.num_actions <= KEPT_BYTES:
+            self._kept = self._rows_kept(shared)
+
+    def _rows_kept(self, shared: SharedActions) -> Tensor:
+        """What the shared actions say about every training row, computed in parts to keep temporaries small."""
+        noise = self.prior.noise_variance(self.X, self.row_noise)
+        kept = torch.empty(len(self.X), shared.num_actions, dtype=torch.float64, device=self.X.device)
+        tile = max(1, self.max_bytes // (4 * 8 * shared.num_actions))
+        for part in torch.arange(len(self.X), device=self.X.device).split(tile):
+            kept[part] = shared.rows(self.X, part, noise[part])
+        return kept
+
+    @property
+    def never_below_exact(self) -> bool:
+        return self.local_scale is None
+
+    @property
+    def _width(self) -> int:
+        k = max(1, self.num_neighbours)
+        return k * (k + 8) + (0 if self.shared is None else k * self.shared.num_actions)
+
+    def _neighbours(self, X: Tensor) -> Tensor:
+        if self.num_neighbours == 0:
+            return torch.full((X.shape[0], 1), -1, device=X.device)
+        return self.index.nearest(X, self.num_neighbours)
+
+    def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
+        near = self._neighbours(X)
+        found = local_answers(self.prior, self.X, self.y, self.row_noise, X, near, self.shared, self._kept)
+        if self.local_scale is None:
+            return found.mean, found.variance
+        scale = scale_around(found, closeness(self.prior, X, self.X, near), self.local_scale)
+        return found.mean, scale * found.variance, scale
+
+    def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
+        check_new_inputs(X, self.X)
+        return self._moments_in_tiles(X)[2] if self.local_scale is not None else None
+
+    def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
+        """By place, if what shared actions say about a row is computed when needed.
+
+        The neighbours of near test points are much the same rows, and each row costs as much as many test points.
+        """
+        if self.shared is None or self._kept is not None or self.num_neighbours == 0:
+            return None
+        return self.index.spatial_order(X)
+
+    def mean(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"]:
+        """The mean at each test point; it costs as much as mean and variance."""
+        check_new_inputs(X, self.X)
+        return self.predict(X).mean
+
+    def joint(self, X: Float[Tensor, "t d"]) -> Joint:
+        """Mean and covariance of all test points together, given all their neighbours: what ``sample`` draws from."""
+        check_new_inputs(X, self.X)
+        mean, covariance = self._joint(X)
+        return Joint(mean.to(X), covariance.to(X))
+
+    def _joint(self, points: Tensor) -> Joint:
+        rows = self._neighbours(points).unique()
+        rows = rows[rows >= 0]
+        if len(rows) > self.MOST_JOINT_ROWS:
+            raise ValueError(
+                f"joint answers at {len(points):,} rows need {len(rows):,} training rows together, the limit is "
+                f"{self.MOST_JOINT_ROWS:,}; ask for fewer rows at once, or for fewer neighbours."
+            )
+        joint = joint_answers(self.prior, self.X, self.y, self.row_noise, points, rows, self.shared)
+        scale = self.scale(points)
+        if scale is None:
+            return joint
+        return joint._replace(covariance=joint.covariance * (scale[:, None] * scale).sqrt())
+
+    def _joint_mean(self, X: Tensor) -> Tensor:
+        return self._joint(X).mean
+
+    def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
+        if Z is None:
+            return self._joint(X).covariance
+        return self._joint(torch.cat([X, Z])).covariance[: len(X), len(X) :]

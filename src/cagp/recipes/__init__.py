@@ -1,0 +1,68 @@
+"""The table of methods that a user can choose: one file for each, one line in ``RECIPES``.
+
+Everything that lists methods or their options reads it: regressors, the command line, reports, ``cagp info``. Nothing
+here imports torch before a method is trained, so that help texts and errors come at once.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cagp.recipes.auto import Auto
+from cagp.recipes.base import Recipe
+from cagp.recipes.cg import ConjugateGradients
+from cagp.recipes.cggp import CGGPRecipe
+from cagp.recipes.exact import Exact
+from cagp.recipes.hybrid import Hybrid
+from cagp.recipes.local import Local
+from cagp.recipes.opt import Opt
+from cagp.recipes.options import OPTIONS, Option
+from cagp.recipes.sgpr import SGPRRecipe
+from cagp.recipes.svgp import SVGPRecipe
+
+RECIPES: dict[str, type[Recipe]] = {
+    recipe.name: recipe
+    for recipe in (
+        Auto,
+        Exact,
+        Opt,
+        ConjugateGradients,
+        Local,
+        Hybrid,
+        SGPRRecipe,
+        SVGPRecipe,
+        CGGPRecipe,
+    )
+}
+
+
+def recipe_for(method: str, options: Mapping[str, Any]) -> Recipe:
+    """The recipe of a method with these values of options.
+
+    Raises ValueError for an unknown method, for a value that an option does not accept, and for an option that the
+    method does not use, unless it has its default value.
+    """
+    if not isinstance(method, str) or method not in RECIPES:
+        raise ValueError(f"method is {method!r}, expected one of {', '.join(RECIPES)}.")
+    recipe = RECIPES[method]
+    used = {option.name for option in recipe.options()}
+    for name, value in options.items():
+        OPTIONS[name].check(value)
+        if name not in used and value != OPTIONS[name].default:
+            raise ValueError(
+                f"{name} is {value!r}, but method {method!r} does not use it ({name} is for "
+                f"{', '.join(users_of(name))}). Remove {name}, or choose one of these methods."
+            )
+    return recipe(**{name: value for name, value in options.items() if name in used})
+
+
+def method_words(method: str) -> str:
+    """What a method is, in words; its name where this version of cagp does not know it."""
+    return RECIPES[method].words if method in RECIPES else method
+
+
+def users_of(option: str) -> list[str]:
+    """The names of the methods that use an option."""
+    return [name for name, recipe in RECIPES.items() if option in {o.name for o in recipe.options()}]
+
+
+__all__ = ["OPTIONS", "RECIPES", "Option", "Recipe", "method_words", "recipe_for", "users_of"]

@@ -1,0 +1,36 @@
+"""What a user can choose: a recipe is a method, its options, and how it is trained."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar
+
+from cagp.recipes.options import Option
+
+if TYPE_CHECKING:
+    from cagp.recipes.task import Fitted, Task
+
+SMALL = 10_000
+"""Up to this many rows, methods that use float32 for speed use float64."""
+
+
+@dataclass(frozen=True)
+class Recipe(ABC):
+    """A method with values for its options. Options are the fields of the class, made by ``Option.field``."""
+
+    name: ClassVar[str]
+    words: ClassVar[str]  # what was fitted, for reports: "Fitted: ..."
+    summary: ClassVar[str]  # one line for the help of the command line
+    fast_dtype: ClassVar[bool] = False  # whether dtype="auto" is float32 beyond ``SMALL`` rows
+
+    @classmethod
+    def options(cls) -> tuple[Option, ...]:
+        """The options that this method uses."""
+        return tuple(field.metadata["option"] for field in fields(cls))
+
+    def default_dtype(self, num_rows: int) -> str:
+        """What ``dtype="auto"`` means for a table of this size."""
+        return "float32" if self.fast_dtype and num_rows > SMALL else "float64"
+
+    @abstractmethod
+    def train(self, task: "Task") -> "Fitted":
+        """Learn hyperparameters from the rows of the task, and condition on them."""

@@ -1,0 +1,38 @@
+"""The exact Gaussian process."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, final
+
+from cagp.lazy import lazy_module
+from cagp.quantities import bytes_of
+from cagp.recipes.base import Recipe
+
+if TYPE_CHECKING:
+    from cagp import methods
+    from cagp.methods import cholesky
+    from cagp.recipes import task as tasks
+else:
+    methods, cholesky, tasks = map(lazy_module, ("cagp.methods", "cagp.methods.cholesky", "cagp.recipes.task"))
+
+
+@final
+@dataclass(frozen=True)
+class Exact(Recipe):
+    """All rows, by Cholesky factorisation."""
+
+    name: ClassVar[str] = "exact"
+    words: ClassVar[str] = "an exact Gaussian process (Cholesky factorisation)"
+    summary: ClassVar[str] = "all rows, by Cholesky factorisation: a few thousand rows"
+
+    def train(self, task: "tasks.Task") -> "tasks.Fitted":
+        """L-BFGS on -log p(y): a smooth loss of few parameters whose evaluations are expensive."""
+        n, limit = task.num_rows, task.max_memory
+        if limit is not None and cholesky.memory_needed(n) > bytes_of(limit):
+            raise MemoryError(
+                f"exact inference on {n:,} rows needs about {cholesky.memory_needed(n) / 1e6:,.0f} MB, max_memory is "
+                f'{limit}; allow more, use fewer rows, or choose method="local".'
+            )
+        priors = task.priors(task.low_noise_floor)
+        method = methods.Several([methods.CholeskyGP(prior, task.max_bytes) for prior in priors])
+        result = task.run(method, "exact", optimizer="lbfgs", num_steps=100, min_improvement=1e-4, window=5)
+        return tasks.Fitted(self.name, method.condition(*task.data), result, [], task.every_row())

@@ -1,0 +1,99 @@
+"""CaGP-Opt."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from cagp import limits
+from cagp.lazy import lazy_module
+from cagp.recipes.base import Recipe
+from cagp.recipes.options import N_ACTIONS, N_NEIGHBORS
+
+if TYPE_CHECKING:
+    import torch
+
+    from cagp import methods, noise_tuning, prior, starting, training
+    from cagp.recipes import steps
+    from cagp.recipes import task as tasks
+else:
+    torch, methods, noise_tuning = map(lazy_module, ("torch", "cagp.methods", "cagp.noise_tuning"))
+    starting, steps, tasks = map(lazy_module, ("cagp.starting", "cagp.recipes.steps", "cagp.recipes.task"))
+
+EVALUATE_EVERY, PATIENCE = 20, 4
+"""Steps between judgements by held-out rows, and judgements without a gain that end the fit."""
+
+
+@final
+@dataclass(frozen=True)
+class Opt(Recipe):
+    """Learned actions, shared by all test points."""
+
+    n_actions: int | str = N_ACTIONS.field()
+    n_neighbors: int = N_NEIGHBORS.field()
+
+    name: ClassVar[str] = "opt"
+    words: ClassVar[str] = "CaGP-Opt, a computation-aware Gaussian process with learned actions"
+    summary: ClassVar[str] = "learned actions (CaGP-Opt)"
+    fast_dtype: ClassVar[bool] = True
+
+    def train(self, task: "tasks.Task") -> "tasks.Fitted":
+        """With many rows: from the hyperparameters of a short fit of CaGP-Local, judged by held-out rows."""
+        if task.num_rows <= limits.EXACT_ROWS:
+            return train_opt(task, task.priors(), self.n_actions)
+        parts, notes = steps.hold_out(task), []
+        priors, most_steps = parts.train.priors(), None
+        if task.from_data:
+            method = methods.Several(steps.local_methods(parts.train, priors, self.n_neighbors))
+            local = parts.train.in_double().run(method, "start", most_steps=starting.LOCAL_STEPS)
+            most_steps = 1 if local.interrupted else None
+            notes = [started_at(local)]
+        within = {"most_steps": most_steps, "max_time": task.time_left()}
+        fitted = train_opt(parts.train, priors, self.n_actions, task.from_data, parts.held_out, **within)
+        assert fitted.held is not None
+        return fitted._replace(held=parts.rows[fitted.held], notes=[*notes, *fitted.notes])
+
+
+def started_at(local: "training.FitResult") -> str:
+    """Where the hyperparameters come from, in words."""
+    return f"Hyperparameters start at those that CaGP-Local learned in {len(local.steps):,} steps."
+
+
+def train_opt(
+    task: "tasks.Task",
+    priors: "list[prior.GP]",
+    n_actions: int | str,
+    learned: bool = False,
+    held_out: "tasks.Task | None" = None,
+    **changes: Any,
+) -> "tasks.Fitted":
+    """Train actions and hyperparameters together.
+
+    Args:
+        learned: the hyperparameters are those of CaGP-Local, neither a guess nor those of CaGP-Opt.
+        held_out: rows that choose the step and the noise.
+        changes: limits and settings of the fit.
+    """
+    first = methods.CaGPOpt.from_data(
+        priors[0],
+        task.X,
+        steps.number_of_actions(n_actions, task),
+        max_bytes=task.max_bytes,
+        reblock_at=() if learned else None,
+        support_size=steps.support_size(task.num_rows),
+        generator=torch.Generator().manual_seed(task.seed),
+    )
+    others = [methods.CaGPOpt(p, first.actions, first.loss, first.max_bytes, first.reblock_at) for p in priors[1:]]
+    method, notes = methods.Several([first, *others]), []
+    if learned:
+        noise_tuning.raise_noise(method, *task.data)
+    if held_out is not None:
+        changes |= {"evaluate": lambda: {"nll": steps.held_out_nll(method, task, held_out)}, "monitor": "nll"}
+        changes |= {"evaluate_every": EVALUATE_EVERY, "patience": PATIENCE}
+    result = task.run(method, "opt", **changes)
+    if held_out is not None:
+        factors = [steps.calibrate(part, task, held_out, j) for j, part in enumerate(method.parts)]
+        notes = [
+            f"{held_out.num_rows:,} rows were held out to choose the step and the noise, which is "
+            f"{' and '.join(f'{factor:.2g}' for factor in factors)} times that of the loss; predictions use the "
+            f"other {task.num_rows:,}."
+        ]
+    return tasks.Fitted("opt", method.condition(*task.data), result, notes, first.actions.support.detach().clone())

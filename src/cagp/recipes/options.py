@@ -1,0 +1,107 @@
+"""The options of methods: their names, defaults, checks, and how the command line reads them."""
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, in Python ``name=...`` and on the command line ``--name``.
+
+    Args:
+        expected: what a value must be, in words.
+        accepts: whether a value is one.
+        parse: a value from text; raises ValueError where the text is not one.
+    """
+
+    name: str
+    default: Any
+    metavar: str
+    help: str
+    expected: str
+    accepts: Callable[[Any], bool]
+    parse: Callable[[str], Any]
+
+    @property
+    def flag(self) -> str:
+        """The option on the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def check(self, value: Any) -> None:
+        """Raise ValueError unless ``value`` is one that the option accepts."""
+        if not self.accepts(value):
+            raise ValueError(f"{self.name} is {value!r}, expected {self.expected}.")
+
+    def from_text(self, text: str) -> Any:
+        """The value that the text stands for; an argparse error where it stands for none."""
+        try:
+            value = self.parse(text)
+        except ValueError:
+            value = text
+        if (isinstance(value, str) and value != "auto") or not self.accepts(value):
+            raise argparse.ArgumentTypeError(f"it is {text!r}, expected {self.expected.replace('None', 'none')}")
+        return value
+
+    def field(self) -> Any:
+        """The field of a recipe that holds a value of this option."""
+        return field(default=self.default, metadata={"option": self})
+
+
+def is_positive_integer(value: Any) -> bool:
+    """Whether ``value`` is an integer, 1 or larger; True is not."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == "auto"
+
+
+def _is_local_scale(value: Any) -> bool:
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
+    return value is None or _is_auto(value) or is_number
+
+
+N_ACTIONS = Option(
+    "n_actions",
+    "auto",
+    "N",
+    'number of actions, or "auto": one for eight rows, at most 512',
+    'a positive integer (or "auto")',
+    lambda value: _is_auto(value) or is_positive_integer(value),
+    lambda text: text if text == "auto" else int(text),
+)
+N_NEIGHBORS = Option(
+    "n_neighbors",
+    32,
+    "K",
+    "training rows that predict each row during training; predictions use twice as many",
+    "a positive integer",
+    is_positive_integer,
+    int,
+)
+LOCAL_SCALE = Option(
+    "local_scale",
+    "auto",
+    "N",
+    'whether error bars follow the neighbours of a test point: "auto", "none" (one scale everywhere; the variance is '
+    "then never below the exact one), or the number of neighbours that the learned scale counts for",
+    '"auto", None or a positive number of neighbours',
+    _is_local_scale,
+    lambda text: {"auto": "auto", "none": None}[text] if text in ("auto", "none") else float(text),
+)
+N_INDUCING = Option(
+    "n_inducing",
+    512,
+    "M",
+    "number of inducing points",
+    "a positive integer",
+    is_positive_integer,
+    int,
+)
+
+OPTIONS = {option.name: option for option in (N_ACTIONS, N_NEIGHBORS, LOCAL_SCALE, N_INDUCING)}
+"""Every option that some method has."""

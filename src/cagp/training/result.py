@@ -1,0 +1,56 @@
+"""How a fit ended, and what it left."""
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from cagp.training.history import Step
+
+
+class FitStatus(str, Enum):
+    """Why a fit ended; ``FitResult.reason`` says it in words."""
+
+    ALL_STEPS = "all steps"
+    TIME_LIMIT = "time limit"
+    NO_BETTER = "no better"  # the monitored quantity, for as many evaluations as ``patience``
+    CONVERGED = "converged"  # the loss no longer improves
+    INTERRUPTED = "interrupted"  # by Ctrl-C
+    BAD_START = "bad start"  # no loss at the starting values
+    TOO_MANY_FAILURES = "too many failures"
+    UNKNOWN = "unknown"  # of a fit read from a file, which does not hold its status
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What ``fit`` did; the method itself holds the best parameters."""
+
+    steps: list[Step]
+    reason: str  # why it ended, in words
+    best_step: int  # the step whose parameters were kept
+    best_value: float  # of the monitored quantity
+    seconds: float
+    failures: list[str]
+    findings: list[str]
+    status: FitStatus = FitStatus.UNKNOWN
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the fit."""
+        return self.status is FitStatus.INTERRUPTED
+
+    def __str__(self) -> str:
+        """The report, in plain words."""
+        return "\n".join([self.reason, *self.failures, *self.findings])
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a file."""
+        values = asdict(self)
+        del values["status"]
+        return {**values, "interrupted": self.interrupted}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "FitResult":
+        """The inverse of ``state``; of the status, only whether the fit was interrupted is known."""
+        values = {name: value for name, value in state.items() if name != "interrupted"}
+        status = FitStatus.INTERRUPTED if state.get("interrupted", False) else FitStatus.UNKNOWN
+        return cls(**{**values, "steps": [Step(**step) for step in state["steps"]], "status": status})

@@ -1,0 +1,127 @@
+"""The table of methods: what regressors, the command line, reports and model files say of each comes from it."""
+
+import inspect
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import cagp
+from cagp import CaGPRegressor
+from cagp.cli import main
+from cagp.recipes import OPTIONS, RECIPES, Recipe, recipe_for, users_of
+from cagp.recipes.options import N_NEIGHBORS
+
+CHANGED = {"n_actions": 7, "n_neighbors": 5, "local_scale": None, "n_inducing": 9}
+"""A value other than the default for each option."""
+
+
+def table(num_rows: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(num_rows, 2))
+    return X, np.sin(X.sum(1)) + 0.1 * rng.normal(size=num_rows)
+
+
+def test_the_table_is_complete():
+    parameters = inspect.signature(CaGPRegressor).parameters
+    assert set(CHANGED) == set(OPTIONS)
+    for name, recipe in RECIPES.items():
+        assert recipe.name == name
+        assert recipe.words
+        assert recipe.summary
+        assert {option.name for option in recipe.options()} <= set(OPTIONS)
+    for name, option in OPTIONS.items():
+        assert parameters[name].default == option.default
+        assert users_of(name), f"no method uses {name}"
+        option.check(option.default)
+        option.check(CHANGED[name])
+
+
+@pytest.mark.parametrize("method", RECIPES)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_that_the_method_does_not_use_is_an_error(method, option, tmp_path, capsys):
+    X, y = table()
+    model = CaGPRegressor(method, max_epochs=1, **{option: CHANGED[option]})
+    if method in users_of(option):
+        assert model._recipe() == RECIPES[method](**{option: CHANGED[option]})
+        return
+    words = f"{option} is {CHANGED[option]!r}, but method '{method}' does not use it"
+    with pytest.raises(ValueError, match=words) as error:
+        model.fit(X, y)
+    for user in users_of(option):
+        assert user in str(error.value)
+    flag, value = OPTIONS[option].flag, "none" if CHANGED[option] is None else str(CHANGED[option])
+    np.savez(tmp_path / "table.npz", X=X, y=y)
+    arguments = ["fit", tmp_path / "table.npz", "--method", method, flag, value, "--out", tmp_path / "model.cagp"]
+    assert main(list(map(str, arguments))) == 2
+    assert f"{method} does not use it" in capsys.readouterr().err
+
+
+def test_defaults_are_never_in_the_way():
+    for method in RECIPES:
+        recipe_for(method, {name: option.default for name, option in OPTIONS.items()})
+
+
+def test_help_lists_every_method_and_option(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ("fit", "compare"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines())) <= 80, command
+        for name, recipe in RECIPES.items():
+            assert name in text
+            assert recipe.summary.split()[0] in text
+        for option in OPTIONS.values():
+            assert option.flag in text
+
+
+def test_the_table_and_the_command_line_load_nothing_heavy():
+    code = (
+        "import sys, cagp, cagp.recipes, cagp.saved_summary, cagp.cli.app;"
+        "heavy = {'torch', 'pandas', 'sklearn', 'scipy', 'matplotlib', 'pyarrow'} & set(sys.modules);"
+        "sys.exit(' '.join(sorted(heavy)) or 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+@dataclass(frozen=True)
+class Twice(Recipe):
+    """A method of one's own: local, under another name."""
+
+    n_neighbors: int = N_NEIGHBORS.field()
+
+    name: ClassVar[str] = "twice"
+    words: ClassVar[str] = "a method for this test"
+    summary: ClassVar[str] = "a summary for this test"
+
+    def train(self, task):
+        fitted = RECIPES["local"](n_neighbors=self.n_neighbors, local_scale=None).train(task)
+        return fitted._replace(method=self.name, choice="Chosen by this test.")
+
+
+def test_a_new_method_is_one_class_and_one_line(tmp_path, monkeypatch, capsys):
+    X, y = table(60)
+    monkeypatch.setitem(RECIPES, "twice", Twice)
+    model = CaGPRegressor("twice", n_neighbors=6, max_epochs=2).fit(X, y)
+    local = CaGPRegressor("local", n_neighbors=6, local_scale=None, max_epochs=2).fit(X, y)
+    np.testing.assert_array_equal(model.predict(X, return_std=True), local.predict(X, return_std=True))
+    with pytest.raises(ValueError, match="n_actions is 3, but method 'twice' does not use it"):
+        CaGPRegressor("twice", n_actions=3).fit(X, y)
+    assert model.choice_ == "Chosen by this test."
+    assert "Chosen by this test." in model.fit_report_
+    np.savez(tmp_path / "table.npz", X=X, y=y)
+    out = tmp_path / "model.cagp"
+    arguments = ["fit", tmp_path / "table.npz", "--method", "twice", "--n-neighbors", "6", "--out", out]
+    report = tmp_path / "report.html"
+    assert main([*map(str, arguments), "--report", str(report), "--max-epochs", "2"]) == 0
+    assert cagp.load(out).method_ == "twice"
+    capsys.readouterr()
+    assert main(["info", str(out)]) == 0
+    assert "a method for this test" in capsys.readouterr().out
+    assert "a method for this test" in report.read_text(encoding="utf-8")
+    assert "Chosen by this test." in report.read_text(encoding="utf-8")
