@@ -98,4 +98,4 @@ def test_wrong_usage_is_exit_code_two(capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["bench", "fit"])
     assert exit_.value.code == 2
-    assert "tables" in capsys.readouterr().err
+    assert "the following arguments are required: TABLE" in capsys.readouterr().err

@@ -12,20 +12,8 @@ from hypothesis import strategies as st
 from problems import recipes
 from torch import Tensor
 
-from cagp import (
-    GP,
-    SGPR,
-    BlockActions,
-    CaGPCG,
-    CaGPLocal,
-    CaGPOpt,
-    CaGPPosterior,
-    GaussianNoise,
-    KnownNoise,
-    Stopping,
-    iterate,
-    project,
-)
+from cagp import GP, SGPR, CaGPCG, CaGPLocal, CaGPOpt, GaussianNoise, KnownNoise, iterate
+from cagp.actions import BlockActions
 from cagp.diagnostics import (
     action_matrix,
     distance_to_data,
@@ -39,8 +27,11 @@ from cagp.diagnostics import (
     variance_components,
     variance_ratio,
 )
-from cagp.iterative import CGResiduals, Lanczos, RandomActions, TopEigenvectors, UnitVectors
-from cagp.kernels import Matern12, Matern32, Scale
+from cagp.iterative import CGResiduals, Lanczos, RandomActions, Stopping, TopEigenvectors, UnitVectors
+from cagp.kernels import RBF, Matern12, Matern32, Scale
+from cagp.notices import collected
+from cagp.posteriors import CaGPPosterior
+from cagp.projection import project
 from cagp.system import System
 
 
@@ -281,6 +272,15 @@ def test_references_of_both_kinds_agree_and_bounds_hold(monkeypatch):
     assert float(missing.max()) > 1e-3  # four rows do not replace sixty
     assert bool((missing >= -1e-10).all())
     assert bool((missing <= estimated.error_bound).all())
+
+
+def test_a_reference_that_needs_jitter_is_an_estimate_and_says_so_to_nobody_else():
+    X, y, _ = wave()
+    prior = GP(Scale(RBF(2, 50.0), 1e12), noise=GaussianNoise(1e-5))  # singular to working precision
+    with collected() as outside:
+        posterior = CaGPLocal(prior, 1).condition(X, y)
+        assert reference_for(posterior, None, len(X)).kind == "estimate"
+        assert outside == []
 
 
 def test_a_method_without_a_bound_says_that_its_computational_part_is_unknown():

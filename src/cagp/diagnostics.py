@@ -4,7 +4,6 @@ Everything here is float64 and records no gradient.
 """
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ from cagp.iterative import top_eigenvectors
 from cagp.limits import EXACT_ROWS
 from cagp.linalg import JitterWarning, conjugate_gradients, safe_cholesky
 from cagp.methods import CaGPLocal, CholeskyGP
+from cagp.notices import collected
 from cagp.posteriors import CaGPPosterior, LocalPosterior, Posterior
 from cagp.projection import Projection
 from cagp.solver import Solver
@@ -227,11 +227,10 @@ def reference_for(posterior: Posterior, row_noise: Float[Tensor, " m"] | None, n
         return _Itself("exact")
     held, targets = posterior.X, posterior.X.new_zeros(len(posterior.X))  # a variance does not depend on targets
     if len(held) == num_rows <= EXACT_ROWS:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", JitterWarning)
+        with collected(JitterWarning) as jitter:
             exact = CholeskyGP(posterior.prior).condition(held, targets, row_noise)
         # Jitter acts as additional noise: the variance is then an upper bound.
-        return _Posterior(exact, "estimate" if caught else "exact")
+        return _Posterior(exact, "estimate" if jitter else "exact")
     k = min(NEIGHBOURS, len(held))
     return _Posterior(CaGPLocal(posterior.prior).condition(held, targets, row_noise, num_neighbours=k), "estimate")
 

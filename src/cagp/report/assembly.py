@@ -81,7 +81,7 @@ class _TargetSections:
 
     def __init__(self, model: GPRegressor, parts: VarianceParts, learned: list[Effect] | Surface):
         self.draw, self._parts, self._learned = Drawing(), parts, learned
-        self._guarantee: str | None = getattr(model, "guarantee_", None)
+        self._guarantee = model.guarantee_
 
     def apart(self, target: Target, level: int, prefix: str) -> list[str]:
         """One by one, with headings of this level."""

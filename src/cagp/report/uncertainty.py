@@ -47,7 +47,7 @@ def variance_parts_of(model: GPRegressor, rows: HeldOutRows) -> VarianceParts:
     return VarianceParts(noise, latent, None if unknown else computational, parts["computational_kind"])
 
 
-def variance_figures(draw: Drawing, target: Target, parts: VarianceParts, guarantee: str | None) -> list[str]:
+def variance_figures(draw: Drawing, target: Target, parts: VarianceParts, guarantee: str) -> list[str]:
     """Shares of the parts, over all rows and from the most to the least certain ones."""
     noise, latent = parts.noise[:, target.number], parts.latent[:, target.number]
     computational = None if parts.computational is None else parts.computational[:, target.number]
@@ -60,11 +60,8 @@ def variance_figures(draw: Drawing, target: Target, parts: VarianceParts, guaran
     ]
     words = ", ".join(f"{part.name} {share}" for part, share in zip(stacked, shares, strict=True))
     caption = f"Means over {count(len(noise), 'test row')}. Variances add up; standard deviations do not."
-    sentences = ["The variance of a prediction is a sum of parts.", KINDS[parts.kind]]
-    if guarantee:
-        sentences.append(text(guarantee, 400))
     return [
-        f"<p>{' '.join(sentences)}</p>",
+        f"<p>The variance of a prediction is a sum of parts. {KINDS[parts.kind]} {text(guarantee, 400)}</p>",
         side_by_side(
             draw(
                 lambda ax: plots.variance_shares(ax, stacked),
