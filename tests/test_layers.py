@@ -35,7 +35,7 @@ ORDER = [
     "noise_tuning",
     "starting",
     "data",
-    "search",
+    "action_search",
     "plots",
     "persistence",
     "report",

@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from cagp import kernels, metrics
+from cagp.action_search import SearchResult, search_num_actions
 from cagp.actions import BlockActions, DenseActions
 from cagp.engine import BlockWeights, backend_for, kernel_product
 from cagp.estimators import (
@@ -33,7 +34,6 @@ from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, LocalPosterior, Posterior, Prediction
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, ZeroMean
 from cagp.projection import Projection, project
-from cagp.search import SearchResult, search
 from cagp.solver import CGWarning
 from cagp.starting import start_from_data, start_from_neighbours
 from cagp.training import FitResult, FitStatus, Settings, Trainable, fit
@@ -95,7 +95,7 @@ __all__ = [
     "project",
     "projected_nll",
     "raise_noise",
-    "search",
+    "search_num_actions",
     "start_from_data",
     "start_from_neighbours",
 ]

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 import cagp
 from cagp import plots
+from cagp.action_search.trial import KERNELS
 from cagp.bench.generalization import load_table
-from cagp.search.trial import KERNELS
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--lr", type=float, nargs="+", default=[0.1, 0.2], help="learning rates to try (default: 0.1 0.2)"
     )
-    command.add_argument("--kernel", choices=KERNELS, default="Matern32", help="(default: %(default)s)")
+    command.add_argument("--kernel", choices=KERNELS, default="matern32", help="(default: %(default)s)")
     command.add_argument("--steps", type=int, default=300, help="steps of each fit (default: %(default)s)")
     command.add_argument("--max-time", help='time for each fit, e.g. "10min" (default: no limit)')
     command.add_argument("--seed", type=int, default=0, help="of the split (default: %(default)s)")
@@ -44,7 +44,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, print the table and its reading, write search.png; 1 if any trial failed."""
-    result = cagp.search(
+    result = cagp.search_num_actions(
         *load_table(arguments.table),
         folder=arguments.out,
         num_actions=arguments.actions,
