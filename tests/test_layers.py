@@ -32,6 +32,7 @@ ORDER = [
     "iterative",
     "diagnostics",
     "methods",
+    "testing",
     "noise_tuning",
     "starting",
     "data",
