@@ -114,7 +114,7 @@ def test_a_local_scale_fits_together_too_and_promises_nothing():
 def test_the_slopes_that_are_compared_are_not_zero(name):
     posterior, new = condition(name), make_data()[-1][:4].clone().requires_grad_()
     for value in (*posterior.predict(new), posterior.mean(new), posterior.covariance(new)[0, 1:]):
-        (gradient,) = torch.autograd.grad(value.sum(), new)
+        (gradient,) = torch.autograd.grad(value.sum(), new, retain_graph=True)
         assert float(gradient.abs().max()) > 1e-4
 
 

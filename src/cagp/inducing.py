@@ -144,5 +144,5 @@ def _kmeans(X: Tensor, num_centres: int, seed: int) -> Tensor:
     """Centres of clusters of the rows, by scikit-learn; one for each distinct row if there are fewer of these."""
     rows = X.cpu().numpy()
     num_centres = min(num_centres, len(np.unique(rows, axis=0)))
-    centres = KMeans(num_centres, n_init=1, random_state=seed).fit(rows).cluster_centers_
+    centres = KMeans(num_centres, n_init="auto", random_state=seed).fit(rows).cluster_centers_
     return torch.from_numpy(centres).to(X)

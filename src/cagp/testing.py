@@ -39,7 +39,7 @@ def check_posterior(
 
     Mean and variance, for all points and for each alone; covariances, symmetric and positive semi-definite; tiles;
     dtypes; gradients in the inputs, for float64; noise; samples; errors for inputs that do not fit. The answers must be
-    the same when asked for again, and the posterior must not change.
+    the same when computed again, and the posterior must not change.
 
     Args:
         X: at least five test points, near the data and far from them, in the dtype of the training inputs.
@@ -50,21 +50,21 @@ def check_posterior(
     """
     _require(len(X) >= 5, f"X has {len(X)} rows, expected at least five test points.")
     tolerance = TOLERANCE[X.dtype] if tolerance is None else tolerance
+    trained = [name for name, p in posterior.prior.named_parameters() if p.requires_grad]
+    _require(
+        not trained, f"the prior of the posterior can still be trained ({', '.join(trained)}); expected a snapshot."
+    )
     inputs = X.clone()
+    _check_kinds(posterior, X, seed)
     _check_moments(posterior, X, tolerance)
     _check_covariance(posterior, X, tolerance)
     _check_tiles(posterior, X, tolerance)
-    _check_kinds(posterior, X, seed)
     _check_noise(posterior, X, tolerance)
     _check_samples(posterior, X, tolerance, seed)
     _check_refusals(posterior, X)
     if X.dtype == torch.float64:
         _check_input_gradients(posterior, X[:4], seed)
     _require(torch.equal(X, inputs), "asking for answers changed the test points.")
-    trained = [name for name, p in posterior.prior.named_parameters() if p.requires_grad]
-    _require(
-        not trained, f"the prior of the posterior can still be trained ({', '.join(trained)}); expected a snapshot."
-    )
     if exact is not None and posterior.never_below_exact:
         check_never_below(posterior, exact, X, tolerance)
 
@@ -93,9 +93,7 @@ def _check_moments(posterior: Posterior, X: Tensor, tolerance: float) -> None:
     _require(torch.equal(posterior.variance(X), first.variance), "variance and the variance of predict differ.")
     alone = [posterior.predict(row[None]) for row in X]
     for name, all_of, each in zip(Prediction._fields, first, zip(*alone, strict=True), strict=True):
-        _close(
-            torch.cat(each), all_of, tolerance, f"the {name} of a test point depends on the others asked for with it"
-        )
+        _close(torch.cat(each), all_of, tolerance, f"the {name} of a test point depends on the other test points")
     variances = torch.cat([posterior.covariance(row[None])[0] for row in X])
     _close(variances, first.variance, tolerance, "the variance is not the covariance of a test point with itself")
 
@@ -194,6 +192,7 @@ def _check_input_gradients(posterior: Posterior, X: Tensor, seed: int) -> None:
     inputs = X.clone().requires_grad_()
     above, below = answers(X + DIFFERENCE_STEP * direction), answers(X - DIFFERENCE_STEP * direction)
     for name, value in answers(inputs).items():
+        _require(value.requires_grad, f"the {name} is not differentiable in the inputs.")
         (gradient,) = torch.autograd.grad(value.sum(), inputs, retain_graph=True)
         slope = float((above[name] - below[name]).sum().detach()) / (2 * DIFFERENCE_STEP)
         found = float((gradient * direction).sum())
@@ -242,7 +241,7 @@ def check_method(
         value = _value(method, data, rows)
         _require(math.isfinite(value), f"the objective of {of} is {value}, expected a finite number.")
         terms = method.objective_terms(*data, rows=rows)
-        total = float(torch.stack(list(terms.values())).sum())
+        total = torch.stack(list(terms.values())).sum().item()
         _require(total == value, f"the terms of {of} add up to {total!r}, objective says {value!r}.")
         _require(_value(method, data, rows) == value, f"the objective of {of} is another number when evaluated again.")
         if gradients:

@@ -30,7 +30,7 @@ class SGPR(Method):
 
     Args:
         prior: mean, kernel and noise, learned.
-        Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``.
+        Z: where the inducing points start; they are learned unless ``inducing_points.requires_grad_(False)``.
         max_bytes: limit for temporaries.
     """
 
