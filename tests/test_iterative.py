@@ -195,7 +195,7 @@ def test_cg_residuals_give_the_mean_of_conjugate_gradients():
     cross = oracle.kernel_matrix(data.prior.kernel, data.Z, data.X)
     iteration = None
     for steps, solution in enumerate(solutions, 1):
-        iteration = run(data, CGResiduals(), 1) if iteration is None else iteration.go_on(Stopping(steps))
+        iteration = run(data, CGResiduals(), 1) if iteration is None else iteration.resume(Stopping(steps))
         np.testing.assert_allclose(iteration.state.weights.numpy(), solution, atol=1e-6)
         mean = oracle.mean_vector(data.prior.mean, data.Z) + cross @ solution
         np.testing.assert_allclose(iteration.posterior().mean(data.Z).numpy(), mean, atol=1e-6)
@@ -319,14 +319,14 @@ def test_going_on_is_the_same_as_not_stopping(name):
     policy = policies(data, 12)[name]
     whole = run(data, policy, 12, reorthogonalise=True)
     first = run(data, policy, 2, reorthogonalise=True)
-    part = first.go_on(Stopping(7))
-    parts = part.go_on(Stopping(12))
+    part = first.resume(Stopping(7))
+    parts = part.resume(Stopping(12))
     for field in ("actions", "directions", "products", "weights", "residual"):
         assert torch.equal(getattr(whole.state, field), getattr(parts.state, field)), field
     assert whole.status.residual_norms == parts.status.residual_norms
     assert parts.status.seconds >= part.status.seconds >= first.status.seconds
     # A second continuation of the same start disturbs neither the start nor the first.
-    other = part.go_on(Stopping(12), RandomActions(seed=9))
+    other = part.resume(Stopping(12), RandomActions(seed=9))
     assert part.status.num_steps == part.state.num_steps == 7
     assert torch.equal(whole.state.actions, parts.state.actions)
     assert torch.equal(other.state.actions[:, :7], part.state.actions)
@@ -467,7 +467,7 @@ def test_training_further_does_not_change_an_iteration():
             parameter.add_(0.7)
     for a, b in zip(before, iteration.posterior().predict(data.Z), strict=True):
         assert torch.equal(a, b)
-    assert iteration.go_on(Stopping(6)).status.num_steps == 6
+    assert iteration.resume(Stopping(6)).status.num_steps == 6
 
 
 @pytest.mark.usefixtures("annotations_off")

@@ -3,8 +3,10 @@
 import math
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
 from cagp.checks import check_count, check_data, check_matrix
@@ -20,7 +22,7 @@ INDUCING_RATE = 0.1
 """Adam's learning rate of inducing points, in units of their own spread."""
 
 CHOICE_ROWS = 20_000
-"""Inducing points are chosen among this many rows, drawn at random, where there are more."""
+"""Inducing points are chosen among this many rows, drawn at random if there are more."""
 
 Choice = Literal["greedy", "kmeans"]
 
@@ -113,12 +115,12 @@ def choose_inducing_points(
     lengthscale: Float[Tensor, " d"] | None = None,
     seed: int = 0,
 ) -> Float[Tensor, "m d"]:
-    """Inducing points from the inputs; fewer than asked for where fewer distinct ones already explain them all.
+    """Inducing points from the inputs; fewer than asked for if fewer distinct ones already explain them all.
 
     Args:
         how: "greedy": rows of the largest remaining prior variance, one after the other (pivoted Cholesky; Burt et al.,
             2020); "kmeans": centres of clusters of the inputs in units of ``lengthscale``.
-        seed: of the random choices: the rows looked at, and where k-means starts.
+        seed: of the random choices: the rows to choose from, and where k-means starts.
 
     Time O(n m (d + m)), memory O(n m), n at most ``CHOICE_ROWS``.
     """
@@ -134,21 +136,13 @@ def choose_inducing_points(
         return X[pivoted_cholesky(diagonal, column, num_inducing, 0.0).pivots]
     if how == "kmeans":
         scale = torch.ones_like(X[0]) if lengthscale is None else lengthscale.to(X)
-        return _kmeans(X / scale, num_inducing, generator) * scale
+        return _kmeans(X / scale, num_inducing, seed) * scale
     raise ValueError(f'how is {how!r}, expected "greedy" or "kmeans".')
 
 
-def _kmeans(X: Tensor, num_centres: int, generator: torch.Generator, num_rounds: int = 20) -> Tensor:
-    """Lloyd's algorithm from k-means++ seeds. Clusters that lose all rows keep their centre."""
-    first = int(torch.randint(X.shape[0], (1,), generator=generator))
-    chosen, nearest = [first], torch.cdist(X, X[first : first + 1])[:, 0]
-    while len(chosen) < num_centres and bool(nearest.any()):
-        chosen.append(int(torch.multinomial(nearest.square().double().cpu(), 1, generator=generator)))
-        nearest = torch.minimum(nearest, torch.cdist(X, X[chosen[-1:]])[:, 0])
-    centres = X[chosen]
-    for _ in range(num_rounds):
-        cluster = torch.cdist(X, centres).argmin(1)
-        counts = torch.bincount(cluster, minlength=len(centres)).to(X)
-        sums = torch.zeros_like(centres).index_add_(0, cluster, X)
-        centres = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], centres)
-    return centres
+def _kmeans(X: Tensor, num_centres: int, seed: int) -> Tensor:
+    """Centres of clusters of the rows, by scikit-learn; one for each distinct row if there are fewer of these."""
+    rows = X.cpu().numpy()
+    num_centres = min(num_centres, len(np.unique(rows, axis=0)))
+    centres = KMeans(num_centres, n_init="auto", random_state=seed).fit(rows).cluster_centers_
+    return torch.from_numpy(centres).to(X)

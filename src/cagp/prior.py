@@ -19,7 +19,7 @@ class Mean(nn.Module, ABC):
         """m(X), in the dtype of ``X``."""
 
     def of_rows(self, X: Float[Tensor, "n d"], rows: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
-        """m(X[rows]); a mean that does not look at the inputs need not gather them."""
+        """m(X[rows]); a mean that does not use the inputs need not gather them."""
         return self(X[rows])
 
 
@@ -74,20 +74,20 @@ class Noise(nn.Module, ABC):
     def of_rows(
         self, X: Float[Tensor, "n d"], rows: Int[Tensor, " m"], row_noise: Float[Tensor, " n"] | None = None
     ) -> Float[Tensor, " m"]:
-        """D of X[rows]; noise that does not look at the inputs need not gather them."""
+        """D of X[rows]; noise that does not use the inputs need not gather them."""
         return self(X[rows], None if row_noise is None else row_noise[rows])
 
     def of_all(self, row_noise: Float[Tensor, " n"] | None = None) -> Float[Tensor, ""] | None:
-        """D where it is the same for all rows; None where it may differ."""
+        """D if it is the same for all rows; None if it may differ."""
         return None
 
     def learned(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        """D without what is known of each row: the part that a local scale multiplies."""
+        """D without the known part of each row: the part that a local scale multiplies."""
         return self(X)
 
 
 class GaussianNoise(Noise):
-    """D = noise + row_noise: one learned variance for all rows, on top of what is known of each row.
+    """D = noise + row_noise: one learned variance for all rows, on top of the known one of each row.
 
     Args:
         noise: where the learned variance starts.

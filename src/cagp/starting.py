@@ -1,4 +1,4 @@
-"""Starting values of the hyperparameters, read off the data, so that training does not begin by finding the scale."""
+"""Starting values of the hyperparameters from the data, so that training does not begin by finding their scale."""
 
 import torch
 from jaxtyping import Float
@@ -54,10 +54,10 @@ def start_from_neighbours(
     seed: int = 0,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> GP:
-    """``start_from_data``, then ``num_steps`` of CaGP-Local: seconds where a step on all rows may take as long.
+    """``start_from_data``, then ``num_steps`` of CaGP-Local, which take seconds for any number of rows.
 
-    It finds the inputs that matter and how smooth the function is. The noise that it leaves is that of many neighbours:
-    a method that explains less, with fewer actions or inducing points, wants more of it (``raise_noise``).
+    It finds the inputs that matter and how smooth the function is. The noise that it finds suits many neighbours; a
+    method that explains less, with fewer actions or inducing points, needs more of it (``raise_noise``).
     """
     start_from_data(prior, X, y)
     local = CaGPLocal(prior, seed=seed, max_bytes=max_bytes)

@@ -201,7 +201,7 @@ class BlockActions(Actions):
     def reblock(self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None = None) -> None:
         """Cut the support into blocks of nearby rows again, in other units, with equal weights.
 
-        Weights learned for other blocks are a worse start than none: see docs/training.md.
+        Weights learned for other blocks are a worse start than equal ones: see docs/training.md.
         """
         rows = self._support.sort().values
         self._set_blocks(rows, spatial_blocks(X[rows], self.num_actions, lengthscale))

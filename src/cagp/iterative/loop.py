@@ -71,7 +71,7 @@ class Iteration:
     status: Status
     reorthogonalise: bool
 
-    def go_on(self, stopping: Stopping, policy: Policy | None = None) -> "Iteration":
+    def resume(self, stopping: Stopping, policy: Policy | None = None) -> "Iteration":
         """The iteration with further steps, by the same policy or another; this one stays as it is.
 
         The result is that of an iteration that never stopped.

@@ -113,9 +113,9 @@ class CGResiduals(Policy):
 class Lanczos(Policy):
     """The Lanczos vectors of K̂, each orthogonal to all before: K̂ times the last one, orthogonalised.
 
-    They start at a vector given, or at the residual, or at ones where that is zero. Started at the residual they span
-    what the CG residuals span (section "Gradient / Residual Policy"); unlike these they do not end when the mean has
-    converged to round-off. Time O(n i) per action besides the product.
+    They start at a given vector, or at the residual, or at ones if the residual is zero. Started at the residual they
+    span what the CG residuals span (section "Gradient / Residual Policy"); unlike these they do not end when the mean
+    has converged to round-off. Time O(n i) per action besides the product.
     """
 
     orthogonal = True
@@ -186,7 +186,7 @@ class _Rows(Policy):
     """Unit vectors at these rows, in their order or by largest variance."""
 
     NEGLIGIBLE = 1e-10
-    """A target of which no more than this share of its variance is left is known already."""
+    """A target is known already if no more than this share of its variance is left."""
 
     def __init__(self, rows: Tensor, pivoted: bool):
         self.rows, self.pivoted = rows, pivoted

@@ -8,14 +8,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 ROUND_OFF = 1.01
-"""A residual computed afresh may exceed by this factor the tolerance that its recurrence met."""
+"""The true residual may exceed by this factor the tolerance that its recurrence met."""
 
 
 class CGResult(NamedTuple):
     """The solution of A x = b for every column b, and how it was reached."""
 
     solution: Float[Tensor, "n c"]
-    residual_norms: Float[Tensor, " c"]  # ‖b - A x‖ / ‖b‖, computed afresh from the solution
+    residual_norms: Float[Tensor, " c"]  # ‖b - A x‖ / ‖b‖, computed from the solution, not by recurrence
     num_iterations: int
     converged: Bool[Tensor, " c"]
     broke_down: Bool[Tensor, " c"]  # a direction with pᵀAp <= 0: A or the preconditioner is not positive definite
@@ -50,12 +50,12 @@ def conjugate_gradients(
     """A⁻¹B by preconditioned conjugate gradients in float64, every column on its own.
 
     A column stops at ‖b - A x‖ <= tolerance ‖b‖, or where A shows itself not positive definite; it is then frozen while
-    the others go on. No gradient is recorded.
+    the others continue. No gradient is recorded.
 
     Args:
         product: V -> A V for a symmetric positive definite A.
         precondition: V -> M⁻¹V for a symmetric positive definite M close to A. None: M = I.
-        max_iterations: of all columns together, a product with A each; residuals computed afresh take a few more.
+        max_iterations: of all columns together, with one product with A each; true residuals take a few more products.
 
     Time: a product and O(n c) per iteration; memory O(n c).
     """
@@ -91,15 +91,15 @@ def conjugate_gradients(
             Z = R if precondition is None else precondition(R).double()
             rho_next = (R * Z).sum(0)
             lost = active & ~ended & ~(rho_next > 0)
-            go_on = active & ~ended & ~lost
+            continues = active & ~ended & ~lost
             broke_down = broke_down | lost
-            beta = torch.where(go_on, rho_next / rho, 0.0)
+            beta = torch.where(continues, rho_next / rho, 0.0)
             if first:
                 diagonal.append(torch.where(active, 1 / alpha + carry, 1.0))
-                off_diagonal.append(torch.where(go_on, beta.sqrt() / alpha, 0.0))
-                carry = torch.where(go_on, beta / alpha, 0.0)
-            P = torch.where(go_on, Z + beta * P, 0.0)
-            rho, active = rho_next, go_on
+                off_diagonal.append(torch.where(continues, beta.sqrt() / alpha, 0.0))
+                carry = torch.where(continues, beta / alpha, 0.0)
+            P = torch.where(continues, Z + beta * P, 0.0)
+            rho, active = rho_next, continues
         # The recurrence of R drifts from B - A X by round-off. Columns that it stopped too early start again from their
         # true residual, as long as that halves it.
         R = B - product(X).double()

@@ -58,6 +58,6 @@ def trained(part: nn.Module | None, lr: float) -> ParameterGroup:
 
 
 def check_all_rows(rows: Tensor | None, method: str) -> None:
-    """Raise ValueError if some rows are asked for of a method whose objective always needs all."""
+    """Raise ValueError if ``rows`` are given to a method whose objective always needs all rows."""
     if rows is not None:
         raise ValueError(f"rows is given, but the objective of {method} needs all rows: leave rows at None.")

@@ -38,7 +38,7 @@ class CaGPCG(Method):
             for every product, and this is the limit for temporaries.
         policy: chooses the actions: any policy of ``cagp.iterative``, or one of your own; None for ``Lanczos()``.
 
-    Time per evaluation O(n² i) with k(X, X) kept, O(n² (d + 1) i) without; memory O(n i), and n² where it is kept.
+    Time per evaluation O(n² i) with k(X, X) kept, O(n² (d + 1) i) without; memory O(n i), and n² if k(X, X) is kept.
     """
 
     def __init__(

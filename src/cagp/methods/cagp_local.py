@@ -119,7 +119,7 @@ class CaGPLocal(Method):
             check_projection(self.prior, self.shared, X, y, row_noise)
 
     def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
-        """The rows of a step, drawn with replacement by ``seed`` and the step; None where a step uses all rows."""
+        """The rows of a step, drawn with replacement by ``seed`` and the step; None if a step uses all rows."""
         eligible = None if self.shared is None else self._training_rows(num_rows)
         available = num_rows if eligible is None else len(eligible)
         if self.batch_size >= available:
@@ -139,7 +139,7 @@ class CaGPLocal(Method):
         flat: bool,
         rows: Int[Tensor, " b"] | None,
     ) -> str | None:
-        """Take neighbours in units of the lengthscales learned so far from now on, where that is due."""
+        """From now on, if that is due, take neighbours in units of the lengthscales learned so far."""
         lengthscale = lengthscale_of(self.prior.kernel)
         if step in (0, *self.refresh_at) and lengthscale is not None:
             self.search_lengthscale = lengthscale.clone()

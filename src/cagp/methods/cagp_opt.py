@@ -126,7 +126,7 @@ class CaGPOpt(Method):
         flat: bool,
         rows: Int[Tensor, " b"] | None,
     ) -> str | None:
-        """Double the actions where that is due, and cut blocks again in units of the lengthscales learned so far."""
+        """Double the actions if that is due, or cut blocks again in units of the lengthscales learned so far."""
         if not isinstance(self.actions, BlockActions):
             return None
         lengthscale = lengthscale_of(self.prior.kernel)

@@ -29,7 +29,7 @@ class CGGP(Method):
     The probes are those of ``seed`` at every step, so the loss is a function of the parameters; its gradient is an
     unbiased estimate of that of -log p(y), not the derivative of the estimated loss. Time per step: one product of
     k(X, X) with ``num_probes`` + 1 columns for every iteration, O(n²) each; memory O(n (rank + probes)), and n² values
-    where k(X, X) fits into ``max_bytes``. Solves that do not converge are warned of (``CGWarning``).
+    if k(X, X) fits into ``max_bytes``. A solve that does not converge gives a ``CGWarning``.
 
     All of it is computed in float64, whatever the dtype of the data: rounding vectors to float32 leaves residuals of
     about 1e-7 times the condition number, often more than the tolerance.
@@ -56,7 +56,7 @@ class CGGP(Method):
         max_bytes: int = DEFAULT_MAX_BYTES,
     ):
         super().__init__()
-        check_count(num_probes, "num_probes", 2**31, "as many as you like")
+        check_count(num_probes, "num_probes", 2**31, "a size that can be computed")
         if not tolerance > 0:
             raise ValueError(f"tolerance is {tolerance}, expected a positive number.")
         self.prior = prior
@@ -126,7 +126,7 @@ class CGGP(Method):
     def condition(
         self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
     ) -> CGPosterior:
-        """The posterior with K̂⁻¹(y - m) solved for, as a snapshot; ``representer_status`` says how that went."""
+        """The posterior with K̂⁻¹(y - m) computed, as a snapshot; ``representer_status`` says how the solve ended."""
         self.check(X, y, row_noise)
         inputs = X.to(torch.float64, copy=True)
         solver = self._solver(inputs, None if row_noise is None else row_noise.double())

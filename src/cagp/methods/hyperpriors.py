@@ -1,4 +1,4 @@
-"""Priors on hyperparameters: the parameters that are most probable given the data (MAP), for every method."""
+"""Priors on hyperparameters, for every method: training finds the most probable parameters given the data (MAP)."""
 
 import math
 from inspect import getattr_static
@@ -24,8 +24,8 @@ class LogNormal(NamedTuple):
     def log_density(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """log p(log θ), the density with respect to log θ: its mode is the median of θ, whatever the unit of θ.
 
-        The density with respect to θ has another mode. It is this one with ``location - scale²`` for ``location``, up
-        to a factor that does not depend on θ.
+        The density with respect to θ has a different mode. It is this density with ``location - scale²`` in the place
+        of ``location``, up to a factor that does not depend on θ.
         """
         z = (value.log() - self.location) / self.scale
         return -0.5 * z.square() - math.log(self.scale * math.sqrt(2 * math.pi))
@@ -44,7 +44,7 @@ def dimension_scaled(num_dims: int) -> LogNormal:
 class MAP(Method):
     """A method with priors on its hyperparameters: ``fit(MAP(method), X, y)`` trains ``method`` itself.
 
-    It adds one term to the objective, "log_prior" = -log p(θ) / n: the likelihood's terms are per row, so this one
+    It adds one term to the objective, "log_prior" = -log p(θ) / n: the likelihood's terms are per row, so this term
     fades as rows are added. Everything else is the method's own.
 
     Args:

@@ -34,7 +34,7 @@ Gradient = Literal["natural", "joint"]
 
 @final
 class SVGP(Method):
-    """Variational inference through m inducing points, on a minibatch a step. Time O(b m² + m³), memory O(b m + m²).
+    """Variational inference through m inducing points, one minibatch per step. Time O(b m² + m³), memory O(b m + m²).
 
     q is Normal(w, RRᵀ), R upper triangular, of the whitened v = L⁻¹u, LLᵀ = k(Z, Z); prior and q then agree at w = 0,
     R = I, where it starts.
@@ -100,7 +100,7 @@ class SVGP(Method):
         check_inducing(self.prior, self.inducing_points.points, X, y, row_noise)
 
     def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
-        """The rows of a step, drawn by ``seed`` and the step; None where a step uses all rows."""
+        """The rows of a step, drawn by ``seed`` and the step; None if a step uses all rows."""
         b = self.batch_size
         if b >= num_rows:
             return None
@@ -169,7 +169,7 @@ class SVGP(Method):
         row_noise: Float[Tensor, " n"] | None = None,
         rate: float = 1.0,
     ) -> None:
-        """Move q by one natural-gradient step on all these rows; with rate 1, to the best q there is."""
+        """Move q by one natural-gradient step on all these rows; with rate 1, to the best q."""
         _check_rate(rate)
         self._move(see_through(self.prior, self.inducing_points(), X, y, row_noise, self.max_bytes), 1.0, rate)
 

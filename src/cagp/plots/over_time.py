@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from cagp.plots.style import INK, LINE_COLORS, SMALL, shortened, styled
-from cagp.search import Trial
+from cagp.action_search import Trial
 
 
 class Curve(NamedTuple):

@@ -272,7 +272,7 @@ class _Run:
     # ---- which parameters are best ----
 
     def _evaluate(self, number: int) -> dict[str, float | None] | None:
-        """Metrics of the parameters after step ``number``; None where they are so bad that nothing can be computed."""
+        """Metrics of the parameters after step ``number``; None if nothing can be computed with them."""
         if self.evaluate is None:
             return None
         try:

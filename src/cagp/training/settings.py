@@ -17,7 +17,7 @@ class Settings:
 
     Args:
         optimizer: "adam", or "lbfgs" with a strong-Wolfe line search, for float64 data.
-        num_steps: optimiser steps at most.
+        num_steps: the largest number of optimiser steps.
         lr: learning rate, one for all parameters or (Adam) one for each group that ``parameter_groups`` of the method
             names. None: the rates stated there, or 1 for L-BFGS.
         schedule: how the learning rate falls: "linear" or "cosine" to ``schedule_end`` times its start, or "constant".
@@ -28,10 +28,10 @@ class Settings:
         patience: stop after this many evaluations without a better ``monitor``. None: never.
         monitor: what decides which parameters are best: "loss", or a name that ``evaluate`` returns; lower is better.
         evaluate_every: steps between evaluations.
-        max_failures: steps that may fail (a loss or gradient that is not finite, a matrix that cannot be factorised)
-            before the fit ends; each halves the learning rates.
-        checkpoint_steps: steps between checkpoints, where there is a folder for them.
-        checkpoint_seconds: seconds between checkpoints at most.
+        max_failures: how many steps may fail before the fit ends (a loss or gradient that is not finite, a matrix that
+            cannot be factorised); each failure halves the learning rates.
+        checkpoint_steps: steps between checkpoints, if there is a folder for them.
+        checkpoint_seconds: the longest time between checkpoints, in seconds.
     """
 
     optimizer: Literal["adam", "lbfgs"] = "adam"

@@ -1,4 +1,4 @@
-"""What a user should know of a fit, in plain words; what depends on the method comes from the method."""
+"""What a user should know about a fit, in plain words. What depends on the method comes from the method."""
 
 from cagp.memory import peak_memory
 from cagp.training.history import Step

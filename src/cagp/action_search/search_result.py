@@ -5,16 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cagp.training import FitStatus
+
 WORTH = 0.01
-"""A gain in NLL (nats per row) below this is none; a heuristic."""
+"""A smaller gain in NLL (nats per row) does not count; a heuristic."""
 
 STANDARD_ERRORS = 2.0
-"""Neither is one below this many standard errors of the difference between two fits, row by row."""
+"""Nor does a gain below this many standard errors of the difference between two fits, row by row."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One fit, judged on the validation rows; where it failed, ``error`` says why and the numbers are NaN."""
+    """One fit, judged on the validation rows. If it failed, ``error`` says why and the numbers are NaN."""
 
     num_actions: int
     lr: float  # of the hyperparameters
@@ -29,6 +31,7 @@ class Trial:
     threads: int = 0
     curve: Sequence[Sequence[float]] = field(default=(), repr=False)  # pairs (seconds, NLL), one for each evaluation
     row_nll: Sequence[float] = field(default=(), repr=False)  # of the first validation rows, for comparisons
+    status: str = FitStatus.UNKNOWN.value  # why the fit ended, as a value of FitStatus
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class SearchResult:
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the lowest NLL on the validation rows; None where all failed."""
+        """The trial with the lowest NLL on the validation rows; None if all failed."""
         return min((t for t in self.trials if t.error is None), key=lambda t: t.nll, default=None)
 
     @property
@@ -54,7 +57,7 @@ class SearchResult:
 
     @property
     def recommended(self) -> Trial | None:
-        """The fewest actions that no larger number tried clearly improves on; None where all trials failed."""
+        """The fewest actions that no larger number tried clearly improves on; None if all trials failed."""
         each = self.best_of_each
         return next((t for k, t in enumerate(each) if not any(clearly_better(u, t) for u in each[k + 1 :])), None)
 
@@ -93,10 +96,10 @@ class SearchResult:
         if len(rates) > 1 and chosen.lr in (rates[0], rates[-1]):
             edge, further = ("lowest", "lower") if chosen.lr == rates[0] else ("highest", "higher")
             sentences.append(f"Its learning rate is the {edge} that was tried: a {further} one may do better.")
-        hurried = [f"{t.num_actions:,}" for t in each if t.reason.startswith("Reached the time limit")]
+        hurried = [f"{t.num_actions:,}" for t in each if t.status == FitStatus.TIME_LIMIT]
         if hurried:
             sentences.append(
-                f"Fits with {', '.join(hurried)} actions ran out of time: with more, the order may change."
+                f"Fits with {', '.join(hurried)} actions ran out of time: with more time, the order may change."
             )
         failed = sum(t.error is not None for t in self.trials)
         if failed:
@@ -108,13 +111,13 @@ class SearchResult:
 
 
 def clearly_better(trial: Trial, other: Trial) -> bool:
-    """Whether the NLL is lower by more than ``WORTH``, and by more than the validation rows' chance explains."""
+    """Whether the NLL is lower by more than ``WORTH``, and by more than chance explains."""
     gain, error = _gain(trial, other)
     return gain > WORTH and gain > STANDARD_ERRORS * error
 
 
 def _gain(trial: Trial, other: Trial) -> tuple[float, float]:
-    """How much lower the NLL is, and the standard error of that difference over the rows both have predicted."""
+    """How much lower the NLL is, and the standard error of that difference over the rows that both predicted."""
     differences = [b - a for a, b in zip(trial.row_nll, other.row_nll, strict=True)]
     n, gain = len(differences), other.nll - trial.nll
     if n < 2:

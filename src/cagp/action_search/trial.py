@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cagp import kernels, metrics
+from cagp import metrics
+from cagp.action_search.search_result import Trial
 from cagp.data import Split, split, standardized
-from cagp.kernels import Scale, Stationary
+from cagp.kernels import RBF, Matern12, Matern32, Matern52, RationalQuadratic, Scale, Stationary
 from cagp.methods import CaGPOpt
 from cagp.prior import GP
-from cagp.search.result import Trial
 from cagp.starting import start_from_data
 from cagp.storage import write_atomically
 from cagp.training import fit
@@ -33,8 +33,13 @@ TASK = "search.safetensors"
 VALIDATION = 0.1  # share of the rows
 COMPARED_ROWS = 10_000  # validation rows, already in random order, whose NLL a trial's file holds
 INTERRUPTED = 130
-KERNELS = {kind.__name__: kind for kind in vars(kernels).values() if isinstance(kind, type)}
-KERNELS = {name: kind for name, kind in KERNELS.items() if issubclass(kind, Stationary) and kind is not Stationary}
+KERNELS: dict[str, type[Stationary]] = {
+    "matern12": Matern12,
+    "matern32": Matern32,
+    "matern52": Matern52,
+    "rbf": RBF,
+    "rational_quadratic": RationalQuadratic,
+}
 
 
 def trial_path(folder: Path, num_actions: int, lr: float) -> Path:
@@ -48,12 +53,12 @@ def rates(method: CaGPOpt, lr: float) -> dict[str, float]:
 
 
 def rows_of(num_rows: int, seed: int) -> Split:
-    """Rows to train on, and rows (called test) to judge by."""
+    """Training rows, and validation rows (called test)."""
     return split(num_rows, VALIDATION, seed)
 
 
 def run_trial(folder: Path, num_actions: int, lr: float) -> Trial | None:
-    """Fit and judge one combination, from its checkpoint where it has one; None after Ctrl-C."""
+    """Fit and judge one combination, from its checkpoint if it has one; None after Ctrl-C."""
     task = load_checkpoint(folder / TASK)
     settings: dict[str, Any] = task["settings"]
     rows = rows_of(len(task["y"]), settings["seed"])
@@ -94,6 +99,7 @@ def run_trial(folder: Path, num_actions: int, lr: float) -> Trial | None:
         seconds=result.seconds,
         steps=len(result.steps),
         best_step=result.best_step,
+        status=result.status.value,
         reason=result.reason,
         threads=torch.get_num_threads(),
         curve=curve or [(result.seconds, float(row_nll.mean()))],
@@ -102,7 +108,7 @@ def run_trial(folder: Path, num_actions: int, lr: float) -> Trial | None:
 
 
 def read_trial(path: Path) -> Trial:
-    """A finished trial, or ValueError where the file is damaged."""
+    """A finished trial, or ValueError if the file is damaged."""
     try:
         return Trial(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -110,8 +116,8 @@ def read_trial(path: Path) -> Trial:
 
 
 def main(folder: str, num_actions: str, lr: str, threads: str) -> int:
-    """The whole process: 0 when the trial's file is written, be it of a success or of a failure."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+    """The whole process. It returns 0 when the trial's file is written, whether the fit succeeded or failed."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(int(threads))
     path = trial_path(Path(folder), int(num_actions), float(lr))
@@ -130,6 +136,6 @@ def main(folder: str, num_actions: str, lr: str, threads: str) -> int:
 
 
 def _end_with_parent() -> None:
-    """The other end of stdin is the search's; it closes when the search ends, however it ends."""
-    os.read(sys.stdin.fileno(), 1)  # unbuffered: a thread inside sys.stdin would hinder the interpreter's own end
+    """End this process when the search ends, however it ends: the other end of stdin is then closed."""
+    os.read(sys.stdin.fileno(), 1)  # unbuffered: a thread inside sys.stdin would keep the interpreter from ending
     os._exit(1)

@@ -15,16 +15,17 @@ from safetensors.torch import save_file
 from scipy import optimize, stats
 from torch import Tensor
 
-from cagp import GP, CaGPOpt, SearchResult, fit, metrics, plots, search, start_from_data
+from cagp import GP, CaGPOpt, fit, metrics, plots, start_from_data
+from cagp.action_search import SearchResult, Trial, runner, search_num_actions
+from cagp.action_search.trial import read_trial, trial_path
 from cagp.cli import main
 from cagp.data import Standardizer, split, standardized
 from cagp.kernels import RBF, Scale
-from cagp.search import Trial, runner
-from cagp.search.trial import read_trial, trial_path
+from cagp.training import FitStatus
 from cagp.training.checkpoints import load_checkpoint
 
 ACTIONS, RATES, STEPS = 10, (0.1, 0.5), 120
-CHOICES = {"num_actions": (ACTIONS,), "kernel": "RBF", "seed": 3, "num_steps": STEPS, "jobs": 2}
+CHOICES = {"num_actions": (ACTIONS,), "kernel": "rbf", "seed": 3, "num_steps": STEPS, "jobs": 2}
 
 
 def table(n: int = 300) -> tuple[Tensor, Tensor]:
@@ -38,12 +39,12 @@ SCRIPT = """
 import sys
 import torch
 from safetensors.torch import load_file
-from cagp import search
+from cagp.action_search import search_num_actions
 
 torch.set_num_threads(1)
 data = load_file(sys.argv[1])
-search(data["X"], data["y"], folder=sys.argv[2], num_actions=(10,), lrs=(0.1, 0.5), kernel="RBF", seed=3, num_steps=120,
-       jobs=2)
+search_num_actions(data["X"], data["y"], folder=sys.argv[2], num_actions=(10,), lrs=(0.1, 0.5), kernel="rbf", seed=3,
+                   num_steps=120, jobs=2)
 """
 
 
@@ -119,7 +120,7 @@ def resumed(tmp_path_factory) -> tuple[Path, SearchResult, list[list[str]]]:
     assert not list((out / "trials").glob("*.json"))  # killed midway
     before = [lines[:50] if len(lines) > 55 else [] for lines in (lines_of(out, rate) for rate in RATES)]
     assert any(before)
-    return out, search(X, y, folder=out, lrs=RATES, **CHOICES), before
+    return out, search_num_actions(X, y, folder=out, lrs=RATES, **CHOICES), before
 
 
 def test_a_killed_search_goes_on_to_the_results_of_direct_fits(resumed):
@@ -142,8 +143,8 @@ def test_a_killed_search_goes_on_to_the_results_of_direct_fits(resumed):
 def test_a_finished_search_called_again_starts_no_process(resumed, monkeypatch):
     monkeypatch.setattr(runner.subprocess, "Popen", None)
     folder, result, _ = resumed
-    assert search(*table(), folder=folder, lrs=RATES, **CHOICES) == result
-    fewer = search(*table(), folder=folder, lrs=RATES[:1], **CHOICES)
+    assert search_num_actions(*table(), folder=folder, lrs=RATES, **CHOICES) == result
+    fewer = search_num_actions(*table(), folder=folder, lrs=RATES[:1], **CHOICES)
     assert fewer.trials == result.trials[:1]
 
 
@@ -152,7 +153,7 @@ def test_a_finished_search_called_again_starts_no_process(resumed, monkeypatch):
     [
         ({"seed": 4}, "seed = 3, not 4"),
         ({"num_steps": 50}, "num_steps = 120, not 50"),
-        ({"kernel": "Matern32"}, "kernel = 'RBF', not 'Matern32'"),
+        ({"kernel": "matern32"}, "kernel = 'rbf', not 'matern32'"),
         ({"max_time": "1min"}, "max_time = None, not '1min'"),
         ({"dtype": torch.float32}, "dtype = 'float64', not 'float32'"),
         ({"y": table()[1] + 1}, r"\(other data\)"),
@@ -165,12 +166,12 @@ def test_a_folder_of_another_search_is_refused(changes, words, resumed):
     X, y = table()
     changes = {"X": X, "y": y, "lrs": RATES, "folder": resumed[0], **CHOICES, **changes}
     with pytest.raises(ValueError, match=f"belongs to another search .*{words}.*choose another folder"):
-        search(**changes)
+        search_num_actions(**changes)
 
 
 def test_two_searches_do_not_share_a_folder(resumed):
     with runner._locked(resumed[0]), pytest.raises(ValueError, match="in use by another search"):
-        search(*table(), folder=resumed[0], lrs=RATES, **CHOICES)
+        search_num_actions(*table(), folder=resumed[0], lrs=RATES, **CHOICES)
 
 
 def test_a_damaged_trial_is_an_error_that_says_what_to_do(resumed, tmp_path):
@@ -194,14 +195,14 @@ def test_a_crash_is_a_row_and_is_tried_again(resumed, tmp_path, monkeypatch, cap
 
     monkeypatch.setattr(runner.subprocess, "Popen", start_and_kill)
     options = CHOICES | {"num_actions": (ACTIONS, 20)}
-    result = search(*table(), folder=resumed[0], lrs=RATES[:1], progress=True, **options)
+    result = search_num_actions(*table(), folder=resumed[0], lrs=RATES[:1], progress=True, **options)
     assert [trial.error for trial in result.trials] == [None, "the process was killed (out of memory?)"]
     assert result.best == result.trials[0]
     assert "failed: the process was killed" in str(result)
     assert "1 of 2 trials failed" in str(result)
     assert not trial_path(resumed[0], 20, RATES[0]).exists()
     assert "2/2 20 actions at rate 0.1 failed: the process was killed" in capfd.readouterr().err
-    search(*table(), folder=resumed[0], lrs=RATES[:1], **options)
+    search_num_actions(*table(), folder=resumed[0], lrs=RATES[:1], **options)
     assert len(killed) == 2
 
 
@@ -257,7 +258,7 @@ def test_errors_of_usage_come_before_anything_is_written(tmp_path):
         ({"num_actions": (4, 19)}, "num_actions is 19, expected a whole number from 1 to 18"),
         ({"num_actions": ()}, "at least one value"),
         ({"lrs": (0.1, 0.0)}, "rates above zero"),
-        ({"kernel": "Cosine"}, "expected one of RBF"),
+        ({"kernel": "Cosine"}, "expected one of matern12, matern32"),
         ({"jobs": 0}, "jobs is 0"),
         ({"num_steps": 0}, "num_steps is 0"),
         ({"max_time": "soon"}, "max_time is 'soon'"),
@@ -266,7 +267,7 @@ def test_errors_of_usage_come_before_anything_is_written(tmp_path):
     ):
         arguments = {"X": X, "y": y, "num_actions": (4,), "folder": tmp_path / "new"} | changes
         with pytest.raises(ValueError, match=words):
-            search(**arguments)
+            search_num_actions(**arguments)
     assert not (tmp_path / "new").exists()
 
 
@@ -324,7 +325,7 @@ def test_the_best_rate_of_each_number_counts_and_edges_are_pointed_out():
 
 def test_fits_that_ran_out_of_time_are_named():
     result = trials((64, 0.1, 0.5, 5.0), (1024, 0.1, 0.0, 9.0))
-    late = replace(result.trials[1], reason="Reached the time limit (9s) after 80 steps.")
+    late = replace(result.trials[1], status=FitStatus.TIME_LIMIT.value)
     words = SearchResult([result.trials[0], late], result.folder, 10_000).recommendation()
     assert "Fits with 1,024 actions ran out of time" in words
 

@@ -1,4 +1,4 @@
-"""A search: the missing trials, a process each, a few at a time; what is done stays done."""
+"""A search: runs the missing trials, each in a process of its own, a few at a time. Finished trials are kept."""
 
 import os
 import signal
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from filelock import FileLock, Timeout
 from jaxtyping import Float
 from torch import Tensor
 
+from cagp.action_search.search_result import SearchResult, Trial
+from cagp.action_search.trial import INTERRUPTED, KERNELS, TASK, read_trial, rows_of, trial_path
 from cagp.checks import check_count, check_data
-from cagp.file_lock import LockedError, locked
-from cagp.search.result import SearchResult, Trial
-from cagp.search.trial import INTERRUPTED, KERNELS, TASK, read_trial, rows_of, trial_path
 from cagp.training import Settings
 from cagp.training.checkpoints import load_checkpoint, save_checkpoint
 
@@ -26,14 +26,14 @@ pause = time.sleep
 GRACE_SECONDS = 10.0  # for a fit to write its checkpoint after Ctrl-C
 
 
-def search(
+def search_num_actions(
     X: Float[Tensor, "n d"],
     y: Float[Tensor, " n"],
     *,
     folder: Path | str,
     num_actions: Sequence[int] = (64, 128, 256, 512),
     lrs: Sequence[float] = (0.1, 0.2),
-    kernel: str = "Matern32",
+    kernel: str = "matern32",
     seed: int = 0,
     num_steps: int = 300,
     max_time: float | str | None = None,
@@ -43,18 +43,18 @@ def search(
 ) -> SearchResult:
     """Fit CaGP-Opt with every number of actions and every learning rate, and judge each on a tenth of the rows.
 
-    The rows are split by ``seed``; inputs and targets are standardised with the rows trained on. Each trial is a
-    process of its own. One that raises an error is a row with that error; one that crashes too, and is tried again by
-    the next call. A call with the same arguments does what is missing in ``folder``, an interrupted fit from its
-    checkpoint, and a call with more numbers of actions or rates only the new ones.
+    The rows are split by ``seed``; inputs and targets are standardised with the training rows. Each trial runs in a
+    process of its own. A trial that raises an error is a row with that error. So is a trial whose process crashes; the
+    next call tries it again. A call with the same arguments runs what is missing in ``folder`` and resumes interrupted
+    fits from their checkpoints. A call with more numbers of actions or rates runs the new ones only.
 
     Args:
-        folder: where trials are kept; of one table and one choice of kernel, seed, steps, time and dtype.
-        lrs: learning rates of the hyperparameters; that of the actions is the default.
-        kernel: the name of a stationary kernel of ``cagp.kernels``; it is scaled, with one lengthscale per input.
+        folder: where trials are kept, for one table and one choice of kernel, seed, steps, time and dtype.
+        lrs: learning rates of the hyperparameters; the actions have their default rate.
+        kernel: the name of a stationary kernel, e.g. "matern32"; it is scaled, with one lengthscale per input.
         num_steps: of each fit.
         max_time: of each fit, e.g. "10min".
-        dtype: what trials compute in; None for that of ``X``.
+        dtype: what trials compute in; None for the dtype of ``X``.
         jobs: trials at a time; torch's threads are divided between them. Times are comparable for equal ``jobs``.
         progress: print a line to stderr whenever a trial ends.
     """
@@ -89,13 +89,16 @@ def search(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Only one process at a time uses the folder; the lock ends with the process, however it ends."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder / "lock"))
-        except LockedError as error:
-            raise ValueError(f"{folder} is in use by another search; wait for it, or choose another folder.") from error
+    """No other search may use the folder. The lock ends with the process, however it ends."""
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise ValueError(f"{folder} is in use by another search; wait for it, or choose another folder.") from error
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _prepare(folder: Path, X: Tensor, y: Tensor, settings: dict[str, Any]) -> None:
@@ -113,7 +116,7 @@ def _prepare(folder: Path, X: Tensor, y: Tensor, settings: dict[str, Any]) -> No
     if differences:
         raise ValueError(
             f"{folder} belongs to another search ({'; '.join(differences)}); choose another folder, or delete it to "
-            "start afresh."
+            "start from scratch."
         )
 
 
@@ -132,7 +135,7 @@ class _Running(NamedTuple):
 
 
 def _run_missing(folder: Path, combinations: list[Combination], jobs: int, progress: bool) -> dict[Combination, Trial]:
-    """Run the trials that have no file yet; those whose process crashed are returned."""
+    """Run the trials that have no file yet, and return those whose process crashed."""
     waiting = [c for c in combinations if not trial_path(folder, *c).exists()]
     total, done = len(combinations), len(combinations) - len(waiting)
     jobs = min(jobs, max(1, len(waiting)))
@@ -162,7 +165,7 @@ def _run_missing(folder: Path, combinations: list[Combination], jobs: int, progr
                     trial = crashes[combination] = Trial(*combination, error=_crash(ended), threads=threads)
                 say(f"{done}/{total} {_in_words(trial)}")
     except KeyboardInterrupt:
-        say(f"interrupted with {done} of {total} trials done; the same call goes on from here")
+        say(f"interrupted with {done} of {total} trials done; the same call resumes here")
         raise
     finally:
         _stop([r.process for r in running.values()])
@@ -173,11 +176,11 @@ def _start(folder: Path, combination: Combination, threads: int) -> _Running:
     num_actions, lr = combination
     log = trial_path(folder, num_actions, lr).with_suffix("") / "log.txt"
     log.parent.mkdir(exist_ok=True)
-    code = "import sys; from cagp.search.trial import main; sys.exit(main(*sys.argv[1:]))"
+    code = "import sys; from cagp.action_search.trial import main; sys.exit(main(*sys.argv[1:]))"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(folder), str(num_actions), repr(lr), str(threads)],
-            stdin=subprocess.PIPE,  # stays open as long as this process lives: the trial's sign that it is wanted
+            stdin=subprocess.PIPE,  # open as long as this process lives: the trial ends when it closes
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
@@ -187,7 +190,7 @@ def _start(folder: Path, combination: Combination, threads: int) -> _Running:
 
 
 def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End processes as Ctrl-C would, so that fits write their checkpoints; those that take long are killed."""
+    """End processes as Ctrl-C does, so that fits write their checkpoints; kill those that take too long."""
     try:
         for process in processes:
             process.send_signal(signal.SIGINT)

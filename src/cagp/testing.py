@@ -1,0 +1,367 @@
+"""Checks for posteriors and methods of your own: what every one in this package has to satisfy.
+
+``check_posterior(posterior, X)`` and ``check_method(method, X, y)`` raise AssertionError with the first property that
+does not hold, and return nothing. They need no test framework.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cagp.methods.base import Method
+from cagp.posteriors import Posterior, Prediction
+from cagp.training import ParameterGroup, Trainable
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
+"""Differences that are round-off, relative and absolute, by the dtype of the data."""
+
+NUM_SAMPLES = 4000
+DIFFERENCE_STEP = 1e-5
+
+
+# ---- posteriors ----
+
+
+def check_posterior(
+    posterior: Posterior,
+    X: Float[Tensor, "t d"],
+    *,
+    exact: Posterior | None = None,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Raise AssertionError unless the answers of a posterior fit together at the test points ``X``.
+
+    Mean and variance, for all points and for each alone; covariances, symmetric and positive semi-definite; tiles;
+    dtypes; gradients in the inputs, for float64; noise; samples; errors for inputs that do not fit. The answers must be
+    the same when computed again, and the posterior must not change.
+
+    Args:
+        X: at least five test points, near the data and far from them, in the dtype of the training inputs.
+        exact: the exact posterior with the same prior and data, e.g. of ``CholeskyGP``. If given, and if the posterior
+            claims ``never_below_exact``, its covariance minus the exact one must be positive semi-definite.
+        tolerance: what counts as round-off; None for ``TOLERANCE``.
+        seed: of the samples and of the direction in which gradients are checked.
+    """
+    _require(len(X) >= 5, f"X has {len(X)} rows, expected at least five test points.")
+    tolerance = TOLERANCE[X.dtype] if tolerance is None else tolerance
+    trained = [name for name, p in posterior.prior.named_parameters() if p.requires_grad]
+    _require(
+        not trained, f"the prior of the posterior can still be trained ({', '.join(trained)}); expected a snapshot."
+    )
+    inputs = X.clone()
+    _check_kinds(posterior, X, seed)
+    _check_moments(posterior, X, tolerance)
+    _check_covariance(posterior, X, tolerance)
+    _check_tiles(posterior, X, tolerance)
+    _check_noise(posterior, X, tolerance)
+    _check_samples(posterior, X, tolerance, seed)
+    _check_refusals(posterior, X)
+    if X.dtype == torch.float64:
+        _check_input_gradients(posterior, X[:4], seed)
+    _require(torch.equal(X, inputs), "asking for answers changed the test points.")
+    if exact is not None and posterior.never_below_exact:
+        check_never_below(posterior, exact, X, tolerance)
+
+
+def check_never_below(posterior: Posterior, exact: Posterior, X: Float[Tensor, "t d"], tolerance: float = 1e-9) -> None:
+    """Raise AssertionError unless the covariance of ``posterior`` minus that of ``exact`` is positive semi-definite."""
+    excess = (posterior.covariance(X) - exact.covariance(X)).double()
+    smallest = float(torch.linalg.eigvalsh((excess + excess.mT) / 2)[0])
+    words = "the posterior says that its variance is never below the exact one, but a combination of test points has"
+    _require(
+        smallest > -tolerance, f"{words} a variance that is smaller by {-smallest:.3g} (allowed: {tolerance:.0e})."
+    )
+    below = float((exact.variance(X) - posterior.variance(X)).max())
+    _require(
+        below <= tolerance, f"the variance is below the exact one by up to {below:.3g} (allowed: {tolerance:.0e})."
+    )
+
+
+def _check_moments(posterior: Posterior, X: Tensor, tolerance: float) -> None:
+    first, again = posterior.predict(X), posterior.predict(X)
+    for name, a, b in zip(Prediction._fields, first, again, strict=True):
+        _require(a.shape == X.shape[:1], f"the {name} has shape {tuple(a.shape)}, expected ({len(X)},).")
+        _require(torch.equal(a, b), f"predict gives another {name} when it is called again.")
+    _require(float(first.variance.min()) >= 0, f"the variance is negative: {float(first.variance.min()):.3g}.")
+    _close(posterior.mean(X), first.mean, tolerance, "mean and the mean of predict differ")
+    _require(torch.equal(posterior.variance(X), first.variance), "variance and the variance of predict differ.")
+    alone = [posterior.predict(row[None]) for row in X]
+    for name, all_of, each in zip(Prediction._fields, first, zip(*alone, strict=True), strict=True):
+        _close(torch.cat(each), all_of, tolerance, f"the {name} of a test point depends on the other test points")
+    variances = torch.cat([posterior.covariance(row[None])[0] for row in X])
+    _close(variances, first.variance, tolerance, "the variance is not the covariance of a test point with itself")
+
+
+def _check_covariance(posterior: Posterior, X: Tensor, tolerance: float) -> None:
+    C, t = posterior.covariance(X), len(X)
+    _require(C.shape == (t, t), f"the covariance has shape {tuple(C.shape)}, expected ({t}, {t}).")
+    _require(torch.equal(C, C.mT), "the covariance is not symmetric.")
+    eigenvalues = torch.linalg.eigvalsh(C.double())
+    smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
+    words = (
+        f"the covariance has eigenvalues from {smallest:.3g} to {largest:.3g}, expected a positive semi-definite one."
+    )
+    _require(smallest >= -tolerance * largest, words)
+    excess = float((C.diagonal() - posterior.variance(X)).max())
+    words = "the diagonal of a joint covariance exceeds the variance of test points alone"
+    _require(excess <= tolerance, f"{words} by up to {excess:.3g}.")
+    _close(posterior.covariance(X[:2], X[2:]), C[:2, 2:], tolerance, "covariance(X, Z) is not a block of the whole")
+    _close(posterior.covariance(X[2:], X[:2]), C[2:, :2], tolerance, "covariance(Z, X) is not a block of the whole")
+
+
+def _check_tiles(posterior: Posterior, X: Tensor, tolerance: float) -> None:
+    tiled = copy.copy(posterior)
+    tiled.max_bytes = 4 * 8 * 2 * posterior._width  # two rows
+    for name, a, b in zip(Prediction._fields, posterior.predict(X), tiled.predict(X), strict=True):
+        _close(b, a, tolerance, f"the {name} depends on max_bytes, that is, on how test points are cut into tiles")
+
+
+def _check_kinds(posterior: Posterior, X: Tensor, seed: int) -> None:
+    answers = {
+        "mean": posterior.mean(X),
+        "covariance": posterior.covariance(X),
+        "sample": posterior.sample(X, 2, generator=torch.Generator().manual_seed(seed)),
+        **posterior.predict(X)._asdict(),
+    }
+    for name, answer in answers.items():
+        kind, expected = (answer.dtype, answer.device), (X.dtype, X.device)
+        _require(
+            kind == expected, f"{name} is {kind[0]} on {kind[1]}, expected the inputs' {expected[0]} on {expected[1]}."
+        )
+        _require(bool(torch.isfinite(answer).all()), f"{name} has NaN or infinite values.")
+
+
+def _check_noise(posterior: Posterior, X: Tensor, tolerance: float) -> None:
+    known = torch.linspace(0.1, 1, len(X), dtype=X.dtype, device=X.device)
+    scale = posterior.scale(X)
+    learned = posterior.prior.noise.learned(X).detach()
+    expected = (learned if scale is None else scale * learned) + known.double()
+    plain, noisy = posterior.predict(X), posterior.predict(X, noise=True, row_noise=known)
+    _require(torch.equal(plain.mean, noisy.mean), "noise=True changes the mean.")
+    difference = noisy.variance.double() - plain.variance
+    _close(difference, expected, tolerance, "noise=True does not add learned and known noise to the variance")
+    difference = posterior.covariance(X, noise=True, row_noise=known).double() - posterior.covariance(X)
+    _close(
+        difference, torch.diag(expected), tolerance, "noise=True does not add noise to the diagonal of the covariance"
+    )
+    _raises(lambda: posterior.predict(X, row_noise=known), "predict with row_noise, but without noise=True,")
+    _raises(lambda: posterior.covariance(X, row_noise=known), "covariance with row_noise, but without noise=True,")
+    _raises(lambda: posterior.covariance(X, X, noise=True), "covariance of two sets of test points with noise=True")
+
+
+def _check_samples(posterior: Posterior, X: Tensor, tolerance: float, seed: int) -> None:
+    draws = [posterior.sample(X, NUM_SAMPLES, generator=torch.Generator().manual_seed(seed)) for _ in range(2)]
+    _require(draws[0].shape == (NUM_SAMPLES, len(X)), f"samples have shape {tuple(draws[0].shape)}, expected (s, t).")
+    _require(torch.equal(*draws), "samples with the same generator differ.")
+    C = posterior.covariance(X).double()
+    scale = float(C.diagonal().max()) + tolerance
+    mean, covariance = draws[0].double().mean(0), draws[0].double().mT.cov()
+    joint = posterior._joint_mean(X).double()
+    _close(mean, joint, 5 * math.sqrt(scale / NUM_SAMPLES), "samples have a different mean")
+    _close(covariance, C, 8 * scale / math.sqrt(NUM_SAMPLES), "samples have a different covariance")
+
+
+def _check_refusals(posterior: Posterior, X: Tensor) -> None:
+    other = torch.float32 if X.dtype == torch.float64 else torch.float64
+    wrong = {"another dtype": X.to(other), "NaN": X * torch.nan, "one more column": torch.cat([X, X[:, :1]], 1)}
+    asks = {
+        "predict": posterior.predict,
+        "mean": posterior.mean,
+        "covariance": posterior.covariance,
+        "sample": lambda at: posterior.sample(at, 1),
+    }
+    for words, inputs in wrong.items():
+        for name, ask in asks.items():
+            _raises(lambda ask=ask, inputs=inputs: ask(inputs), f"{name} of inputs with {words}")
+
+
+def _check_input_gradients(posterior: Posterior, X: Tensor, seed: int) -> None:
+    def answers(at: Tensor) -> dict[str, Tensor]:
+        mean, variance = posterior.predict(at)
+        joint = posterior.covariance(at)[0, 1:]
+        return {"mean of predict": mean, "variance": variance, "mean": posterior.mean(at), "covariance": joint}
+
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(X.shape, generator=generator, dtype=X.dtype).to(X.device)
+    inputs = X.clone().requires_grad_()
+    above, below = answers(X + DIFFERENCE_STEP * direction), answers(X - DIFFERENCE_STEP * direction)
+    for name, value in answers(inputs).items():
+        _require(value.requires_grad, f"the {name} is not differentiable in the inputs.")
+        (gradient,) = torch.autograd.grad(value.sum(), inputs, retain_graph=True)
+        slope = float((above[name] - below[name]).sum().detach()) / (2 * DIFFERENCE_STEP)
+        found = float((gradient * direction).sum())
+        words = f"the gradient of the {name} in the inputs is {found:.6g} along a direction, finite differences say"
+        _require(abs(found - slope) <= 1e-4 * abs(slope) + 1e-6, f"{words} {slope:.6g}.")
+
+
+# ---- methods ----
+
+
+def check_method(
+    method: Trainable,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, "n *q"],
+    row_noise: Float[Tensor, "n *q"] | None = None,
+    *,
+    gradients: bool = True,
+    tolerance: float = 1e-5,
+    seed: int = 0,
+) -> None:
+    """Raise AssertionError unless the objective of a method is a pure function with the gradient that it says.
+
+    Evaluating the objective twice gives the same number and changes nothing, on all rows and on a minibatch; the terms
+    add up; the rows of a step are a pure function of the step; gradients agree with finite differences; conditioning
+    changes nothing, and later changes of the method do not change a posterior.
+
+    Args:
+        X: a few dozen rows in float64.
+        gradients: False for an objective whose gradient is, on purpose, not its derivative, such as that of ``CaGPCG``
+            (its actions count as constants) and ``CGGP`` (an unbiased estimate).
+        tolerance: of gradients against finite differences, relative.
+        seed: of the directions in which gradients are checked.
+    """
+    data, given = (X, y, row_noise), [None if t is None else t.clone() for t in (X, y, row_noise)]
+    method.check(*data)
+    before = _snapshot(method)
+    batches = [method.minibatch(step, len(X)) for step in (0, 7)]
+    for step, rows in zip((0, 7), batches, strict=True):
+        again = method.minibatch(step, len(X))
+        same = rows is again is None or (rows is not None and again is not None and torch.equal(rows, again))
+        _require(same, f"minibatch({step}, {len(X)}) gives other rows when it is called again.")
+    groups = method.parameter_groups()
+    _check_groups(method, groups)
+    for rows in [None, *(rows for rows in batches if rows is not None)]:
+        of = "all rows" if rows is None else "a minibatch"
+        value = _value(method, data, rows)
+        _require(math.isfinite(value), f"the objective of {of} is {value}, expected a finite number.")
+        terms = method.objective_terms(*data, rows=rows)
+        total = torch.stack(list(terms.values())).sum().item()
+        _require(total == value, f"the terms of {of} add up to {total!r}, objective says {value!r}.")
+        _require(_value(method, data, rows) == value, f"the objective of {of} is another number when evaluated again.")
+        if gradients:
+            _check_parameter_gradients(method, data, rows, groups, tolerance, seed)
+    _unchanged(before, method, "evaluating the objective")
+    found = method.findings(X, y)
+    _require(all(isinstance(line, str) for line in found), "findings is not a list of text.")
+    if isinstance(method, Method):
+        _check_condition(method, X, y, row_noise)
+        _unchanged(before, method, "condition")
+    for name, values, kept in zip(("X", "y", "row_noise"), data, given, strict=True):
+        same = values is None or (kept is not None and torch.equal(values, kept))
+        _require(same, f"the method changed {name}.")
+
+
+def _check_groups(method: Trainable, groups: dict[str, ParameterGroup]) -> None:
+    listed = [parameter for group in groups.values() for parameter in group.parameters]
+    _require(len({id(p) for p in listed}) == len(listed), "parameter_groups names a parameter twice.")
+    own = {id(p) for p in method.parameters()}
+    _require(all(id(p) in own for p in listed), "parameter_groups names a parameter that is not the method's own.")
+    _require(all(p.requires_grad for p in listed), "parameter_groups names a parameter with requires_grad=False.")
+    for name, group in groups.items():
+        good = math.isfinite(group.lr) and group.lr > 0
+        _require(good, f"the learning rate of {name!r} is {group.lr}, expected a positive number.")
+
+
+def _check_parameter_gradients(
+    method: Trainable,
+    data: tuple[Tensor, Tensor, Tensor | None],
+    rows: Tensor | None,
+    groups: dict[str, ParameterGroup],
+    tolerance: float,
+    seed: int,
+) -> None:
+    names = {id(p): name for name, p in method.named_parameters()}
+    parameters = [p for group in groups.values() for p in group.parameters]
+    gradients = torch.autograd.grad(method.objective(*data, rows=rows), parameters, allow_unused=True)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
+        found = 0.0 if gradient is None else float((gradient * direction).sum())
+        kept = parameter.detach().clone()
+        values = []
+        try:
+            for sign in (1, -1):
+                with torch.no_grad():
+                    parameter.copy_(kept + sign * DIFFERENCE_STEP * direction)
+                values.append(_value(method, data, rows))
+        finally:
+            with torch.no_grad():
+                parameter.copy_(kept)
+        slope = (values[0] - values[1]) / (2 * DIFFERENCE_STEP)
+        words = f"the gradient in {names[id(parameter)]!r} is {found:.8g} along a direction, finite differences say"
+        _require(abs(found - slope) <= tolerance * (abs(slope) + 1e-3), f"{words} {slope:.8g}.")
+
+
+def _check_condition(method: Method, X: Tensor, y: Tensor, row_noise: Tensor | None) -> None:
+    points = X[:3] + 0.1 * (X[3:4] - X[:3])
+    posterior, again = method.condition(X, y, row_noise), method.condition(X, y, row_noise)
+    for name, a, b in zip(Prediction._fields, posterior.predict(points), again.predict(points), strict=True):
+        _require(torch.equal(a, b), f"condition gives a posterior with another {name} when it is called again.")
+    twin = copy.deepcopy(method)
+    posterior = twin.condition(X, y, row_noise)
+    before = posterior.predict(points, noise=True, row_noise=torch.ones_like(points[:, 0]))
+    with torch.no_grad():
+        for tensor in (*twin.parameters(), *twin.buffers()):
+            if tensor.is_floating_point():
+                tensor += 0.1
+    after = posterior.predict(points, noise=True, row_noise=torch.ones_like(points[:, 0]))
+    for name, a, b in zip(Prediction._fields, before, after, strict=True):
+        _require(torch.equal(a, b), f"the {name} of a posterior changes with the method; expected a snapshot.")
+
+
+def _value(method: Trainable, data: tuple[Tensor, Tensor, Tensor | None], rows: Tensor | None) -> float:
+    with torch.no_grad():
+        return float(method.objective(*data, rows=rows))
+
+
+def _snapshot(method: Trainable) -> dict[str, Any]:
+    """Every tensor of a method by value, and its plain attributes."""
+    tensors = {name: value.detach().clone() for name, value in method.state_dict().items()}
+    plain = {
+        f"{name}.{key}".lstrip("."): value
+        for name, part in method.named_modules()
+        for key, value in vars(part).items()
+        if value is None or isinstance(value, int | float | str | tuple)
+    }
+    return tensors | plain
+
+
+def _unchanged(before: dict[str, Any], method: Trainable, what: str) -> None:
+    after = _snapshot(method)
+    changed = [name for name in before if name not in after or not _same(before[name], after[name])]
+    changed += [name for name in after if name not in before]
+    _require(not changed, f"{what} changed {', '.join(changed)} of the method; expected it to change nothing.")
+
+
+# ---- what both use ----
+
+
+def _same(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
+
+
+def _require(holds: bool, words: str) -> None:
+    if not holds:
+        raise AssertionError(words)
+
+
+def _close(actual: Tensor, expected: Tensor, tolerance: float, words: str) -> None:
+    _require(actual.shape == expected.shape, f"{words}: shapes {tuple(actual.shape)} and {tuple(expected.shape)}.")
+    difference = (actual.double() - expected.double()).abs()
+    excess = difference - tolerance * (1 + expected.double().abs())
+    # A comparison that NaN fails.
+    _require(bool((excess <= 0).all()), f"{words}: by up to {float(difference.max()):.3g} (allowed: {tolerance:.0e}).")
+
+
+def _raises(call: Callable[[], Any], what: str) -> None:
+    try:
+        call()
+    except ValueError:
+        return
+    raise AssertionError(f"{what} was answered, expected a ValueError.")
