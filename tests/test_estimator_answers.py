@@ -5,7 +5,7 @@ import oracle
 import pytest
 import torch
 from scipy import stats
-from test_estimators import REGRESSORS, every_regressor, quick, table
+from test_estimators import REGRESSORS, every_regressor, quick, table, used_by
 
 from cagp import GP, CaGPRegressor, CGGPRegressor, CholeskyGP, ExactGPRegressor, GaussianNoise
 from cagp.kernels import Matern32, Scale
@@ -125,8 +125,8 @@ def test_components_add_up_and_are_those_of_the_exact_posterior(regressor, with_
     noise = np.linspace(0.01, 0.5, 40) if with_noise else None
     Z = np.concatenate([X[:5], X[:5] + 0.3])
     model = regressor(max_epochs=3)
-    if isinstance(model, CaGPRegressor):
-        model.set_params(local_scale=None)  # with a local one they are those of another prior at each row
+    if isinstance(model, CaGPRegressor):  # with a local scale they are those of another prior at each row
+        model.set_params(**used_by(model.method, local_scale=None))
     model.fit(X, y, sample_noise=noise)
     mean, parts = model.predict(Z, return_components=True)
     std = model.predict(Z, return_std=True)[1]
@@ -149,7 +149,7 @@ def test_components_add_up_and_are_those_of_the_exact_posterior(regressor, with_
 @pytest.mark.parametrize("method", ["opt", "local", "hybrid"])
 def test_components_beyond_what_can_be_exact_are_bounds(method, monkeypatch):
     X, y = table(60)
-    model = CaGPRegressor(method, n_actions=8, n_neighbors=4, max_epochs=3).fit(X, y)
+    model = CaGPRegressor(method, **used_by(method, n_actions=8, n_neighbors=4), max_epochs=3).fit(X, y)
     Z = X[:10] + 0.2
     exact = model.predict(Z, return_components=True)[1]
     monkeypatch.setattr("cagp.diagnostics.EXACT_ROWS", 50)
@@ -166,7 +166,8 @@ def test_a_budget_of_all_rows_is_exact(method):
     X, y = table(25)
     Z = X[:6] + 0.2
     noise = np.linspace(0.01, 0.3, 25)
-    model = CaGPRegressor(method, n_actions=25, n_neighbors=25, max_epochs=3).fit(X, y, sample_noise=noise)
+    options = used_by(method, n_actions=25, n_neighbors=25)
+    model = CaGPRegressor(method, **options, max_epochs=3).fit(X, y, sample_noise=noise)
     answer = dense(model, X, y, Z, noise)
     check_exact(model, answer, Z, tolerance=1e-5)
     assert model.method_ == method

@@ -1,6 +1,6 @@
 """Saved models, fits that are interrupted and go on, and the choices that "auto" makes."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,8 +10,10 @@ from test_estimators import REGRESSORS, every_regressor, table
 
 import cagp
 from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, limits
+from cagp.estimators import Units
+from cagp.estimators.tasks import new_task
 from cagp.kernels import RBF, Kernel, Linear, Scale
-from cagp.recipes import steps
+from cagp.recipes import RECIPES, steps
 from cagp.recipes.task import Task
 from cagp.training import history
 from cagp.training.settings import PRESETS, Settings
@@ -340,8 +342,11 @@ def test_memory_limits_the_number_of_actions(monkeypatch):
     assert (
         CaGPRegressor("opt", n_actions=30, max_memory=13_000, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 30
     )
+    units, rows = Units.learn(X, y, None)
+    task = new_task(CaGPRegressor(), RECIPES["auto"](), units, rows)
     for num_rows, expected in ((10_000, 512), (5, 1)):
-        assert steps.number_of_actions("auto", SimpleNamespace(num_rows=num_rows, memory=2**40)) == expected
+        many = replace(task, X=torch.zeros(num_rows, 2), memory=2**40)
+        assert steps.number_of_actions("auto", many) == expected
 
     model = CaGPRegressor(n_actions=30, max_memory=13_000, max_epochs=1).fit(X, y)  # too little for an exact answer
     assert model.method_ == "local"

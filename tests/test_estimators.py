@@ -23,10 +23,15 @@ from cagp.recipes import RECIPES
 SMALL = {"n_actions": 8, "n_neighbors": 8, "n_inducing": 8}
 
 
+def used_by(method: str, **options) -> dict:
+    """Those of the options that the method uses; the others would be an error."""
+    names = {option.name for option in RECIPES[method].options()}
+    return {name: value for name, value in options.items() if name in names}
+
+
 def small(method: str):
     """A regressor of this method that is quick on a few rows."""
-    used = {option.name for option in RECIPES[method].options()}
-    return partial(CaGPRegressor, method=method, **{name: value for name, value in SMALL.items() if name in used})
+    return partial(CaGPRegressor, method=method, **used_by(method, **SMALL))
 
 
 REGRESSORS = {
@@ -392,7 +397,7 @@ def test_more_of_everything_than_there_are_rows():
     X, y = table(12)
     exact = ExactGPRegressor(max_epochs=2).fit(X, y)
     for method in ("opt", "cg", "local", "hybrid"):
-        model = CaGPRegressor(method=method, n_actions=500, n_neighbors=500, max_epochs=2).fit(X, y)
+        model = CaGPRegressor(method, **used_by(method, n_actions=500, n_neighbors=500), max_epochs=2).fit(X, y)
         assert np.isfinite(model.predict(X)).all()
         kind = model.predict(X, return_components=True)[1]
         np.testing.assert_allclose(kind["computational"], 0, atol=1e-8)
@@ -407,7 +412,7 @@ def test_what_is_infinitely_far_away_has_the_prior_answer():
     far = np.full((2, 2), 1e149)
     for method in ("exact", "opt", "local", "hybrid", "cg"):
         for dtype in ("float32", "float64"):
-            model = CaGPRegressor(method=method, n_actions=8, max_epochs=2, dtype=dtype).fit(X, y)
+            model = CaGPRegressor(method, **used_by(method, n_actions=8), max_epochs=2, dtype=dtype).fit(X, y)
             mean, std = model.predict(far, return_std=True)
             np.testing.assert_allclose(mean, y.mean(), rtol=1e-6)
             prior = model.posteriors_[0].prior
@@ -455,7 +460,7 @@ def calm_and_rough(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("method", ["local", "hybrid", "auto"])
 def test_error_bars_follow_the_neighbours_unless_one_scale_is_asked_for(method, tmp_path):
     X, y = calm_and_rough(2600)
-    choices = {"method": method, "n_neighbors": 16, "n_actions": 16, "max_epochs": 40}
+    choices = {"method": method, **used_by(method, n_neighbors=16, n_actions=16), "max_epochs": 40}
     model = CaGPRegressor(**choices).fit(X, y)
     assert "Local scale: error bars follow the neighbours of each test point" in model.fit_report_
     calm, rough = np.array([[0.1], [0.2], [0.3]]), np.array([[0.7], [0.8], [0.9]])

@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from cagp import memory
-from cagp.file_lock import LockedError, locked
 from cagp.memory import available_memory, current_memory, default_memory_limit, peak_memory
 from cagp.quantities import bytes_of, seconds_of
 
@@ -88,34 +87,14 @@ def test_the_limit_of_the_control_group_counts(limit, used, expected, tmp_path, 
     assert available_memory() == expected
 
 
-def test_memory_and_locks_need_no_unix(tmp_path):
-    """Where ``resource`` and ``fcntl`` do not exist, the modules can be imported."""
+def test_memory_needs_no_unix():
+    """Where ``resource`` and ``fcntl`` do not exist, the module can be imported."""
     script = """
 import sys, types, psutil
 package = types.ModuleType("cagp"); package.__path__ = [sys.argv[1]]
 sys.modules.update({"cagp": package, "resource": None, "fcntl": None, "msvcrt": types.ModuleType("msvcrt")})
-import cagp.file_lock, cagp.memory
+import cagp.memory
 assert cagp.memory.peak_memory() > 0
 """
     source = memory.__file__.removesuffix("memory.py")
     subprocess.run([sys.executable, "-c", script, source], check=True, timeout=60)
-
-
-def test_one_process_at_a_time_holds_a_lock(tmp_path):
-    script = """
-import sys, types
-package = types.ModuleType("cagp"); package.__path__ = [sys.argv[1]]
-sys.modules["cagp"] = package
-from pathlib import Path
-from cagp.file_lock import locked
-with locked(Path(sys.argv[2])):
-    pass
-"""
-    source = memory.__file__.removesuffix("memory.py")
-    command = [sys.executable, "-c", script, source, str(tmp_path / "lock")]
-    with locked(tmp_path / "lock"):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert "LockedError" in done.stderr
-        with pytest.raises(LockedError, match="is locked by another process"), locked(tmp_path / "lock"):
-            pass
-    subprocess.run(command, check=True, timeout=60)

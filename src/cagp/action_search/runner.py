@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cagp.action_search.search_result import SearchResult, Trial
-from cagp.action_search.trial import INTERRUPTED, KERNELS, TASK, read_trial, rows_of, trial_path
+from cagp.action_search.trial import INTERRUPTED, TASK, read_trial, rows_of, trial_path
 from cagp.checks import check_count, check_data
+from cagp.kernel_registry import NAMES
 from cagp.training import Settings
 from cagp.training.checkpoints import load_checkpoint, save_checkpoint
 
@@ -66,8 +67,8 @@ def search_num_actions(
         check_count(count, "num_actions", len(rows.train), "the number of rows to train on")
     if not all(rate > 0 for rate in lrs):
         raise ValueError(f"lrs are {list(lrs)}, expected rates above zero.")
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel is {kernel!r}, expected one of {', '.join(KERNELS)}.")
+    if kernel not in NAMES:
+        raise ValueError(f"kernel is {kernel!r}, expected one of {', '.join(NAMES)}.")
     if jobs < 1:
         raise ValueError(f"jobs is {jobs}, expected at least 1.")
     Settings(num_steps=num_steps, max_time=max_time)  # checks them

@@ -21,7 +21,7 @@ from torch import Tensor
 from cagp import metrics
 from cagp.action_search.search_result import Trial
 from cagp.data import Split, split, standardized
-from cagp.kernels import RBF, Matern12, Matern32, Matern52, RationalQuadratic, Scale, Stationary
+from cagp.kernels import Scale, kernel_class
 from cagp.methods import CaGPOpt
 from cagp.prior import GP
 from cagp.starting import start_from_data
@@ -33,13 +33,6 @@ TASK = "search.safetensors"
 VALIDATION = 0.1  # share of the rows
 COMPARED_ROWS = 10_000  # validation rows, already in random order, whose NLL a trial's file holds
 INTERRUPTED = 130
-KERNELS: dict[str, type[Stationary]] = {
-    "matern12": Matern12,
-    "matern32": Matern32,
-    "matern52": Matern52,
-    "rbf": RBF,
-    "rational_quadratic": RationalQuadratic,
-}
 
 
 def trial_path(folder: Path, num_actions: int, lr: float) -> Path:
@@ -64,7 +57,7 @@ def run_trial(folder: Path, num_actions: int, lr: float) -> Trial | None:
     rows = rows_of(len(task["y"]), settings["seed"])
     dtype = getattr(torch, settings["dtype"])
     (X, y), (X_validation, y_validation) = standardized(task["X"], task["y"], rows.train, rows.test, dtype=dtype)
-    prior = start_from_data(GP(Scale(KERNELS[settings["kernel"]](X.shape[1]))), X, y)
+    prior = start_from_data(GP(Scale(kernel_class(settings["kernel"])(X.shape[1]))), X, y)
     method = CaGPOpt.from_data(prior, X, num_actions)
 
     def evaluate() -> dict[str, float]:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from rich import console as consoles
     from rich import table as rich_tables
 
-    from cagp import memory, notices, plots
+    from cagp import memory, metrics, notices, plots
     from cagp.cli import scores, tables
 else:
     np, figures, plots = map(lazy_module, ("numpy", "matplotlib.figure", "cagp.plots"))
-    memory, notices = map(lazy_module, ("cagp.memory", "cagp.notices"))
+    memory, metrics, notices = map(lazy_module, ("cagp.memory", "cagp.metrics", "cagp.notices"))
     consoles, rich_tables = map(lazy_module, ("rich.console", "rich.table"))
     scores, tables = map(lazy_module, ("cagp.cli.scores", "cagp.cli.tables"))
 
@@ -139,17 +139,18 @@ def _measure(method: str, arguments: argparse.Namespace, table: "tables.SplitTab
     return {
         "method": method,
         "used": model.method_,
-        "nll": float(np.mean([scores.nll for scores in found])),
-        "rmse": [scores.rmse for scores in found],
-        "r2": [scores.r2 for scores in found],
-        "crps": [scores.crps for scores in found],
-        "coverage": float(np.mean([scores.coverage for scores in found])),
-        "width": [scores.width for scores in found],
+        **{field: _over_targets(field, found) for field in metrics.METRICS},
         "fit_s": fit_s,
         "predict_s": predict_s,
         "memory_bytes": max(memory.peak_memory() - held, 0) if peak_is_known else None,
         "fit_report": model.fit_report_,
     }
+
+
+def _over_targets(field: str, found: "list[metrics.Scores]") -> float | list[float]:
+    """A score of each target; its mean over the targets where it has no unit of theirs."""
+    values = [getattr(scores, field) for scores in found]
+    return float(np.mean(values)) if metrics.METRICS[field].unit in ("nats", "share") else values
 
 
 def _reset_peak() -> bool:

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from cagp.plots.style import INK, LINE_COLORS, SMALL, shortened, styled
 from cagp.action_search import Trial
+from cagp.plots.style import INK, LINE_COLORS, SMALL, shortened, styled
 
 
 class Curve(NamedTuple):
