@@ -23,7 +23,8 @@ settings.register_profile(
 )
 settings.load_profile("cagp")
 
-torch.set_num_threads(1)  # the workers share the cores: further threads would only wait for each other
+# The workers share the cores: more threads would only wait for each other. ThreadSanitizer needs some (CONTRIBUTING.md).
+torch.set_num_threads(int(os.environ.get("CAGP_TEST_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")

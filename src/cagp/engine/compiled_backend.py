@@ -82,7 +82,7 @@ class CompiledBackend(Backend):
     def why_not(self, kernel: Kernel | None, X: Tensor) -> str | None:
         if not self.available:
             return "the compiled kernels are not installed"
-        if kernel is not None:
+        if kernel is not None and type(kernel) not in _KINDS:
             with torch.no_grad():
                 (_, part), *others = linear_parts(kernel)
             if others:
@@ -162,10 +162,7 @@ class CompiledBackend(Backend):
     ) -> Int[Tensor, "t k"]:
         """All distances, none of them kept. Time O(t n d), memory O(t k): the result."""
         rows = torch.empty(len(points), k, dtype=torch.long)
-        plain = [None if v is None else v.contiguous() for v in (left_out, before)]
-        _native.nearest(
-            points.contiguous(), X.contiguous(), *plain, rows, torch.get_num_threads(), self.instruction_set
-        )
+        _native.nearest(*_arrays(points, X, left_out, before, rows), torch.get_num_threads(), self.instruction_set)
         return rows
 
 
@@ -238,8 +235,8 @@ class _Matrix(torch.autograd.Function):
         ctx.save_for_backward(X, Z, lengthscale, alpha)
         ctx.kind, ctx.instruction_set = kind, instruction_set
         out = X.new_empty(X.shape[0], Z.shape[0])
-        inputs = _scaled(X, Z, lengthscale)
-        _native.matrix(kind, *inputs, _alpha(alpha), out, torch.get_num_threads(), instruction_set)
+        inputs = _arrays(*_scaled(X, Z, lengthscale))
+        _native.matrix(kind, *inputs, _alpha(alpha), out.numpy(), torch.get_num_threads(), instruction_set)
         return out
 
     @staticmethod
@@ -249,13 +246,9 @@ class _Matrix(torch.autograd.Function):
         gradients = _Gradients(X, Z, lengthscale, *ctx.needs_input_grad[:2])
         _native.matrix_gradient(
             ctx.kind,
-            *_scaled(X, Z, lengthscale),
+            *_arrays(*_scaled(X, Z, lengthscale)),
             _alpha(alpha),
-            grad_outputs[0].contiguous(),
-            gradients.square,
-            gradients.alpha,
-            gradients.X,
-            gradients.Z,
+            *_arrays(grad_outputs[0], gradients.square, gradients.alpha, gradients.X, gradients.Z),
             torch.get_num_threads(),
             ctx.instruction_set,
         )
@@ -280,11 +273,9 @@ class _BlockProduct(torch.autograd.Function):
         out = X.new_empty(X.shape[0], offsets.shape[0] - 1)
         _native.block(
             kind,
-            *_scaled(X, Z, lengthscale),
+            *_arrays(*_scaled(X, Z, lengthscale)),
             _alpha(alpha),
-            values.contiguous(),
-            offsets.contiguous(),
-            out,
+            *_arrays(values, offsets, out),
             torch.get_num_threads(),
             instruction_set,
         )
@@ -298,16 +289,10 @@ class _BlockProduct(torch.autograd.Function):
         grad_values = values.new_empty(values.shape)
         _native.block_gradient(
             ctx.kind,
-            *_scaled(X, Z, lengthscale),
+            *_arrays(*_scaled(X, Z, lengthscale)),
             _alpha(alpha),
-            values.contiguous(),
-            offsets.contiguous(),
-            grad_outputs[0].contiguous(),
-            gradients.square,
-            gradients.alpha,
-            grad_values,
-            gradients.X,
-            gradients.Z,
+            *_arrays(values, offsets, grad_outputs[0]),
+            *_arrays(gradients.square, gradients.alpha, grad_values, gradients.X, gradients.Z),
             torch.get_num_threads(),
             ctx.instruction_set,
         )
