@@ -9,8 +9,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cagp import GP, BlockActions, ConstantMean, DenseActions, GaussianNoise, KnownNoise, LinearMean, ZeroMean
-from cagp.actions import Actions, Partition, ordered_blocks, spatial_blocks
+from cagp import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean
+from cagp.actions import Actions, BlockActions, DenseActions, Partition, ordered_blocks, spatial_blocks
 from cagp.kernels import (
     RBF,
     Constant,
@@ -23,6 +23,7 @@ from cagp.kernels import (
     RationalQuadratic,
     Scale,
 )
+from cagp.prior import ZeroMean
 
 STATIONARY: dict[str, Callable[..., Kernel]] = {
     "RBF": RBF,

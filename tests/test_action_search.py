@@ -255,7 +255,7 @@ def test_the_command_stops_at_ctrl_c_goes_on_and_reports_failures(tmp_path, monk
 def test_errors_of_usage_come_before_anything_is_written(tmp_path):
     X, y = table(20)
     for changes, words in (
-        ({"num_actions": (4, 19)}, "num_actions is 19, expected a whole number from 1 to 18"),
+        ({"num_actions": (4, 19)}, "num_actions is 19, expected an integer from 1 to 18"),
         ({"num_actions": ()}, "at least one value"),
         ({"lrs": (0.1, 0.0)}, "rates above zero"),
         ({"kernel": "Cosine"}, "expected one of matern12, matern32"),

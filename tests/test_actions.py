@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cagp import GP, BlockActions, CaGPOpt, DenseActions, project
-from cagp.actions import Partition, ordered_blocks, refined_blocks, spatial_blocks
+from cagp import GP, CaGPOpt
+from cagp.actions import BlockActions, DenseActions, Partition, ordered_blocks, refined_blocks, spatial_blocks
 from cagp.kernels import RBF, Matern32
+from cagp.projection import project
 
 
 def blocks_of(partition: Partition) -> list[list[int]]:
@@ -287,7 +288,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("count", [0, -1, 7, 2.0, True])
     def test_an_impossible_number_of_actions(self, count):
-        message = "is .*, expected a whole number from 1 to 6"
+        message = "is .*, expected an integer from 1 to 6"
         with pytest.raises(ValueError, match="num_actions " + message):
             BlockActions.from_data(self.X, count)
         with pytest.raises(ValueError, match="num_blocks " + message):
@@ -298,7 +299,7 @@ class TestErrors:
             BlockActions(ordered_blocks(6, 2), support_size=count)
 
     def test_more_dense_actions_than_rows(self):
-        with pytest.raises(ValueError, match="the number of columns of S is 3, expected a whole number from 1 to 2"):
+        with pytest.raises(ValueError, match="the number of columns of S is 3, expected an integer from 1 to 2"):
             DenseActions(torch.ones(2, 3))
 
     def test_actions_that_are_zero(self):

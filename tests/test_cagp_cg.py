@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cagp import GP, CaGPCG, CaGPOpt, GaussianNoise, KnownNoise, ZeroMean, fit, iterative, start_from_data
+from cagp import GP, CaGPCG, CaGPOpt, GaussianNoise, KnownNoise, fit, iterative, start_from_data
 from cagp.iterative import (
     CGResiduals,
     GivenActions,
@@ -23,7 +23,7 @@ from cagp.iterative import (
     iterate,
 )
 from cagp.kernels import Matern12, Matern32, Scale
-from cagp.prior import ConstantMean, Noise
+from cagp.prior import ConstantMean, Noise, ZeroMean
 
 STREAMED = 2**12
 
@@ -238,7 +238,7 @@ def test_wrong_arguments_are_named():
     X, y, _ = wave()
     with pytest.raises(ValueError, match='loss is \'nll\', expected "elbo" or "projected"'):
         CaGPCG(make_prior(), 5, "nll")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="num_actions is 61, expected a whole number from 1 to 60"):
+    with pytest.raises(ValueError, match="num_actions is 61, expected an integer from 1 to 60"):
         CaGPCG.from_data(make_prior(), X, 61)
     with pytest.raises(ValueError, match="num_actions is 61"):
         CaGPCG(make_prior(), 61).objective(X, y)

@@ -10,24 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cagp import (
-    GP,
-    BlockActions,
-    CaGPOpt,
-    CaGPPosterior,
-    DenseActions,
-    GaussianNoise,
-    JitterWarning,
-    KnownNoise,
-    LinearMean,
-    NotPositiveDefiniteError,
-    elbo,
-    project,
-    projected_nll,
-)
-from cagp.actions import spatial_blocks
+from cagp import GP, CaGPOpt, GaussianNoise, KnownNoise, LinearMean, elbo
+from cagp.actions import BlockActions, DenseActions, spatial_blocks
 from cagp.kernels import RBF, Matern32, Scale
-from cagp.linalg import row_moments, safe_cholesky
+from cagp.linalg import JitterWarning, NotPositiveDefiniteError, row_moments, safe_cholesky
+from cagp.losses import projected_nll
+from cagp.posteriors import CaGPPosterior
+from cagp.projection import project
 
 N, D = 8, 2
 

@@ -586,7 +586,7 @@ def test_a_model_is_saved_even_if_nobody_reads_the_words(folder, tmp_path, monke
 
 def test_warnings_are_one_plain_line(monkeypatch, capsys):
     def warning(_):
-        warnings.warn("jitter\n was added", cagp.JitterWarning, stacklevel=1)
+        warnings.warn("jitter\n was added", cagp.linalg.JitterWarning, stacklevel=1)
         return 0
 
     monkeypatch.setattr("cagp.cli.info.run", warning)

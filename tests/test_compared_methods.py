@@ -12,26 +12,12 @@ from hypothesis import strategies as st
 from problems import recipes
 from torch import Tensor
 
-from cagp import (
-    CGGP,
-    GP,
-    MAP,
-    SGPR,
-    SVGP,
-    CGWarning,
-    CholeskyGP,
-    ConstantMean,
-    GaussianNoise,
-    KnownNoise,
-    LogNormal,
-    fit,
-    start_from_data,
-)
+from cagp import CGGP, GP, MAP, SGPR, SVGP, CholeskyGP, ConstantMean, GaussianNoise, KnownNoise, fit, start_from_data
 from cagp.inducing import InducingPoints, choose_inducing_points, see_through
 from cagp.kernels import RBF, Linear, Matern12, Matern32, Scale
 from cagp.linalg import whitened_gram
-from cagp.methods import cholesky
-from cagp.solver import Solver
+from cagp.methods import LogNormal, cholesky
+from cagp.solver import CGWarning, Solver
 from cagp.system import System
 
 ROUGH = ("Matern12", "Matern32", "Scale(Matern32)", "Constant * Matern32")  # k(Z, Z) well conditioned

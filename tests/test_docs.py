@@ -21,6 +21,7 @@ from cagp.recipes import steps
 ROOT = Path(__file__).parent.parent
 ALL_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [page for page in ALL_PAGES if "```python" in page.read_text(encoding="utf-8")]
+SOURCES = sorted((ROOT / "src" / "cagp").rglob("*.py"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # A block of code, and the output that is shown right below it.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", flags=re.DOTALL | re.MULTILINE)
@@ -261,6 +262,11 @@ def test_a_page_is_in_plain_english(page):
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_in_plain_english(example):
     assert not found(STILTED, python_prose(example))
+
+
+@pytest.mark.parametrize("module", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
+def test_docstrings_comments_and_messages_are_in_plain_english(module):
+    assert not found(STILTED, python_prose(module))
 
 
 @pytest.mark.parametrize(

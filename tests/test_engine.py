@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from problems import COMPOSITE, KERNELS, STATIONARY
 from torch import Tensor
 
-from cagp import backend_for, kernel_product, kernels
+from cagp import kernels
 from cagp.engine import (
     COMPILED,
     INSTRUCTION_SETS,
@@ -19,8 +19,10 @@ from cagp.engine import (
     Backend,
     BlockWeights,
     CompiledBackend,
+    backend_for,
     choice,
     choose_backend,
+    kernel_product,
 )
 from cagp.kernels import RBF, Constant, Kernel, Linear, Matern12, Matern32, Matern52, RationalQuadratic, Scale
 from cagp.parameters import Positive

@@ -18,19 +18,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cagp import (
-    GP,
-    BlockActions,
-    CaGPOpt,
-    ConstantMean,
-    DenseActions,
-    GaussianNoise,
-    NotPositiveDefiniteError,
-    backend_for,
-    fit,
-)
+from cagp import GP, CaGPOpt, ConstantMean, GaussianNoise, fit
+from cagp.actions import BlockActions, DenseActions
 from cagp.actions.blocks import ordered_blocks
+from cagp.engine import backend_for
 from cagp.kernels import Matern32, Matern52, Scale
+from cagp.linalg import NotPositiveDefiniteError
 from cagp.parameters import named_values
 from cagp.training import PRESETS, FitResult, FitStatus, ParameterGroup, Settings, Step, Trainable
 from cagp.training.checkpoints import load_checkpoint
@@ -668,7 +661,7 @@ def test_an_evaluation_that_fails_after_a_step_too_far_does_not_lose_the_fit():
     assert result.best_value < float(m.value(m.visited[0]))
 
 
-@pytest.mark.filterwarnings("ignore::cagp.JitterWarning")
+@pytest.mark.filterwarnings("ignore::cagp.linalg.JitterWarning")
 @pytest.mark.parametrize("lr", [1e3, 1e20, 1e30])
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
 def test_absurd_learning_rates_end_with_a_usable_method(optimizer, lr):
@@ -872,7 +865,7 @@ def hopeless(name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
     return X.to(dtype), y.to(dtype), min(10, len(y))
 
 
-@pytest.mark.filterwarnings("ignore::cagp.JitterWarning")
+@pytest.mark.filterwarnings("ignore::cagp.linalg.JitterWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("rate", [None, 10.0], ids=["usual rate", "lr=10"])
 @pytest.mark.parametrize(

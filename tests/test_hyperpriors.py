@@ -20,13 +20,13 @@ from cagp import (
     CholeskyGP,
     GaussianNoise,
     KnownNoise,
-    LogNormal,
     Method,
     Posterior,
     fit,
     metrics,
 )
 from cagp.kernels import RBF, Linear, Matern32, Scale
+from cagp.methods import LogNormal
 from cagp.methods.hyperpriors import dimension_scaled
 from cagp.parameters import named_values
 from cagp.training import Trainable

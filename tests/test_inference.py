@@ -14,25 +14,13 @@ from problems import KERNELS, Problem, make_prior, random_actions, recipes, well
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from cagp import (
-    GP,
-    BlockActions,
-    CaGPOpt,
-    CaGPPosterior,
-    ConstantMean,
-    DenseActions,
-    GaussianNoise,
-    JitterWarning,
-    KnownNoise,
-    LinearMean,
-    NotPositiveDefiniteError,
-    elbo,
-    fit,
-    project,
-    projected_nll,
-)
-from cagp.actions import Partition, ordered_blocks
+from cagp import GP, CaGPOpt, ConstantMean, GaussianNoise, KnownNoise, LinearMean, elbo, fit
+from cagp.actions import BlockActions, DenseActions, Partition, ordered_blocks
 from cagp.kernels import RBF, Constant, Linear, Matern12, Matern32, Matern52, Scale
+from cagp.linalg import JitterWarning, NotPositiveDefiniteError
+from cagp.losses import projected_nll
+from cagp.posteriors import CaGPPosterior
+from cagp.projection import project
 
 EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cagp import GP, CaGPPosterior, ConstantMean, GaussianNoise, project
+from cagp import GP, ConstantMean, GaussianNoise
 from cagp.iterative import (
     CGResiduals,
     GivenActions,
@@ -26,6 +26,8 @@ from cagp.iterative import (
     top_eigenvectors,
 )
 from cagp.kernels import RBF, Matern12, Matern32, Scale
+from cagp.posteriors import CaGPPosterior
+from cagp.projection import project
 from cagp.system import System
 
 STREAMED = 2**12  # bytes: too few to keep the kernel matrix of any problem here

@@ -17,22 +17,17 @@ from torch import Tensor
 from cagp import (
     GP,
     MAP,
-    BlockActions,
     CaGPLocal,
     CaGPOpt,
     CholeskyGP,
     ConstantMean,
-    DenseActions,
     GaussianNoise,
     KnownNoise,
     LinearMean,
-    LocalPosterior,
-    NeighbourIndex,
-    ZeroMean,
     fit,
     metrics,
 )
-from cagp.actions import Partition, ordered_blocks
+from cagp.actions import BlockActions, DenseActions, Partition, ordered_blocks
 from cagp.engine import (
     COMPILED,
     INSTRUCTION_SETS,
@@ -47,6 +42,9 @@ from cagp.engine import (
 from cagp.kernels import RBF, Constant, Kernel, Matern32, Scale
 from cagp.local_inference import SharedActions, local_answers, local_nll
 from cagp.methods.common import idle_inputs, is_gain
+from cagp.neighbours import NeighbourIndex
+from cagp.posteriors import LocalPosterior
+from cagp.prior import ZeroMean
 
 INSTALLED = [TORCH, *([COMPILED] if COMPILED.available else [])]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-4}

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cagp import NeighbourIndex, neighbours
+from cagp import neighbours
 from cagp.engine import COMPILED, TORCH, torch_backend
+from cagp.neighbours import NeighbourIndex
 
 EXACT = ["scan", "tree"]
 # Distances of float32 points: neighbours at almost equal distances may change places.
@@ -196,9 +197,9 @@ def test_wrong_arguments_are_refused_with_a_remedy():
     with pytest.raises(ValueError, match=r"lengthscale has shape \(2,\), expected \(3,\)"):
         NeighbourIndex(X, lengthscale[:2])
     index = NeighbourIndex(X, lengthscale)
-    with pytest.raises(ValueError, match="k is 21, expected a whole number from 1 to 20"):
+    with pytest.raises(ValueError, match="k is 21, expected an integer from 1 to 20"):
         index.nearest(X, 21)
-    with pytest.raises(ValueError, match="k is 20, expected a whole number from 1 to 19"):
+    with pytest.raises(ValueError, match="k is 20, expected an integer from 1 to 19"):
         index.nearest(X, 20, left_out=torch.arange(20))
     with pytest.raises(ValueError, match="k is 0"):
         index.earlier(torch.arange(20), torch.arange(20), 0)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cagp import CGGP, GP, MAP, SGPR, SVGP, BlockActions, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, ConstantMean, fit
+from cagp import CGGP, GP, MAP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, ConstantMean, fit
 from cagp import checks as checks_module
-from cagp.actions import DenseActions
+from cagp.actions import BlockActions, DenseActions
 from cagp.iterative import RandomActions
 from cagp.kernels import Matern32, Scale
 from cagp.linalg import JitterWarning, safe_cholesky

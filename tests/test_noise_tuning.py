@@ -6,21 +6,11 @@ import pytest
 import torch
 from test_starting import data, loss, noise_of
 
-from cagp import (
-    GP,
-    SGPR,
-    CaGPOpt,
-    GaussianNoise,
-    KnownNoise,
-    calibrate_noise,
-    fit,
-    metrics,
-    raise_noise,
-    start_from_data,
-)
+from cagp import GP, SGPR, CaGPOpt, GaussianNoise, KnownNoise, fit, metrics, start_from_data
 from cagp.kernels import Matern32, Scale
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.methods import Several
+from cagp.noise_tuning import calibrate_noise, raise_noise
 
 
 @pytest.mark.parametrize("make", [lambda p, X: CaGPOpt.from_data(p, X, 10), lambda p, X: SGPR.from_data(p, X, 10)])

@@ -24,22 +24,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import cagp
-from cagp import (
-    CGGP,
-    GP,
-    SGPR,
-    SVGP,
-    BlockActions,
-    CaGPCG,
-    CaGPLocal,
-    CaGPOpt,
-    CholeskyGP,
-    DenseActions,
-    GaussianNoise,
-    KnownNoise,
-    LinearMean,
-)
+from cagp import CGGP, GP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, GaussianNoise, KnownNoise, LinearMean
 from cagp import storage as storage_module
+from cagp.actions import BlockActions, DenseActions
 from cagp.kernels import RBF, Kernel, Linear, Matern32, Matern52, Scale
 from cagp.parameters import Positive
 from cagp.persistence import posterior_from_state, posterior_state, prior_from_state, prior_state, rows_stored

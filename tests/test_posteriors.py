@@ -13,19 +13,19 @@ from cagp import (
     GP,
     SGPR,
     SVGP,
-    BlockActions,
     CaGPCG,
     CaGPLocal,
     CaGPOpt,
     CholeskyGP,
     ConstantMean,
     GaussianNoise,
-    InducingPosterior,
     Method,
     Posterior,
     fit,
 )
+from cagp.actions import BlockActions
 from cagp.kernels import RBF, Constant, Matern32, Scale
+from cagp.posteriors import InducingPosterior
 from cagp.testing import check_posterior
 
 seeded = torch.Generator().manual_seed

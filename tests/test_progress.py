@@ -4,7 +4,7 @@ import io
 import sys
 
 import pytest
-from cagp.training.progress import StepProgress
+from cagp.training.step_progress import StepProgress
 from rich.progress import MofNCompleteColumn
 
 from cagp import progress

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from cagp import GP, CaGPOpt, raise_noise, start_from_data, start_from_neighbours
+from cagp import GP, CaGPOpt, start_from_data
 from cagp.kernels import Matern32, Scale
+from cagp.noise_tuning import raise_noise
+from cagp.starting import start_from_neighbours
 
 
 def data(num_rows=400, num_dims=3, noise=0.1, dtype=torch.float64):

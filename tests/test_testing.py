@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cagp import CGGP, GP, MAP, SGPR, SVGP, BlockActions, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, GaussianNoise, Method
+from cagp import CGGP, GP, MAP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, GaussianNoise, Method
+from cagp.actions import BlockActions
 from cagp.kernels import Matern32, Scale
 from cagp.methods import Several
 from cagp.posteriors import Posterior, Prediction

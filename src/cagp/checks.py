@@ -77,9 +77,9 @@ def check_first_order() -> None:
 def check_count(value: int, name: str, largest: int, largest_name: str) -> None:
     """Raise ValueError unless 1 <= value <= largest."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name} is {value!r}, expected a whole number from 1 to {largest} ({largest_name}).")
+        raise ValueError(f"{name} is {value!r}, expected an integer from 1 to {largest} ({largest_name}).")
     if not 1 <= value <= largest:
-        raise ValueError(f"{name} is {value}, expected a whole number from 1 to {largest} ({largest_name}).")
+        raise ValueError(f"{name} is {value}, expected an integer from 1 to {largest} ({largest_name}).")
 
 
 def _check_values(values: Tensor, name: str) -> None:

@@ -213,7 +213,7 @@ class _Gradients:
         self.square = torch.zeros(X.shape[1], dtype=torch.float64)
         self.alpha = torch.zeros(1, dtype=torch.float64)
         self.X = X.new_zeros(X.shape) if need_X and Z is not None else None
-        if Z is None:  # the product of X with itself: one gradient, returned in the place of Z
+        if Z is None:  # the product of X with itself: one gradient, returned where that of Z would be
             self.Z = X.new_zeros(X.shape) if need_X else None
         else:
             self.Z = Z.new_zeros(Z.shape) if need_Z else None
