@@ -112,7 +112,7 @@ def test_the_commands_of_the_documentation_run_as_written(tmp_path, monkeypatch,
     page = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
     exec("\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)), {})
     commands = re.findall(r"```sh\n(.*?)\n```", page, flags=re.DOTALL)
-    assert len(commands) == 7
+    assert len(commands) == 8
     for command in commands:
         words = shlex.split(command)
         if words[0] == "cat":
@@ -241,7 +241,7 @@ def test_the_target_of_an_npz_file_is_y_and_other_tables_are_asked_about(tmp_pat
         (["--target", "price", "--seed", "-1"], "--seed"),
         (["--target", "price", "--out", "houses.csv"], "a table by its name"),
         (["--target", "price", "--out", "nowhere/m.cagp"], "there is no folder nowhere"),
-        (["--target", "price", "--report", "report.txt"], "end it with .html"),
+        (["--target", "price", "--report", "report.txt"], "end its name with .html"),
         (
             ["--target", "price", "--drop", "id", "--test-fraction", "0", "--report", "r.html"],
             "--report needs test rows",
@@ -285,7 +285,7 @@ def test_a_fit_that_was_interrupted_is_saved_and_goes_on(folder, tmp_path, capsy
 
     monkeypatch.setattr(_Run, "_attempt", interrupted)
     assert main([*command, str(out)]) == 130
-    assert "--resume goes on from there" in capsys.readouterr().out
+    assert "--resume continues it" in capsys.readouterr().out
     assert len(cagp.load(out).fit_result_.steps) == 3
     assert "Give the same command with --resume" in usage_error([*command, str(out)], capsys)
     assert main([*command, str(out), "--resume", "--quiet"]) == 0
@@ -392,7 +392,7 @@ def test_wrong_usage_of_predict(folder, tmp_path, capsys, monkeypatch):
     assert "--out is the table itself" in usage_error(["predict", model, table, "--out", table], capsys)
     assert "--keep names 'ID'" in usage_error(["predict", model, table, "--keep", "ID"], capsys)
     assert "name the columns" in usage_error(["predict", model, "-", "--keep", "all"], capsys)
-    assert "'1.5' is no probability" in usage_error(["predict", model, table, "--level", "1.5"], capsys)
+    assert "it is '1.5', expected a probability" in usage_error(["predict", model, table, "--level", "1.5"], capsys)
     houses(5).rename(columns={"id": "price_mean"}).to_csv("clash.csv", index=False)
     assert "also a column" in usage_error(["predict", model, "clash.csv", "--keep", "price_mean"], capsys)
     assert main(["predict", model, table, "--out", "out.xlsx"]) == 1
@@ -531,7 +531,7 @@ def test_compare_measures_each_method_and_a_failure_is_a_row(folder, tmp_path, c
 def test_wrong_usage_of_compare(folder, capsys):
     command = ["compare", str(folder / "houses.csv"), "--target", "price"]
     assert "compared on test rows" in usage_error([*command, "--test-fraction", "0"], capsys)
-    assert "end it with .png" in usage_error([*command, "--out", "picture.txt"], capsys)
+    assert "end its name with .png" in usage_error([*command, "--out", "picture.txt"], capsys)
     assert "invalid choice: 'best'" in usage_error([*command, "--methods", "best"], capsys)
     assert "--n-neighbors is for" in usage_error([*command, "--methods", "opt", "--n-neighbors", "3"], capsys)
     assert "--local-scale is for" in usage_error([*command, "--methods", "opt", "--local-scale", "3"], capsys)

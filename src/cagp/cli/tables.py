@@ -53,7 +53,7 @@ def split_table(
 
     Rows keep their order.
     """
-    frame, inputs, values = read_columns(path, targets, [*drop, *([] if noise is None else [noise])])
+    frame, inputs, values = read_columns(path, targets, drop, noise)
     known = None if noise is None else noise_column(frame, noise, path)
     encoder, matrix = Encoder.fit_transform(inputs)  # errors name the rows of the table
     missing = encode_target(values, "the target").missing
@@ -86,20 +86,23 @@ def split_table(
 
 
 def read_columns(
-    path: str, targets: Sequence[str] | None, drop: Sequence[str]
+    path: str, targets: Sequence[str] | None, drop: Sequence[str], noise: str | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """A table, its inputs and its targets."""
+    """A table, its inputs and its targets; the column of known variances is neither."""
     if not targets:
         targets = _default_targets(path)
     frame = read_table(path)
     _check_columns(frame, "--target", targets)
-    _check_columns(frame, "--drop and --noise", drop)
+    _check_columns(frame, "--drop", drop)
+    others = [*drop, *([] if noise is None else [noise])]
+    _check_columns(frame, "--noise", others[len(drop) :])
     if set(targets) & set(drop):
-        both = names(sorted(set(targets) & set(drop)))
-        raise UsageError(f"--drop or --noise names the target {both}; remove it there.")
+        raise UsageError(f"--drop names the target {names(sorted(set(targets) & set(drop)))}; remove it there.")
+    if noise in targets:
+        raise UsageError(f"--noise names the target {noise}; it is another column.")
     if len(set(targets)) < len(targets):
         raise UsageError(f"--target names a column twice: {names(targets)}.")
-    inputs, values = frame.drop(columns=[*targets, *drop]), frame.loc[:, list(targets)]
+    inputs, values = frame.drop(columns=list({*targets, *others})), frame.loc[:, list(targets)]
     if inputs.shape[1] == 0:
         raise UsageError(f"no inputs are left: {path} has the columns {names(frame.columns)}.")
     for name in inputs.columns:
