@@ -4,12 +4,12 @@ import io
 import sys
 
 import pytest
-from cagp.training.step_progress import StepProgress
 from rich.progress import MofNCompleteColumn
 
 from cagp import progress
 from cagp.progress import Bar, RowProgress, TableProgress
 from cagp.training.history import Step
+from cagp.training.step_progress import StepProgress
 
 
 class Terminal(io.StringIO):

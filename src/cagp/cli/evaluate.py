@@ -69,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.report is not None:
                 targets = pd.DataFrame(y[known], columns=list(model.target_names_))
                 inputs = tables.inputs_of(model, tested.frame, arguments.table, arguments.noise)
-                sample.add(pd.DataFrame(inputs).reset_index(drop=True), targets)
+                noise = pd.DataFrame({"noise": np.zeros(len(targets)) if tested.noise is None else tested.noise})
+                sample.add(pd.DataFrame(inputs).reset_index(drop=True), targets, noise)
             progress.advance(len(y), piece.fraction)
     seconds = time.perf_counter() - start
     record = tallies.record()
@@ -77,8 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     tested = count(num_rows - num_missing, "row")
     voice.say(f"{arguments.model} on {tested} of {arguments.table}{missing}, in {seconds:.1f} s:\n{tallies.words()}")
     if arguments.report is not None:
-        inputs, targets = sample.rows()
-        model.report(_typed(model, inputs), tables.as_target(targets), arguments.report)
+        inputs, targets, noise = sample.rows()
+        known = None if arguments.noise is None else noise["noise"].to_numpy()
+        model.report(_typed(model, inputs), tables.as_target(targets), arguments.report, sample_noise=known)
         drawn = f", on {len(targets):,} rows drawn at random" if len(targets) < num_rows - num_missing else ""
         voice.say(f"\nWrote {arguments.report}{drawn}.")
     if arguments.json:
@@ -117,7 +119,7 @@ class Sample:
         self._keys, self._frames = np.empty(0), []
 
     def add(self, *frames: "pd.DataFrame") -> None:
-        """More rows: one frame of their inputs, one of their targets."""
+        """More rows, in several frames of the same length: their inputs, their targets, and so on."""
         # Every row has a random key, and those with the smallest ones stay.
         keys = np.concatenate([self._keys, self._random.random(len(frames[0]))])
         if self._frames:
@@ -127,7 +129,6 @@ class Sample:
             kept = np.sort(np.argpartition(keys, self._most)[: self._most])
         self._keys, self._frames = keys[kept], [frame.iloc[kept] for frame in frames]
 
-    def rows(self) -> "tuple[pd.DataFrame, pd.DataFrame]":
-        """The rows drawn."""
-        inputs, targets = self._frames
-        return inputs.reset_index(drop=True), targets.reset_index(drop=True)
+    def rows(self) -> "list[pd.DataFrame]":
+        """The rows drawn, in the frames that were added."""
+        return [frame.reset_index(drop=True) for frame in self._frames]

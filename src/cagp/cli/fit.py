@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     num_bytes = arguments.out.stat().st_size
     voice.say(f"\nSaved {arguments.out} ({size(num_bytes)}); it holds training data, see cagp info {arguments.out}.")
     if arguments.report is not None:
-        model.report(table.test.frame, table.test.target, arguments.report)
+        model.report(table.test.frame, table.test.target, arguments.report, sample_noise=table.test.noise)
         voice.say(f"Wrote {arguments.report}.")
     if interrupted:
         voice.say("Training was interrupted: the same command with --resume continues it.")

@@ -346,10 +346,17 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         check_is_fitted(self, "posteriors_")
         return save_model(self, path, dtype, version("cagp"))
 
-    def report(self, X: Any, y: Any, path: str | Path = "report.html", title: str | None = None) -> Path:
+    def report(
+        self,
+        X: Any,
+        y: Any,
+        path: str | Path = "report.html",
+        title: str | None = None,
+        sample_noise: Any = None,
+    ) -> Path:
         """Write one HTML page on how well the model predicts these test rows, and why; see docs/report.md."""
         check_is_fitted(self, "posteriors_")
-        return report_page.write_report(self, X, y, path, title=title)
+        return report_page.write_report(self, X, y, path, title=title, sample_noise=sample_noise)
 
     # ---- inside ----
 

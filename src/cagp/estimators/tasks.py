@@ -95,7 +95,7 @@ def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingR
 
 
 def _key(task: Task, recipe: Recipe) -> str:
-    """The name of the folder for this fit's checkpoints: other data, options or starting values have a different one."""
+    """The name of the folder for this fit's checkpoints; it depends on data, options and starting values."""
     tensors = [t for t in (*task.data, task.points, *task.kernel.state_dict().values()) if t is not None]
     kernel = [type(part).__name__ for part in task.kernel.modules()]
     plain = [recipe.name, vars(recipe), kernel, task.noise, task.from_data, task.seed, task.max_epochs]

@@ -27,6 +27,7 @@ def write_report(
     *,
     title: str | None = None,
     max_rows: int | None = 20_000,
+    sample_noise: Any = None,
 ) -> Path:
     """Write one HTML file on how well a fitted model predicts test rows, and why; return its path.
 
@@ -39,14 +40,15 @@ def write_report(
         path: of the file, e.g. "report.html".
         title: the heading; by default it names the targets.
         max_rows: the largest number of rows that are tested; of more, this many are drawn at random. None for all.
+        sample_noise: known noise variance of the test rows.
 
     Time: predictions of these rows and of about 5,000 more, and the parts of the variance of 300.
     """
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"path is the folder {path}, expected a file, e.g. {path / 'report.html'}.")
-    rows = held_out_rows(model, X_test, y_test, max_rows)
-    targets = targets_of(model, rows, predictions(model, rows.X))
+    rows = held_out_rows(model, X_test, y_test, max_rows, sample_noise)
+    targets = targets_of(model, rows, predictions(model, rows.X, rows.noise))
     own = _TargetSections(model, variance_parts_of(model, rows), input_effects_of(model, rows))
     draw = own.draw
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from cagp.data.targets import encode_target
 from cagp.estimators import GPRegressor
+from cagp.estimators.units import known_variances
 
 Matrix = NDArray[np.float64]
 """(rows, targets)"""
@@ -23,13 +24,14 @@ class HeldOutRows(NamedTuple):
     y: Matrix
     num_given: int
     num_missing: int  # rows without a target, which are left out
+    noise: Matrix | None  # known noise variances
 
     def take(self, rows: NDArray[np.intp]) -> pd.DataFrame | np.ndarray:
         """Some of the inputs."""
         return self.X.iloc[rows] if isinstance(self.X, pd.DataFrame) else self.X[rows]
 
 
-def held_out_rows(model: GPRegressor, X: Any, y: Any, max_rows: int | None) -> HeldOutRows:
+def held_out_rows(model: GPRegressor, X: Any, y: Any, max_rows: int | None, sample_noise: Any = None) -> HeldOutRows:
     """The rows with known targets, or ``max_rows`` of them drawn at random, in their order."""
     table, target, num_targets = _inputs_of(model, _table(X)), encode_target(y, "y_test"), model.n_outputs_
     values = target.values[:, None] if target.values.ndim == 1 else target.values
@@ -44,8 +46,11 @@ def held_out_rows(model: GPRegressor, X: Any, y: Any, max_rows: int | None) -> H
     num_missing = len(values) - len(kept)
     if max_rows is not None and len(kept) > max_rows:
         kept = np.sort(np.random.default_rng(SEED).choice(kept, max_rows, replace=False))
-    every = HeldOutRows(table, values, len(values), num_missing)
-    return every if len(kept) == len(values) else every._replace(X=every.take(kept), y=values[kept])
+    noise = known_variances(sample_noise, values.shape)
+    every = HeldOutRows(table, values, len(values), num_missing, noise)
+    if len(kept) == len(values):
+        return every
+    return every._replace(X=every.take(kept), y=values[kept], noise=None if noise is None else noise[kept])
 
 
 def sample(num_rows: int, size: int) -> NDArray[np.intp]:
@@ -63,17 +68,20 @@ class Predictions(NamedTuple):
     latent_std: Matrix
 
 
-def predictions(model: GPRegressor, X: pd.DataFrame | np.ndarray) -> Predictions:
+def predictions(model: GPRegressor, X: pd.DataFrame | np.ndarray, sample_noise: Matrix | None = None) -> Predictions:
     """What the model predicts, all finite."""
-    mean, std = (as_matrix(part, len(X)) for part in model.predict(X, return_std=True))
+    found = model.predict(X, return_std=True, sample_noise=sample_noise)
+    mean, std = (as_matrix(part, len(X)) for part in found)
     wrong = ~(np.isfinite(mean) & np.isfinite(std) & (std > 0)).all(1)
     if wrong.any():
         raise ValueError(
             f"the model's predictions of {int(wrong.sum())} of {len(X)} rows are not finite, or have no positive "
             "standard deviation, so there is nothing to report; model.fit_report_ says what the fit found."
         )
-    noise = as_matrix(model.noise_std(X), len(X))
-    return Predictions(mean, std, std * np.sqrt((1 - np.square(noise / std)).clip(0)))
+    noise = np.square(as_matrix(model.noise_std(X), len(X)) / std)
+    if sample_noise is not None:
+        noise += sample_noise / std / std
+    return Predictions(mean, std, std * np.sqrt((1 - noise).clip(0)))
 
 
 def as_matrix(values: Any, num_rows: int) -> Matrix:

@@ -40,8 +40,9 @@ class VarianceParts(NamedTuple):
 
 def variance_parts_of(model: GPRegressor, rows: HeldOutRows) -> VarianceParts:
     """The parts for up to ``SPLIT_ROWS`` of the rows."""
-    X = rows.take(sample(len(rows.y), SPLIT_ROWS))
-    parts = model.predict(X, return_components=True)[-1]
+    chosen = sample(len(rows.y), SPLIT_ROWS)
+    X, known = rows.take(chosen), None if rows.noise is None else rows.noise[chosen]
+    parts = model.predict(X, return_components=True, sample_noise=known)[-1]
     noise, latent, computational = (as_matrix(parts[name], len(X)) for name in ("noise", "latent", "computational"))
     unknown = parts["computational_kind"] == "unknown" or not np.isfinite(computational).all()
     return VarianceParts(noise, latent, None if unknown else computational, parts["computational_kind"])
