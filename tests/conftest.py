@@ -23,7 +23,8 @@ settings.register_profile(
 )
 settings.load_profile("cagp")
 
-# The workers share the cores: more threads would only wait for each other. ThreadSanitizer needs some (CONTRIBUTING.md).
+# The workers share the cores: more threads would only wait for each other. ThreadSanitizer needs some,
+# see CONTRIBUTING.md.
 torch.set_num_threads(int(os.environ.get("CAGP_TEST_THREADS", "1")))
 
 
