@@ -717,7 +717,7 @@ POSTERIORS = {
     "cggp, known rows": lambda X, y, v: CGGP(new_prior(known=True), tolerance=1e-6).condition(X, y, v),
     "local": lambda X, y, v: CaGPLocal(new_prior(), 6).condition(X, y),
     "local, known rows": lambda X, y, v: CaGPLocal(new_prior(known=True), 6).condition(X, y, v),
-    "local by tree": lambda X, y, v: CaGPLocal(new_prior(), 6, search="tree", max_bytes=MAX_BYTES).condition(X, y),
+    "local by tree": lambda X, y, v: CaGPLocal(new_prior(), 6, index_kind="tree", max_bytes=MAX_BYTES).condition(X, y),
     "hybrid": lambda X, y, v: CaGPLocal(new_prior(), 6, shared=BlockActions.from_data(X, 8)).condition(X, y, v),
     "hybrid, dense": lambda X, y, v: CaGPLocal(new_prior(), 6, shared=dense(X)).condition(X, y),
     "shared alone": lambda X, y, v: CaGPLocal(new_prior(), 6, shared=BlockActions.from_data(X, 8)).condition(

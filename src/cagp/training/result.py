@@ -1,6 +1,6 @@
 """How a fit ended, and what it left."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -31,7 +31,7 @@ class FitResult:
     seconds: float
     failures: list[str]
     findings: list[str]
-    status: FitStatus = FitStatus.UNKNOWN
+    status: FitStatus = field(default=FitStatus.UNKNOWN, compare=False)  # a file does not hold it
 
     @property
     def interrupted(self) -> bool:
