@@ -42,7 +42,9 @@ def test_known_noise_reaches_fit_test_rows_predictions_and_reports(folder, tmp_p
     loaded = cagp.load(out)
     assert loaded.feature_names_in_.tolist() == ["x", "kind"]
     mean, std = model.predict(frame[["x", "kind"]], return_std=True, sample_noise=frame["known"])
-    np.testing.assert_allclose(loaded.predict(frame[["x", "kind"]], sample_noise=frame["known"], return_std=True)[1], std, rtol=1e-9)
+    np.testing.assert_allclose(
+        loaded.predict(frame[["x", "kind"]], sample_noise=frame["known"], return_std=True)[1], std, rtol=1e-9
+    )
     predictions = tmp_path / "predictions.csv"
     assert run("predict", out, table, "--noise", "known", "--out", predictions, "--quiet") == 0
     written = pd.read_csv(predictions)

@@ -1,6 +1,5 @@
 """Saved models: one file with all that a fitted regressor needs to predict, and nothing that can run."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from cagp.persistence import posterior_from_state, posterior_state, prior_from_s
 from cagp.prior import GP
 from cagp.saved_summary import KIND, VERSION
 from cagp.tensor_files import load_state, save_state
-from cagp.training import FitResult, FitStatus, Step
+from cagp.training import FitResult
 
 if TYPE_CHECKING:
     from cagp.estimators.base import GPRegressor
@@ -45,8 +44,7 @@ def save_model(model: "GPRegressor", path: str | Path, dtype: str | None, librar
         "choice": model.choice_,
         "report": model.fit_report_,
         "status": result.status.value,
-        "result": {name: value for name, value in asdict(result).items() if name != "status"}
-        | {"interrupted": result.interrupted},
+        "result": result.state(),
         "row_noise": list(model._row_noise),
         "posteriors": [posterior_state(posterior, stored) for posterior in model.posteriors_],
         "stored_dtype": dtype,
@@ -90,17 +88,9 @@ def _restored(state: dict[str, Any], classes: "dict[str, type[GPRegressor]]", ke
         model.feature_names_in_ = np.asarray(state["feature_names"], dtype=object)
     model.method_, model.fit_report_ = state["method"], state["report"]
     model.choice_ = state.get("choice")  # files of version 0.1 say it in the report alone
-    model.fit_result_ = _result(dict(state["result"]), state.get("status"))
+    model.fit_result_ = FitResult.from_state(state["result"], state.get("status"))  # nor have they a status
     model._row_noise, model.posteriors_ = list(state["row_noise"]), posteriors
     return model
-
-
-def _result(stored: dict[str, Any], status: str | None) -> FitResult:
-    """The result of training; files of version 0.1 have no status but whether it was interrupted."""
-    interrupted = stored.pop("interrupted")
-    if status is None:
-        status = FitStatus.INTERRUPTED.value if interrupted else FitStatus.UNKNOWN.value
-    return FitResult(**{**stored, "steps": [Step(**step) for step in stored["steps"]], "status": FitStatus(status)})
 
 
 def _plain(value: Any) -> Any:

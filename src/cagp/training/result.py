@@ -1,6 +1,6 @@
 """How a fit ended, and what it left."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -17,7 +17,7 @@ class FitStatus(str, Enum):
     INTERRUPTED = "interrupted"  # by Ctrl-C
     BAD_START = "bad start"  # no loss at the starting values
     TOO_MANY_FAILURES = "too many failures"
-    UNKNOWN = "unknown"  # of a fit read from a file, which does not hold its status
+    UNKNOWN = "unknown"  # read from a file that does not hold it
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class FitResult:
     seconds: float
     failures: list[str]
     findings: list[str]
-    status: FitStatus = field(default=FitStatus.UNKNOWN, compare=False)  # a file does not hold it
+    status: FitStatus = FitStatus.UNKNOWN
 
     @property
     def interrupted(self) -> bool:
@@ -43,14 +43,17 @@ class FitResult:
         return "\n".join([self.reason, *self.failures, *self.findings])
 
     def state(self) -> dict[str, Any]:
-        """Plain values for a file."""
+        """Plain values for a file, without the status, but whether the fit was interrupted."""
         values = asdict(self)
         del values["status"]
         return {**values, "interrupted": self.interrupted}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> "FitResult":
-        """The inverse of ``state``; of the status, only whether the fit was interrupted is known."""
+    def from_state(cls, state: dict[str, Any], status: str | None = None) -> "FitResult":
+        """The inverse of ``state``. Without a ``status``, only whether the fit was interrupted is known of it."""
         values = {name: value for name, value in state.items() if name != "interrupted"}
-        status = FitStatus.INTERRUPTED if state.get("interrupted", False) else FitStatus.UNKNOWN
-        return cls(**{**values, "steps": [Step(**step) for step in state["steps"]], "status": status})
+        if status is None:
+            known = FitStatus.INTERRUPTED if state.get("interrupted", False) else FitStatus.UNKNOWN
+        else:
+            known = FitStatus(status)
+        return cls(**{**values, "steps": [Step(**step) for step in state["steps"]], "status": known})
