@@ -43,7 +43,7 @@ class KnownModel:
     def noise_std(self, X):
         return np.tile(self.noise_std_, (len(X), 1))
 
-    def predict(self, X, return_std=False, return_components=False):
+    def predict(self, X, return_std=False, return_components=False, sample_noise=None):
         self.num_asked += len(X)
         mean = np.asarray(self.function(X), float)
         mean = mean[:, 0] if self.n_outputs_ == 1 else mean

@@ -287,14 +287,14 @@ def test_a_fit_that_was_interrupted_is_saved_and_goes_on(folder, tmp_path, capsy
     assert main([*command, str(out)]) == 130
     assert "--resume continues it" in capsys.readouterr().out
     assert len(cagp.load(out).fit_result_.steps) == 3
-    assert "Give the same command with --resume" in usage_error([*command, str(out)], capsys)
+    assert "Run the same command with --resume" in usage_error([*command, str(out)], capsys)
     assert main([*command, str(out), "--resume", "--quiet"]) == 0
     inputs = houses(20, seed=2)[["area", "city", "built", "rent"]]
     whole = cagp.load(tmp_path / "whole.cagp")
     np.testing.assert_array_equal(cagp.load(out).predict(inputs), whole.predict(inputs))
     assert not (tmp_path / "m.cagp.checkpoints").exists()
     assert main([*command, str(out), "--resume"]) == 0
-    assert "starting afresh" in capsys.readouterr().out
+    assert "starting from scratch" in capsys.readouterr().out
 
 
 # ---- predict ----
@@ -533,10 +533,10 @@ def test_wrong_usage_of_compare(folder, capsys):
     assert "compared on test rows" in usage_error([*command, "--test-fraction", "0"], capsys)
     assert "end its name with .png" in usage_error([*command, "--out", "picture.txt"], capsys)
     assert "invalid choice: 'best'" in usage_error([*command, "--methods", "best"], capsys)
-    assert "--n-neighbors is for" in usage_error([*command, "--methods", "opt", "--n-neighbors", "3"], capsys)
+    assert "--n-neighbors is for" in usage_error([*command, "--methods", "cg", "--n-neighbors", "3"], capsys)
     assert "--local-scale is for" in usage_error([*command, "--methods", "opt", "--local-scale", "3"], capsys)
     for wrong in ("0", "-1", "nan", "some"):
-        assert "no positive number of neighbours" in usage_error([*command, f"--local-scale={wrong}"], capsys)
+        assert "none or a positive number of neighbours" in usage_error([*command, f"--local-scale={wrong}"], capsys)
 
 
 # ---- what goes wrong ----
