@@ -24,8 +24,8 @@ class LogNormal(NamedTuple):
     def log_density(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """log p(log θ), the density with respect to log θ: its mode is the median of θ, whatever the unit of θ.
 
-        The density with respect to θ has a different mode. It is this density with ``location - scale²`` in the place
-        of ``location``, up to a factor that does not depend on θ.
+        The density with respect to θ has a different mode. It is this density with ``location - scale²`` instead of
+        ``location``, up to a factor that does not depend on θ.
         """
         z = (value.log() - self.location) / self.scale
         return -0.5 * z.square() - math.log(self.scale * math.sqrt(2 * math.pi))
