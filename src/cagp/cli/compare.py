@@ -74,14 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_options(arguments, arguments.methods or DEFAULT)
     if not arguments.out.absolute().parent.is_dir():
         raise UsageError(f"{arguments.out} cannot be written: there is no folder {arguments.out.parent}; create it.")
-    table = tables.split_table(
-        arguments.table,
-        arguments.target,
-        arguments.drop,
-        arguments.test_fraction,
-        arguments.seed,
-        arguments.noise,
-    )
+    table = tables.split_of(arguments)
     few = len(table.train) <= MOST_EXACT_ROWS
     methods = arguments.methods or [*DEFAULT, *(["exact"] if few else [])]
     voice = Voice(quiet=False, data_on_stdout=arguments.json)

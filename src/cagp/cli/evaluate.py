@@ -37,17 +37,8 @@ examples:
 def add_to(command: argparse.ArgumentParser) -> None:
     """The options of ``cagp evaluate``."""
     command.description, command.epilog = DESCRIPTION, EPILOG
-    command.add_argument("model", metavar="MODEL", help="a file that cagp fit wrote")
-    command.add_argument("table", metavar="TABLE", help='CSV, Parquet or NPZ with targets; "-" for CSV from stdin')
+    options.add_pieces(command)
     command.add_argument("--report", type=options.page, metavar="FILE", help="an HTML page with figures")
-    options.add_noise(command)
-    command.add_argument(
-        "--rows-at-a-time",
-        type=options.positive,
-        default=options.PIECE_ROWS,
-        metavar="N",
-        help="rows held in memory (default: %(default)s)",
-    )
     command.add_argument("--json", action="store_true", help="print one JSON object on stdout, words on stderr")
     command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
     command.set_defaults(run=run)

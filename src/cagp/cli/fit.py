@@ -83,14 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             "delete the folder to start from scratch."
         )
     voice = Voice(arguments.quiet, data_on_stdout=arguments.json)
-    table = tables.split_table(
-        arguments.table,
-        arguments.target,
-        arguments.drop,
-        arguments.test_fraction,
-        arguments.seed,
-        arguments.noise,
-    )
+    table = tables.split_of(arguments)
     if arguments.report is not None and len(table.test) == 0:
         raise UsageError("--report needs test rows: give a --test-fraction above 0.")
     voice.say(_data(table, arguments.seed))

@@ -159,13 +159,7 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
             default=argparse.SUPPRESS,
             help=f"{option.help} (default: {shown}); for {', '.join(users_of(option.name))}",
         )
-    command.add_argument(
-        "--kernel",
-        choices=kernel_registry.NAMES,
-        default="matern32",
-        metavar="KERNEL",
-        help=f"one of {', '.join(kernel_registry.NAMES)} (default: %(default)s)",
-    )
+    add_kernel(command)
     command.add_argument(
         "--max-time",
         type=duration,
@@ -183,6 +177,31 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
         "--max-epochs", type=positive, metavar="N", help="passes over the rows (default: 300 steps, 100 for exact)"
     )
     command.add_argument("--device", default="cpu", help='where to compute, e.g. "cuda" (default: %(default)s)')
+
+
+def add_kernel(command: argparse.ArgumentParser) -> None:
+    """Which covariance."""
+    command.add_argument(
+        "--kernel",
+        choices=kernel_registry.NAMES,
+        default="matern32",
+        metavar="KERNEL",
+        help=f"one of {', '.join(kernel_registry.NAMES)} (default: %(default)s)",
+    )
+
+
+def add_pieces(command: argparse.ArgumentParser) -> None:
+    """How a model and a table of any size are read."""
+    command.add_argument("model", metavar="MODEL", help="a file that cagp fit wrote")
+    command.add_argument("table", metavar="TABLE", help='CSV, Parquet or NPZ; "-" for CSV from stdin')
+    add_noise(command)
+    command.add_argument(
+        "--rows-at-a-time",
+        type=positive,
+        default=PIECE_ROWS,
+        metavar="N",
+        help="rows held in memory (default: %(default)s)",
+    )
 
 
 def methods_in_words() -> str:

@@ -45,8 +45,7 @@ examples:
 def add_to(command: argparse.ArgumentParser) -> None:
     """The options of ``cagp predict``."""
     command.description, command.epilog = DESCRIPTION, EPILOG
-    command.add_argument("model", metavar="MODEL", help="a file that cagp fit wrote")
-    command.add_argument("table", metavar="TABLE", help='CSV, Parquet or NPZ; "-" for CSV from stdin')
+    options.add_pieces(command)
     command.add_argument(
         "--out",
         default="predictions.csv",
@@ -67,14 +66,6 @@ def add_to(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--keep", nargs="+", default=[], metavar="COLUMN", help='columns of the table to copy, or "all"'
-    )
-    options.add_noise(command)
-    command.add_argument(
-        "--rows-at-a-time",
-        type=options.positive,
-        default=options.PIECE_ROWS,
-        metavar="N",
-        help="rows held in memory (default: %(default)s)",
     )
     command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
     command.set_defaults(run=run)

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cagp import kernel_registry
 from cagp.cli import options
 from cagp.cli.words import UsageError
 from cagp.lazy import lazy_module
@@ -51,13 +50,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="learning rates to try (default: 0.1 0.2)",
     )
-    command.add_argument(
-        "--kernel",
-        choices=kernel_registry.NAMES,
-        default="matern32",
-        metavar="KERNEL",
-        help=f"one of {', '.join(kernel_registry.NAMES)} (default: %(default)s)",
-    )
+    options.add_kernel(command)
     command.add_argument(
         "--steps", type=options.positive, default=300, metavar="N", help="steps of each fit (default: %(default)s)"
     )

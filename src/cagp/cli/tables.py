@@ -1,5 +1,6 @@
 """Tables as commands need them: encoded and split for training, or in pieces that a model can predict."""
 
+import argparse
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,18 @@ def split_table(
         )
 
     return SplitTable(part(train), part(test), len(frame), int(missing.sum()), num_moved)
+
+
+def split_of(arguments: argparse.Namespace) -> SplitTable:
+    """The table that options ask for; see ``options.add_table``."""
+    return split_table(
+        arguments.table,
+        arguments.target,
+        arguments.drop,
+        arguments.test_fraction,
+        arguments.seed,
+        arguments.noise,
+    )
 
 
 def read_columns(

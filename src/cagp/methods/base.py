@@ -11,6 +11,10 @@ from cagp.parameters import named_values
 from cagp.posteriors import Posterior
 from cagp.prior import GP
 from cagp.training import ParameterGroup, Trainable
+from cagp.training.trainable import Inputs
+
+Targets = Float[Tensor, " n"]
+RowNoise = Targets | None  # known noise variances
 
 HYPERPARAMETER_RATE = 0.2
 """Adam's learning rate of everything in the prior; docs/training.md has the evidence."""
@@ -24,9 +28,7 @@ class Method(Trainable):
     """
 
     @abstractmethod
-    def condition(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> Posterior:
+    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Posterior:
         """The posterior given the data, as a snapshot that further training does not change."""
 
     def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:

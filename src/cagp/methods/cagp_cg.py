@@ -3,16 +3,17 @@
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.iterative import Iteration, Lanczos, Policy, Stopping, iterate
-from cagp.methods.base import Method, check_all_rows
+from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
 from cagp.methods.common import Loss, check_loss, loss_terms, prior_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
+from cagp.training.trainable import Inputs, Rows, Terms
 
 
 @final
@@ -67,9 +68,7 @@ class CaGPCG(Method):
         check_count(num_actions, "num_actions", X.shape[0], "the number of rows of X")
         return cls(prior, num_actions, **choices)
 
-    def iteration(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> Iteration:
+    def iteration(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Iteration:
         """The iterations at the current hyperparameters, with their actions and status."""
         self.check(X, y, row_noise)
         return self._iteration(X, y, row_noise)
@@ -84,14 +83,7 @@ class CaGPCG(Method):
         super().check(X, y, row_noise)
         check_count(self.num_actions, "num_actions", X.shape[0], "the number of rows of X")
 
-    def objective_terms(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None = None,
-        *,
-        rows: Int[Tensor, " b"] | None = None,
-    ) -> dict[str, Float[Tensor, ""]]:
+    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
         """Terms per row whose sum is the loss, to be minimised over the hyperparameters. ``rows`` must be None."""
         check_all_rows(rows, "CaGPCG")
         found = self._iteration(X, y, row_noise)
@@ -99,15 +91,11 @@ class CaGPCG(Method):
         return loss_terms(self.loss, self.prior, actions, X, y, row_noise, self.max_bytes)
 
     @torch.no_grad()
-    def condition(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> CaGPPosterior:
+    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> CaGPPosterior:
         """The posterior given the data, as a snapshot that further training does not change."""
         return self.iteration(X, y, row_noise).posterior()
 
-    def findings(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
-    ) -> list[str]:
+    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         n = X.shape[0]
         kept = "kept in memory" if n * n * X.element_size() <= self.max_bytes else "evaluated again for every product"

@@ -13,7 +13,7 @@ from cagp.actions import Actions
 from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.local_inference import SharedActions, local_nll
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, trained
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, trained
 from cagp.methods.common import ACTION_RATE, lengthscale_of, prior_findings
 from cagp.methods.local_scale import ScaleChoice, choose_local_scale
 from cagp.neighbours import IndexKind, NeighbourIndex
@@ -22,6 +22,7 @@ from cagp.posteriors.nearest_rows import checked_scale
 from cagp.prior import GP
 from cagp.projection import check_projection, project
 from cagp.training import ParameterGroup
+from cagp.training.trainable import Inputs, Rows, Terms
 
 Objective = Literal["loo", "ordered"]
 
@@ -129,15 +130,7 @@ class CaGPLocal(Method):
         return drawn if eligible is None else eligible[drawn.to(eligible.device)]
 
     def prepare(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None,
-        *,
-        step: int,
-        share: float,
-        flat: bool,
-        rows: Int[Tensor, " b"] | None,
+        self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
     ) -> str | None:
         """From now on, if that is due, take neighbours in units of the lengthscales learned so far."""
         lengthscale = lengthscale_of(self.prior.kernel)
@@ -158,14 +151,7 @@ class CaGPLocal(Method):
             )
         return outside.nonzero()[:, 0]
 
-    def objective_terms(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None = None,
-        *,
-        rows: Int[Tensor, " b"] | None = None,
-    ) -> dict[str, Float[Tensor, ""]]:
+    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
         """The mean negative log predictive density of ``rows``, each predicted from other rows.
 
         Args:
@@ -251,9 +237,7 @@ class CaGPLocal(Method):
         options = {"max_bytes": self.max_bytes, "local_scale": self.local_scale}
         return LocalPosterior(prior, X, y, row_noise, min(k, X.shape[0]), index, shared, **options)
 
-    def choose_local_scale(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> ScaleChoice:
+    def choose_local_scale(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> ScaleChoice:
         """The local scale with which rows are predicted best from their neighbours, at the present hyperparameters.
 
         Nothing changes: ``with_local_scale`` gives a method that uses it. Shared actions play no part, since they have
@@ -282,9 +266,7 @@ class CaGPLocal(Method):
         method._memo = _Memo(self._memo.index, self._memo.order)
         return method
 
-    def findings(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
-    ) -> list[str]:
+    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         kind = self._index(X, self.search_lengthscale).kind
         beside = "" if self.shared is None else f" beside {self.shared.num_actions:,} shared actions"

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cagp.actions import Actions, BlockActions
 from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, check_all_rows, trained
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, trained
 from cagp.methods.common import ACTION_RATE, Loss, check_loss, lengthscale_of, loss_terms, prior_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import check_projection, project
 from cagp.training import ParameterGroup, fit
+from cagp.training.trainable import Inputs, Rows, Terms
 
 DEFAULT_REBLOCK_AT = (20, 50)
 GROWN_BY, GROWTH_PACE = 0.2, 0.05
@@ -92,14 +93,7 @@ class CaGPOpt(Method):
         actions = BlockActions.from_data(X, num_actions if start_actions is None else start_actions, **choices)
         return cls(prior, actions, loss, max_bytes, reblock_at, grow_to)
 
-    def objective_terms(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None = None,
-        *,
-        rows: Int[Tensor, " b"] | None = None,
-    ) -> dict[str, Float[Tensor, ""]]:
+    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
         """Terms per row whose sum is the loss, to be minimised over all parameters. ``rows`` must be None: all rows."""
         check_all_rows(rows, "CaGPOpt")
         return loss_terms(self.loss, self.prior, self.actions, X, y, row_noise, self.max_bytes)
@@ -116,15 +110,7 @@ class CaGPOpt(Method):
         }
 
     def prepare(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None,
-        *,
-        step: int,
-        share: float,
-        flat: bool,
-        rows: Int[Tensor, " b"] | None,
+        self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
     ) -> str | None:
         """Double the actions if that is due, or cut blocks again in units of the lengthscales learned so far."""
         if not isinstance(self.actions, BlockActions):
@@ -186,9 +172,7 @@ class CaGPOpt(Method):
             fit(grown, X, y, row_noise, num_steps=refit_steps, lr=rates)
         return grown
 
-    def findings(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
-    ) -> list[str]:
+    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         actions, n = self.actions, X.shape[0]
         share = "all" if len(actions.support) == n else f"{len(actions.support):,} of the"

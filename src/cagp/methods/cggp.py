@@ -4,17 +4,18 @@ import math
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for, kernel_product
-from cagp.methods.base import Method, check_all_rows
+from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
 from cagp.methods.common import prior_findings
 from cagp.posteriors import CGPosterior
 from cagp.prior import GP
 from cagp.solver import Solver
 from cagp.system import System
+from cagp.training.trainable import Inputs, Rows, Terms
 
 TOLERANCE = 1e-4
 NUM_PROBES = 16
@@ -63,14 +64,7 @@ class CGGP(Method):
         self.tolerance, self.num_probes, self.precondition_rank = tolerance, num_probes, precondition_rank
         self.max_iterations, self.seed, self.max_bytes = max_iterations, seed, max_bytes
 
-    def objective_terms(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None = None,
-        *,
-        rows: Int[Tensor, " b"] | None = None,
-    ) -> dict[str, Float[Tensor, ""]]:
+    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
         """½ rᵀK̂⁻¹r, ½ log|K̂| and ½ n log 2π per row. ``rows`` must be None: all rows."""
         check_all_rows(rows, "CGGP")
         n, X, y, row_noise = X.shape[0], X.double(), y.double(), None if row_noise is None else row_noise.double()
@@ -123,9 +117,7 @@ class CGGP(Method):
         return signs.to(solver.L.device)
 
     @torch.no_grad()
-    def condition(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> CGPosterior:
+    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> CGPosterior:
         """The posterior with K̂⁻¹(y - m) computed, as a snapshot; ``representer_status`` says how the solve ended."""
         self.check(X, y, row_noise)
         inputs = X.to(torch.float64, copy=True)
@@ -141,9 +133,7 @@ class CGGP(Method):
             max_bytes=self.max_bytes,
         )
 
-    def findings(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
-    ) -> list[str]:
+    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         return [
             f"CGGP on {X.shape[0]:,} rows: conjugate gradients to {self.tolerance:.0e}, {self.num_probes} probes, "

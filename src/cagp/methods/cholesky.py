@@ -4,7 +4,7 @@ import math
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cagp.actions import BlockActions, Partition
@@ -12,11 +12,12 @@ from cagp.checks import check_first_order
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for, kernel_product
 from cagp.linalg import safe_cholesky
 from cagp.memory import available_memory
-from cagp.methods.base import Method, check_all_rows
+from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
 from cagp.methods.common import prior_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import project
+from cagp.training.trainable import Inputs, Rows, Terms
 
 MATRICES = 6
 """Float64 matrices of n x n values that objective and gradient, or conditioning, hold at once; measured."""
@@ -39,14 +40,7 @@ class CholeskyGP(Method):
         super().check(X, y, row_noise)
         check_memory(X)
 
-    def objective_terms(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None = None,
-        *,
-        rows: Int[Tensor, " b"] | None = None,
-    ) -> dict[str, Float[Tensor, ""]]:
+    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
         """-log p(y) / n, y ~ Normal(m(X), K̂). ``rows`` must be None: all rows."""
         check_all_rows(rows, "CholeskyGP")
         n = X.shape[0]
@@ -56,17 +50,13 @@ class CholeskyGP(Method):
         return {"negative_log_marginal_likelihood": nll / n}
 
     @torch.no_grad()
-    def condition(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> CaGPPosterior:
+    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> CaGPPosterior:
         """The exact posterior, as a snapshot that further training does not change."""
         self.check(X, y, row_noise)
         projection = project(self.prior, unit_vectors(X), X, y, row_noise, self.max_bytes, check=False)
         return CaGPPosterior(self.prior, projection, self.max_bytes)
 
-    def findings(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
-    ) -> list[str]:
+    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         n = X.shape[0]
         return [

@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cagp.methods.base import Method, prior_of
+from cagp.methods.base import Method, RowNoise, Targets, prior_of
 from cagp.parameters import Positive
 from cagp.posteriors import Posterior
 from cagp.prior import GP
 from cagp.training import ParameterGroup
+from cagp.training.trainable import Inputs, Rows, Terms
 
 
 class LogNormal(NamedTuple):
@@ -85,21 +86,12 @@ class MAP(Method):
                 total = total.to(value.device) + density.log_density(value).sum()
         return total
 
-    def objective_terms(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None = None,
-        *,
-        rows: Int[Tensor, " b"] | None = None,
-    ) -> dict[str, Float[Tensor, ""]]:
+    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
         """The method's terms and "log_prior"."""
         terms = self.method.objective_terms(X, y, row_noise, rows=rows)
         return {**terms, "log_prior": -self.log_prior(X.shape[1]) / X.shape[0]}
 
-    def condition(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> Posterior:
+    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Posterior:
         """The method's own posterior."""
         return self.method.condition(X, y, row_noise)
 
@@ -110,15 +102,7 @@ class MAP(Method):
         return self.method.minibatch(step, num_rows)
 
     def prepare(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None,
-        *,
-        step: int,
-        share: float,
-        flat: bool,
-        rows: Int[Tensor, " b"] | None,
+        self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
     ) -> str | None:
         return self.method.prepare(X, y, row_noise, step=step, share=share, flat=flat, rows=rows)
 
@@ -128,9 +112,7 @@ class MAP(Method):
     def hyperparameters(self) -> dict[str, Any]:
         return self.method.hyperparameters()
 
-    def findings(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
-    ) -> list[str]:
+    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         names = ", ".join(name for name, _ in self.priors) or "nothing"
         return [*self.method.findings(X, y, input_names), f"Prior distributions on: {names}."]
 

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from cagp.methods.base import Method, prior_of
 from cagp.parameters import named_values
 from cagp.posteriors import Posterior
 from cagp.training import ParameterGroup, Trainable
+from cagp.training.trainable import AnyNoise, AnyTargets, Inputs, Rows, Terms
 
 
 @final
@@ -36,13 +37,8 @@ class Several(Trainable):
         return [part for part in self.methods if isinstance(part, Method)]
 
     def objective_terms(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, "n q"],
-        row_noise: Float[Tensor, "n q"] | None = None,
-        *,
-        rows: Int[Tensor, " b"] | None = None,
-    ) -> dict[str, Float[Tensor, ""]]:
+        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise = None, *, rows: Rows | None = None
+    ) -> Terms:
         """Each term of the methods, as its mean over the columns."""
         columns = [
             part.objective_terms(X, *self.column(j, y, row_noise), rows=rows) for j, part in enumerate(self.parts)
@@ -67,15 +63,7 @@ class Several(Trainable):
         return self.parts[0].minibatch(step, num_rows)
 
     def prepare(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, "n q"],
-        row_noise: Float[Tensor, "n q"] | None,
-        *,
-        step: int,
-        share: float,
-        flat: bool,
-        rows: Int[Tensor, " b"] | None,
+        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise, *, step: int, share: float, flat: bool, rows: Rows | None
     ) -> str | None:
         """What every method does. What they share changes to the same thing each time."""
         told = {"step": step, "share": share, "flat": flat, "rows": rows}
@@ -103,15 +91,11 @@ class Several(Trainable):
                 values |= {f"{name} of target {j}": v for name, v in named_values(prior).items() if name in own}
         return values
 
-    def condition(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, "n q"], row_noise: Float[Tensor, "n q"] | None = None
-    ) -> list[Posterior]:
+    def condition(self, X: Inputs, y: AnyTargets, row_noise: AnyNoise = None) -> list[Posterior]:
         """The posterior of each column."""
         return [part.condition(X, *self.column(j, y, row_noise)) for j, part in enumerate(self.parts)]
 
-    def findings(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, "n q"], input_names: tuple[str, ...] | None = None
-    ) -> list[str]:
+    def findings(self, X: Inputs, y: AnyTargets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted methods, in words."""
         found = [part.findings(X, y[:, j].contiguous(), input_names) for j, part in enumerate(self.parts)]
         seen = dict.fromkeys(line for lines in found for line in lines)

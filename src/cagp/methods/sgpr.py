@@ -3,7 +3,7 @@
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
@@ -17,11 +17,12 @@ from cagp.inducing import (
     see_through,
 )
 from cagp.linalg import safe_cholesky
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, check_all_rows, trained
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, trained
 from cagp.methods.common import lengthscale_of, prior_findings
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
 from cagp.training import ParameterGroup
+from cagp.training.trainable import Inputs, Rows, Terms
 
 
 @final
@@ -56,14 +57,7 @@ class SGPR(Method):
         Z = choose_inducing_points(prior, X, num_inducing, choice, lengthscale_of(prior.kernel), seed)
         return cls(prior, Z, max_bytes)
 
-    def objective_terms(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None = None,
-        *,
-        rows: Int[Tensor, " b"] | None = None,
-    ) -> dict[str, Float[Tensor, ""]]:
+    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
         """-log Normal(y; m(X), Q + D) and ½ tr(D⁻¹(K - Q)) per row, Q = k(X, Z) k(Z, Z)⁻¹ k(Z, X).
 
         With U = L⁻¹k(Z, X), LLᵀ = k(Z, Z) and B = I + UD⁻¹Uᵀ: |Q + D| = |D||B|, and the quadratic form is
@@ -89,9 +83,7 @@ class SGPR(Method):
         }
 
     @torch.no_grad()
-    def condition(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> InducingPosterior:
+    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> InducingPosterior:
         """The posterior of the best q, v = L⁻¹u ~ Normal(B⁻¹c, B⁻¹), as a snapshot."""
         Z = self.inducing_points()
         s = see_through(self.prior, Z, X, y, row_noise, self.max_bytes)
@@ -101,9 +93,7 @@ class SGPR(Method):
         root = torch.linalg.solve_triangular(chol, eye, upper=False).mT
         return InducingPosterior(self.prior, Z.to(X), s.chol, mean, root, self.max_bytes)
 
-    def findings(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
-    ) -> list[str]:
+    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         return [
             f"SGPR with {len(self.inducing_points):,} inducing points on {X.shape[0]:,} rows, kernel by "

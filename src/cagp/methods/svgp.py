@@ -18,11 +18,12 @@ from cagp.inducing import (
     see_through,
 )
 from cagp.linalg import safe_cholesky
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, trained
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, trained
 from cagp.methods.common import lengthscale_of, prior_findings
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
 from cagp.training import ParameterGroup
+from cagp.training.trainable import Inputs, Rows, Terms
 
 BATCH_SIZE = 1024
 NATURAL_RATE = 0.1
@@ -116,15 +117,7 @@ class SVGP(Method):
 
     @torch.no_grad()
     def prepare(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None,
-        *,
-        step: int,
-        share: float,
-        flat: bool,
-        rows: Int[Tensor, " b"] | None,
+        self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
     ) -> str | None:
         """With natural gradients, move q by one step of size ``natural_rate`` on the rows of this step."""
         if self.gradient == "natural":
@@ -142,14 +135,7 @@ class SVGP(Method):
         Z = self.inducing_points()
         return see_through(self.prior, Z, X, y, row_noise, self.max_bytes, check=False), n / X.shape[0]
 
-    def objective_terms(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None = None,
-        *,
-        rows: Int[Tensor, " b"] | None = None,
-    ) -> dict[str, Float[Tensor, ""]]:
+    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
         """-E_q[log p(y | f)] and KL(q ‖ p) per row, the first estimated from ``rows``."""
         n = X.shape[0]
         s, factor = self._statistics(X, y, row_noise, rows)
@@ -199,9 +185,7 @@ class SVGP(Method):
         }
 
     @torch.no_grad()
-    def condition(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> InducingPosterior:
+    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> InducingPosterior:
         """The posterior of q as learned, as a snapshot. Only the dtype and device of the data matter."""
         self.check(X, y, row_noise)
         Z = self.inducing_points()
@@ -210,9 +194,7 @@ class SVGP(Method):
             self.prior, Z.to(X), chol, self.whitened_mean, self.whitened_root.triu(), self.max_bytes
         )
 
-    def findings(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], input_names: tuple[str, ...] | None = None
-    ) -> list[str]:
+    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         return [
             f"SVGP with {len(self.inducing_points):,} inducing points on {X.shape[0]:,} rows, "

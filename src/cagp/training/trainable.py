@@ -11,6 +11,12 @@ from cagp.checks import check_data
 
 DEFAULT_RATE = 0.2
 
+Inputs = Float[Tensor, "n d"]
+AnyTargets = Float[Tensor, "n *q"]  # one column, or several
+AnyNoise = AnyTargets | None  # known noise variances
+Rows = Int[Tensor, " b"]  # row numbers
+Terms = dict[str, Float[Tensor, ""]]  # named parts of a loss
+
 
 class ParameterGroup(NamedTuple):
     """Parameters that share a learning rate."""
@@ -32,13 +38,8 @@ class Trainable(nn.Module, ABC):
 
     @abstractmethod
     def objective_terms(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, "n *q"],
-        row_noise: Float[Tensor, "n *q"] | None = None,
-        *,
-        rows: Int[Tensor, " b"] | None = None,
-    ) -> dict[str, Float[Tensor, ""]]:
+        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise = None, *, rows: Rows | None = None
+    ) -> Terms:
         """Named terms per row whose sum is the loss, differentiable in the parameters.
 
         The data are not checked here: ``fit`` and ``objective`` call ``check`` first.
@@ -48,12 +49,7 @@ class Trainable(nn.Module, ABC):
         """
 
     def objective(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, "n *q"],
-        row_noise: Float[Tensor, "n *q"] | None = None,
-        *,
-        rows: Int[Tensor, " b"] | None = None,
+        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise = None, *, rows: Rows | None = None
     ) -> Float[Tensor, ""]:
         """The loss per row of checked data, to be minimised over all parameters."""
         self.check(X, y, row_noise)
@@ -73,15 +69,7 @@ class Trainable(nn.Module, ABC):
         return None
 
     def prepare(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, "n *q"],
-        row_noise: Float[Tensor, "n *q"] | None,
-        *,
-        step: int,
-        share: float,
-        flat: bool,
-        rows: Int[Tensor, " b"] | None,
+        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise, *, step: int, share: float, flat: bool, rows: Rows | None
     ) -> str | None:
         """Change what the optimiser does not change (blocks, a variational distribution) before a step of a fit.
 
@@ -104,9 +92,7 @@ class Trainable(nn.Module, ABC):
         """Readable values for the history of a fit."""
         return {}
 
-    def findings(
-        self, X: Float[Tensor, "n d"], y: Float[Tensor, "n *q"], input_names: tuple[str, ...] | None = None
-    ) -> list[str]:
+    def findings(self, X: Inputs, y: AnyTargets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know after a fit, in words.
 
         Args:
