@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 with warnings.catch_warnings():  # without compiled kernels the tests of them are skipped, and the others run
     warnings.filterwarnings("ignore", "cagp was installed without its compiled kernels", RuntimeWarning)
     import cagp  # noqa: F401
+    from cagp.engine import INSTRUCTION_SETS, CompiledBackend
 
 settings.register_profile(
     "cagp", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
@@ -25,6 +26,10 @@ settings.load_profile("cagp")
 
 # The workers share the cores: more threads would only wait. ThreadSanitizer needs some (CONTRIBUTING.md).
 torch.set_num_threads(int(os.environ.get("CAGP_TEST_THREADS", "1")))
+
+
+# Where an assertion of a module of helpers fails, the values are shown, as in a test.
+pytest.register_assert_rewrite("engine_problems")
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +67,9 @@ def annotations_off():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def instruction_set(request) -> CompiledBackend:
+    """The compiled backend restricted to one instruction set."""
+    return CompiledBackend(request.param)

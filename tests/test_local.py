@@ -8,10 +8,10 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from engine_problems import AUTO_AND_TORCH, BACKENDS, DTYPES, OtherPrecision, needs_native, periodic
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problems import KERNELS, STATIONARY, Problem, Recipe, make_prior, recipes
-from test_engine import AUTO_AND_TORCH, BACKENDS, DTYPES, OtherPrecision, needs_native, periodic
 from torch import Tensor
 
 from cagp import (
