@@ -29,7 +29,7 @@ torch.set_num_threads(int(os.environ.get("CAGP_TEST_THREADS", "1")))
 
 
 # Where an assertion of a module of helpers fails, the values are shown, as in a test.
-pytest.register_assert_rewrite("engine_problems", "local_problems")
+pytest.register_assert_rewrite("engine_problems", "fit_problems", "local_problems")
 
 
 @pytest.fixture(scope="session")
@@ -73,3 +73,11 @@ def annotations_off():
 def instruction_set(request) -> CompiledBackend:
     """The compiled backend restricted to one instruction set."""
     return CompiledBackend(request.param)
+
+
+@pytest.fixture
+def global_generator_stays():
+    """No test, and nothing that it calls, draws from the global generator."""
+    state = torch.get_rng_state()
+    yield
+    assert torch.equal(state, torch.get_rng_state())
