@@ -29,7 +29,9 @@ torch.set_num_threads(int(os.environ.get("CAGP_TEST_THREADS", "1")))
 
 
 # Where an assertion of a module of helpers fails, the values are shown, as in a test.
-pytest.register_assert_rewrite("engine_problems", "fit_problems", "local_problems", "persistence_problems")
+pytest.register_assert_rewrite(
+    "engine_problems", "fit_problems", "inference_problems", "local_problems", "persistence_problems"
+)
 
 
 @pytest.fixture(scope="session")
