@@ -30,7 +30,7 @@ torch.set_num_threads(int(os.environ.get("CAGP_TEST_THREADS", "1")))
 
 # Where an assertion of a module of helpers fails, the values are shown, as in a test.
 pytest.register_assert_rewrite(
-    "engine_problems", "fit_problems", "inference_problems", "local_problems", "persistence_problems"
+    "cli_problems", "engine_problems", "fit_problems", "inference_problems", "local_problems", "persistence_problems"
 )
 
 
@@ -83,3 +83,16 @@ def global_generator_stays():
     state = torch.get_rng_state()
     yield
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """A table, and models of one target and of two, made by the command line."""
+    from cli_problems import fit, houses
+
+    folder = tmp_path_factory.mktemp("houses")
+    houses().to_csv(folder / "houses.csv", index=False)
+    houses(40, seed=1).to_csv(folder / "new.csv", index=False)
+    fit(folder, "price.cagp", "--target", "price", "--drop", "id", "rent")
+    fit(folder, "both.cagp", "--target", "price", "rent", "--drop", "id", "--method", "local", "--n-neighbors", "8")
+    return folder
