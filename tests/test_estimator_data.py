@@ -1,6 +1,7 @@
 """Regressors on tables of every type, and on rows that are odd."""
 
 import numpy as np
+import oracle
 import pandas as pd
 import pytest
 import torch
@@ -95,6 +96,10 @@ def test_float32_targets_give_float32_answers(kind):
     mean, std = model.predict(X, return_std=True)
     assert mean.dtype == std.dtype == model.predict_quantiles(X).dtype == model.sample_y(X).dtype == np.float32
     assert model.predict(X, return_cov=True)[1].dtype == np.float64  # squares of units can leave float32's range
+    same = quick().fit(X, np.asarray(make[kind](), dtype=np.float64)).predict(X, return_std=True)
+    assert same[0].dtype == np.float64
+    np.testing.assert_allclose(mean, same[0], rtol=1e-5, atol=1e-5)  # nothing but the last rounding differs
+    np.testing.assert_allclose(std, same[1], rtol=1e-5)
     mixed = pd.DataFrame({"a": y, "b": y.astype(np.float64)})
     assert quick().fit(X, mixed).predict(X).dtype == np.float64
 
@@ -204,11 +209,25 @@ def test_few_odd_and_repeated_rows(regressor):
 def test_more_of_everything_than_there_are_rows():
     X, y = table(12)
     exact = ExactGPRegressor(max_epochs=2).fit(X, y)
+    inputs, target = exact.posteriors_[0].X, (y - y.mean()) / y.std(ddof=1)
+
+    def assert_exact(model, tolerance: float) -> None:
+        """The answers are those of the exact GP with the model's hyperparameters, by the dense formula."""
+        prior = model.posteriors_[0].prior
+        dense = oracle.exact_posterior(prior, inputs, target, inputs)
+        mean, std = model.predict(X, return_std=True)
+        expected = y.std(ddof=1) * np.sqrt(dense.variance + oracle.noise_vector(prior.noise, 12))
+        np.testing.assert_allclose(mean, y.mean() + y.std(ddof=1) * dense.mean, atol=tolerance)
+        np.testing.assert_allclose(std, expected, atol=tolerance)
+
+    assert_exact(exact, 1e-10)
     for method in ("opt", "cg", "local", "hybrid"):
         model = CaGPRegressor(method, **used_by(method, n_actions=500, n_neighbors=500), max_epochs=2).fit(X, y)
         assert np.isfinite(model.predict(X)).all()
         kind = model.predict(X, return_components=True)[1]
         np.testing.assert_allclose(kind["computational"], 0, atol=1e-8)
+        assert_exact(model, 1e-10)
+    assert_exact(SGPRRegressor(n_inducing=500, max_epochs=2).fit(X, y), 1e-4)  # a jitter makes the difference
     for regressor in (SGPRRegressor, SVGPRegressor):
         assert np.isfinite(regressor(n_inducing=500, max_epochs=2).fit(X, y).predict(X)).all()
     assert exact.n_rows_ == 12

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import oracle
 import pytest
 import torch
 from fit_problems import assert_same_tensors, method, wave
@@ -162,6 +163,9 @@ def test_rows_of_weight_zero_do_not_end_a_fit_that_cuts_blocks_again():
     m = CaGPOpt(GP(Scale(Matern32(1))), actions, reblock_at=(2,))
     result = fit(m, X, y, num_steps=5, lr={"hyperparameters": 0.1, "actions": 0.0})
     assert math.isfinite(result.best_value)
+    bound = oracle.elbo(m.prior, oracle.action_matrix(m.actions), X, y).value
+    assert result.best_value == pytest.approx(-bound / 16, rel=1e-10)
+    assert bound <= oracle.log_marginal_likelihood(m.prior, X, y)
 
 
 # --- growth -----------------------------------------------------------------------------------------------------------

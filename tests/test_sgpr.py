@@ -130,7 +130,9 @@ def test_greedy_inducing_points_take_the_largest_conditional_variance_in_turn():
 
 def test_greedy_inducing_points_skip_duplicates():
     X = torch.randn(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).repeat(5, 1)
-    assert choose_inducing_points(prior_of(), X, 20).shape == (6, 2)
+    chosen = choose_inducing_points(prior_of(), X, 20)
+    assert chosen.shape == (6, 2)
+    assert torch.equal(chosen.unique(dim=0), X.unique(dim=0))  # each of the six once
 
 
 def test_kmeans_finds_clusters_in_units_of_the_lengthscale():

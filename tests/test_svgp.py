@@ -136,6 +136,9 @@ def test_many_rows_are_drawn_without_a_permutation_of_them():
     rows = method.minibatch(3, 2000)
     assert rows.shape == (8,)
     assert 0 <= int(rows.min()) <= int(rows.max()) < 2000
+    drawn = torch.cat([method.minibatch(step, 2000) for step in range(500)])
+    counts = torch.bincount(drawn // 20, minlength=100).double()  # of 4,000 rows, 40 for each hundredth of the data
+    assert float(((counts - 40).square() / 40).sum()) < 99 + 5 * math.sqrt(2 * 99)  # chi squared
 
 
 @pytest.mark.parametrize("gradient", ["natural", "joint"])
