@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 with warnings.catch_warnings():  # without compiled kernels the tests of them are skipped, and the others run
     warnings.filterwarnings("ignore", "cagp was installed without its compiled kernels", RuntimeWarning)
     import cagp  # noqa: F401
+    from cagp.engine import INSTRUCTION_SETS, CompiledBackend
 
 settings.register_profile(
     "cagp", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
@@ -25,6 +26,12 @@ settings.load_profile("cagp")
 
 # The workers share the cores: more threads would only wait. ThreadSanitizer needs some (CONTRIBUTING.md).
 torch.set_num_threads(int(os.environ.get("CAGP_TEST_THREADS", "1")))
+
+
+# Where an assertion of a module of helpers fails, the values are shown, as in a test.
+pytest.register_assert_rewrite(
+    "cli_problems", "engine_problems", "fit_problems", "inference_problems", "local_problems", "persistence_problems"
+)
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +69,30 @@ def annotations_off():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def instruction_set(request) -> CompiledBackend:
+    """The compiled backend restricted to one instruction set."""
+    return CompiledBackend(request.param)
+
+
+@pytest.fixture
+def global_generator_stays():
+    """No test, and nothing that it calls, draws from the global generator."""
+    state = torch.get_rng_state()
+    yield
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """A table, and models of one target and of two, made by the command line."""
+    from cli_problems import fit, houses
+
+    folder = tmp_path_factory.mktemp("houses")
+    houses().to_csv(folder / "houses.csv", index=False)
+    houses(40, seed=1).to_csv(folder / "new.csv", index=False)
+    fit(folder, "price.cagp", "--target", "price", "--drop", "id", "rent")
+    fit(folder, "both.cagp", "--target", "price", "rent", "--drop", "id", "--method", "local", "--n-neighbors", "8")
+    return folder

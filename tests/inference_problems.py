@@ -1,0 +1,52 @@
+"""Posteriors and losses of random problems, and how far round-off may move them."""
+
+import math
+
+import numpy as np
+import oracle
+import torch
+from problems import Problem, make_prior, random_actions
+from torch import Tensor
+
+from cagp import elbo
+from cagp.losses import projected_nll
+from cagp.posteriors import CaGPPosterior
+from cagp.projection import project
+
+EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
+
+
+def condition(p: Problem, actions=None) -> CaGPPosterior:
+    actions = p.actions if actions is None else actions
+    return CaGPPosterior(p.prior, project(p.prior, actions, p.X, p.y, p.row_noise))
+
+
+def losses(p: Problem, actions=None) -> Tensor:
+    """Every number the two losses report."""
+    actions = p.actions if actions is None else actions
+    bound = elbo(p.prior, actions, *p.data, p.row_noise)
+    return torch.stack([*bound, projected_nll(p.prior, actions, *p.data, p.row_noise)]).detach()
+
+
+def roundoff(p: Problem) -> float:
+    """Allowed error of a variance: kernel values carry a few eps of their size k, and conditioning on data with noise
+    D multiplies that by up to k √n / D."""
+    k = p.scale
+    return 4 * EPS[p.X.dtype] * k * (1 + k * math.sqrt(len(p.y)) / p.noise.min())
+
+
+def assert_close(actual: Tensor, expected, relative: float = 1e-10) -> None:
+    """The largest error is at most ``relative`` times the largest expected value, or that of 1 where it is smaller."""
+    actual, expected = oracle.array(actual), oracle.array(expected)
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() <= relative * max(1.0, np.abs(expected).max())
+
+
+def plain_problem(n: int, d: int, i: int, *, kernel="Scale(Matern32)", noise=0.1, seed=0, mean="zero") -> Problem:
+    """A problem without oddities, for tests that need a certain shape."""
+    g = torch.Generator().manual_seed(seed)
+    X = torch.randn(n, d, generator=g, dtype=torch.float64)
+    y = torch.sin(2 * X[:, 0]) + 0.2 * torch.randn(n, generator=g, dtype=torch.float64)
+    Z = torch.randn(6, d, generator=g, dtype=torch.float64)
+    prior = make_prior(kernel, d, noise, g, mean=mean)
+    return Problem(prior, random_actions("spatial", X, i, g), X, y, None, Z)

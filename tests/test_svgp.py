@@ -1,0 +1,186 @@
+"""SVGP against dense formulas, SGPR and finite differences, with minibatches and natural steps."""
+
+import math
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import recipes
+from test_compared_methods import ROUGH, assert_close, assert_gradient_is_the_slope, data, loss, prior_of
+from torch import Tensor
+
+from cagp import GP, SGPR, SVGP, fit, start_from_data
+from cagp.inducing import see_through
+from cagp.kernels import RBF, Scale
+
+
+def with_random_q(method: SVGP, seed: int = 0) -> oracle.Gaussian:
+    """Give the method a random q; return it as a distribution of u."""
+    g = torch.Generator().manual_seed(seed)
+    m = len(method.whitened_mean)
+    with torch.no_grad():
+        method.whitened_mean.copy_(torch.randn(m, generator=g))
+        method.whitened_root.copy_(torch.randn(m, m, generator=g).double() / m + 0.7 * torch.eye(m))
+    Z = method.inducing_points().detach()
+    R = oracle.array(method.whitened_root.triu())
+    L = np.linalg.cholesky(oracle.kernel_matrix(method.prior.kernel, Z, Z))
+    mean = oracle.mean_vector(method.prior.mean, Z) + L @ oracle.array(method.whitened_mean)
+    return oracle.Gaussian(mean, L @ R @ R.T @ L.T)
+
+
+@given(recipes(kernels=ROUGH, oddities=("none",)), st.integers(1, 12))
+def test_svgp_is_the_uncollapsed_bound_and_posterior_of_any_q(recipe, m):
+    p = recipe.build()
+    method = SVGP(p.prior, p.X[:m] + 0.05)
+    q = with_random_q(method, recipe.seed)
+    Z = method.inducing_points().detach()
+    expected = oracle.uncollapsed_bound(p.prior, Z, q, p.X, p.y, p.row_noise)
+    terms = method.objective_terms(p.X, p.y, p.row_noise)
+    assert_close(terms["negative_log_likelihood"], -expected.expected_log_likelihood / len(p.y))
+    assert_close(terms["kl"], expected.kl / len(p.y))
+    f = oracle.inducing_posterior(p.prior, Z, q, p.Z)
+    posterior = method.condition(p.X, p.y, p.row_noise)
+    assert_close(posterior.mean(p.Z), f.mean)
+    assert_close(posterior.covariance(p.Z), f.covariance)
+
+
+@given(recipes(), st.integers(1, 40))
+def test_one_natural_step_from_anywhere_reaches_the_optimum_which_is_sgpr(recipe, m):
+    p = recipe.build()
+    given, Z = (p.X, p.y, p.row_noise), p.X[:m]
+    svgp, sgpr = SVGP(p.prior, Z), SGPR(p.prior, Z)
+    with torch.no_grad():  # some other q
+        svgp.whitened_mean.copy_(torch.linspace(-1, 2, len(Z)))
+        svgp.whitened_root.mul_(0.3)
+    assert loss(svgp, *given) > loss(sgpr, *given)
+    svgp.natural_step(*given)
+    assert_close(svgp.objective(*given), sgpr.objective(*given))
+    ours, theirs = svgp.condition(*given), sgpr.condition(*given)
+    assert_close(ours.mean(p.Z), theirs.mean(p.Z))
+    assert_close(ours.covariance(p.Z), theirs.covariance(p.Z))
+    assert_close(ours.predict(p.Z).variance, theirs.predict(p.Z).variance)
+
+
+def test_a_natural_step_is_the_natural_gradient_by_automatic_differentiation():
+    """θ - rate ∂loss/∂η, the derivative taken through w = η₁, RRᵀ = η₂ - η₁η₁ᵀ as autograd sees the loss."""
+    X, y, row_noise = data(40)
+    method = SVGP(prior_of(), X[:4])
+    with_random_q(method)
+    R = method.whitened_root.detach().triu()
+    covariance, w = R @ R.mT, method.whitened_mean.detach().clone()
+    eta = [w.clone().requires_grad_(), (covariance + torch.outer(w, w)).requires_grad_()]
+
+    def bound(first: Tensor, second: Tensor) -> Tensor:
+        s = see_through(method.prior, method.inducing_points(), X, y, row_noise)
+        sigma = second - torch.outer(first, first)
+        errors = -2 * first @ s.targets + first @ s.gram @ first
+        kl = 0.5 * (sigma.trace() + first @ first - torch.logdet(sigma))
+        return 0.5 * (errors + (s.gram * sigma).sum()) + kl
+
+    slopes = torch.autograd.grad(bound(*eta), eta)
+    precision, rate = torch.linalg.inv(covariance), 0.3
+    natural_mean = precision @ w - rate * slopes[0]
+    minus_half_precision = -0.5 * precision - rate * (slopes[1] + slopes[1].mT) / 2
+    method.natural_step(X, y, row_noise, rate=rate)
+    expected = torch.linalg.inv(-2 * minus_half_precision)
+    R = method.whitened_root.detach()
+    assert_close(R @ R.mT, expected, 1e-10)
+    assert_close(method.whitened_mean, expected @ natural_mean, 1e-10)
+    assert torch.equal(R, R.triu())
+
+
+def test_joint_gradients_reach_the_optimum_too():
+    X, y, row_noise = data(60)
+    prior = prior_of(noise=0.5).requires_grad_(False)
+    svgp, sgpr = SVGP(prior, X[:5], gradient="joint", batch_size=60), SGPR(prior, X[:5])
+    svgp.inducing_points.requires_grad_(False)
+    fit(svgp, X, y, row_noise, optimizer="lbfgs", num_steps=60)
+    assert_close(svgp.objective(X, y, row_noise), sgpr.objective(X, y, row_noise), 1e-8)
+    assert_close(svgp.condition(X, y).mean(X), sgpr.condition(X, y, row_noise).mean(X), 1e-3)
+
+
+@pytest.mark.parametrize("gradient", ["natural", "joint"])
+def test_the_gradient_of_svgp_is_the_slope(gradient):
+    X, y, row_noise = data(30)
+    method = SVGP(prior_of(), X[:4], gradient=gradient)
+    with_random_q(method)
+    assert_gradient_is_the_slope(method, X, y, row_noise)
+
+
+def test_the_minibatch_objective_is_unbiased_and_depends_on_seed_and_step_alone():
+    X, y, row_noise = data(12)
+    method = SVGP(prior_of(), X[:3], gradient="joint", batch_size=4)
+    with_random_q(method)
+    full = loss(method, X, y, row_noise)  # all rows
+    values = []
+    for step in range(400):
+        rows = method.minibatch(step, 12)
+        assert len(set(rows.tolist())) == 4
+        values.append(method.objective(X, y, row_noise, rows=rows).item())
+    error = np.std(values) / math.sqrt(len(values))
+    assert abs(np.mean(values) - full) < 4 * error
+    assert error < 0.2 * abs(full)
+    other = SVGP(prior_of(), X[:3], gradient="joint", batch_size=4)
+    other.load_state_dict(method.state_dict())
+    assert other.objective(X, y, row_noise, rows=other.minibatch(17, 12)).item() == values[17]
+    another_seed = SVGP(prior_of(), X[:3], batch_size=4, seed=1)
+    assert another_seed.minibatch(17, 12).tolist() != other.minibatch(17, 12).tolist()
+
+
+def test_many_rows_are_drawn_without_a_permutation_of_them():
+    X = torch.zeros(2000, 1, dtype=torch.float64)
+    method = SVGP(GP(RBF(1)), X[:1], batch_size=8)
+    rows = method.minibatch(3, 2000)
+    assert rows.shape == (8,)
+    assert 0 <= int(rows.min()) <= int(rows.max()) < 2000
+    drawn = torch.cat([method.minibatch(step, 2000) for step in range(500)])
+    counts = torch.bincount(drawn // 20, minlength=100).double()  # of 4,000 rows, 40 for each hundredth of the data
+    assert float(((counts - 40).square() / 40).sum()) < 99 + 5 * math.sqrt(2 * 99)  # chi squared
+
+
+@pytest.mark.parametrize("gradient", ["natural", "joint"])
+def test_svgp_learns_from_minibatches_and_resumes_bit_for_bit(gradient, tmp_path):
+    X, y, _ = data(300, seed=2)
+
+    def method() -> SVGP:
+        prior = start_from_data(GP(Scale(RBF(2))), X, y)
+        return SVGP.from_data(prior, X, 15, gradient=gradient, batch_size=64, seed=4)
+
+    class StopError(Exception):
+        pass
+
+    def stop(step):
+        if step.number == 30:
+            raise StopError
+
+    changes = {"num_steps": 60, "lr": 0.1, "checkpoint_steps": 10}
+    whole, parts = method(), method()
+    start = loss(whole, X, y)
+    result = fit(whole, X, y, **changes)
+    assert not result.failures
+    assert "64 a step" in str(result)
+    with pytest.raises(StopError):
+        fit(parts, X, y, callback=stop, checkpoint_dir=tmp_path, **changes)
+    resumed = method()
+    fit(resumed, X, y, checkpoint_dir=tmp_path, **changes)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    whole._step = None  # all rows
+    assert loss(whole, X, y) < start - 0.3
+
+
+def test_a_fit_takes_one_natural_step_per_step_and_the_objective_alone_takes_none():
+    X, y, _ = data(40)
+    prior = prior_of().requires_grad_(False)
+    method, by_hand = (SVGP(prior, X[:6], batch_size=40, natural_rate=0.25) for _ in range(2))
+    fit(method, X, y, num_steps=3, lr=0.0)
+    for _ in range(3):
+        by_hand.natural_step(X, y, rate=0.25)
+    assert_close(method.whitened_mean, by_hand.whitened_mean, 1e-12)
+    before = method.whitened_mean.clone()
+    method.objective(X, y)
+    method.condition(X, y)
+    assert torch.equal(method.whitened_mean, before)
