@@ -66,7 +66,7 @@ def test_info_describes_every_part_of_a_kernel_and_those_of_your_own(tmp_path, c
     text = capsys.readouterr().out
     for words in (
         "x Wave (a class of your own) + (RBF (infinitely smooth functions) x linear)) + Matern 1/2 (rough",
-        "Stored of Wave (a class of your own): raw_lengthscale = ",
+        "Parameters of Wave (a class of your own), as stored: raw_lengthscale = ",
         "num_waves = 3",
         "Lengthscales of RBF (infinitely smooth functions), the most relevant input first",
         "Variance of linear, for inputs in standard deviations",

@@ -284,7 +284,7 @@ def test_several_targets_share_a_kernel_and_have_their_own_noise():
         np.testing.assert_allclose(covariance[..., j] / scale**2, answer.covariance / scale**2, rtol=1e-6, atol=1e-9)
         np.testing.assert_allclose(parts["latent"][:, j] + parts["noise"][:, j], scale**2, rtol=1e-7)
         np.testing.assert_allclose(quantiles[:, j, 0], stats.norm.ppf(0.2, answer.mean, scale), rtol=1e-6)
-    assert "3 targets share kernel and actions" in model.fit_report_
+    assert "3 targets share one kernel" in model.fit_report_
 
 
 @every_regressor

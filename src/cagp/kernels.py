@@ -40,8 +40,16 @@ class Kernel(nn.Module, ABC):
         """The matrix k(X, Z)."""
 
     def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
-        """``forward(X, Z)``, in the dtype of ``X`` whatever dtype ``forward`` computes in."""
-        return super().__call__(X, Z).to(X.dtype)
+        """``forward(X, Z)``, checked, in the dtype of ``X`` whatever dtype ``forward`` computes in."""
+        K = super().__call__(X, Z)
+        shape = (*torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2]), X.shape[-2], Z.shape[-2])
+        if K.shape != shape:
+            inputs = f"inputs of shapes {tuple(X.shape)} and {tuple(Z.shape)}"
+            raise ValueError(
+                f"{type(self).__name__}.forward returned shape {tuple(K.shape)} for {inputs}, expected {shape}; count "
+                "axes from the end, e.g. X.unsqueeze(-2) - Z.unsqueeze(-3), because inputs may come in batches."
+            )
+        return K.to(X.dtype)
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """The diagonal of k(X, X), in O(n)."""

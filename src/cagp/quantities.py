@@ -43,3 +43,12 @@ def number(value: float) -> str:
         return "unknown"
     size = math.floor(math.log10(abs(value))) if value else 0
     return f"{value:,.{max(0, 3 - size)}f}" if -4 <= size < 9 else f"{value:.3e}"
+
+
+def size(num_bytes: int | float) -> str:
+    """Bytes in a unit that suits them."""
+    for unit in ("bytes", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "bytes" or num_bytes >= 100 else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} GB"

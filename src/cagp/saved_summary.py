@@ -10,6 +10,7 @@ import numpy as np
 from cagp.column_kinds import Column
 from cagp.kernel_registry import KERNELS
 from cagp.quantities import number
+from cagp.recipes import guarantee_words
 from cagp.storage import State, read_state
 
 KIND, VERSION = "cagp model", 1
@@ -56,6 +57,7 @@ def _summary(state: State) -> dict[str, Any]:
         "library_version": state["library"],
         "class": state["class"],
         "method": state["method"],
+        "guarantee": _guarantee(state["posteriors"]),
         "train_rows": state["num_rows"],
         "rows_held": 0 if inducing else num_held,
         "inducing_points": num_held if inducing else 0,
@@ -76,6 +78,13 @@ def _summary(state: State) -> dict[str, Any]:
         "fit_seconds": state["result"]["seconds"],
         "steps": len(state["result"]["steps"]),
     }
+
+
+def _guarantee(posteriors: list[State]) -> str:
+    """What ``guarantee_`` of the loaded model says, also for files whose fit report does not say it."""
+    scaled = any(posterior.get("local_scale") is not None for posterior in posteriors)
+    inducing = any(posterior["class"] == "InducingPosterior" for posterior in posteriors)
+    return guarantee_words(not scaled and not inducing, scaled)
 
 
 def _targets(state: State) -> list[dict[str, Any]]:

@@ -146,7 +146,8 @@ def _run_missing(folder: Path, combinations: list[Combination], jobs: int, progr
         if progress:
             print(f"search: {text}", file=sys.stderr, flush=True)
 
-    say(f"{total} trials, {done} of them done before; {jobs} at a time, threads for each: {threads}")
+    trials = "1 trial" if total == 1 else f"{total} trials"
+    say(f"{trials}, {done} done before; {jobs} at a time, threads for each: {threads}")
     running: dict[Combination, _Running] = {}
     crashes: dict[Combination, Trial] = {}
     try:

@@ -5,8 +5,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable
-from textwrap import wrap
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from cagp.engine import COMPILED
 from cagp.metrics import METRICS
+from cagp.text_tables import table_of_text
 
 
 def machine() -> dict[str, Any]:
@@ -35,8 +35,7 @@ Columns = dict[str, Callable[[dict[str, Any]], str]]
 def show(records: list[dict[str, Any]], columns: Columns, as_json: bool, num_keys: int = 1) -> None:
     """Print the records as JSON, or as a table with one row per record.
 
-    A table that is too wide for the terminal is printed in parts, one below the other. Each part begins with the first
-    ``num_keys`` columns, which name the rows.
+    The first ``num_keys`` columns name the rows; they are repeated where the terminal is too narrow for one table.
     """
     if as_json:
         print(json.dumps(records, indent=1))
@@ -44,43 +43,10 @@ def show(records: list[dict[str, Any]], columns: Columns, as_json: bool, num_key
     console = Console()
     console.print("  ".join(f"{name} {value}" for name, value in machine().items() if value is not None), style="dim")
     cells = {name: [text(record) for record in records] for name, text in columns.items()}
-    print("\n\n".join(_part(names, cells, console.width) for names in _parts(cells, num_keys, console.width)))
+    print(table_of_text(cells, console.width, num_keys))
     for record in records:
         if "error" in record:
             console.print(f"failed: {record['error']}", style="red", soft_wrap=True, markup=False)
-
-
-def _parts(cells: dict[str, list[str]], num_keys: int, width: int) -> list[list[str]]:
-    """The names of the columns in groups that fit into ``width``, each with the keys first."""
-    keys, others = list(cells)[:num_keys], list(cells)[num_keys:]
-    parts = [list(keys)]
-    for name in others:
-        if len(parts[-1]) > num_keys and _total(_narrow(n, cells[n]) for n in [*parts[-1], name]) > width:
-            parts.append(list(keys))
-        parts[-1].append(name)
-    return parts
-
-
-def _part(names: list[str], cells: dict[str, list[str]], width: int) -> str:
-    """Some columns as lines of text. Cells stay whole; names of columns wrap between words where there is no room."""
-    widths = {name: _narrow(name, cells[name]) for name in names}
-    for name in names:
-        wider = widths | {name: max(widths[name], len(name))}
-        widths = wider if _total(wider.values()) <= width else widths
-    heads = [wrap(name, widths[name]) for name in names]
-    depth = max(map(len, heads))
-    rows = [*zip(*([""] * (depth - len(head)) + head for head in heads), strict=True)]
-    rows += zip(*(cells[name] for name in names), strict=True)
-    return "\n".join("  ".join(map(str.ljust, row, widths.values())).rstrip() for row in rows)
-
-
-def _narrow(name: str, column: list[str]) -> int:
-    return max(map(len, [*name.split(), *column]))
-
-
-def _total(widths: Iterable[int]) -> int:
-    """The width of columns with two spaces between them."""
-    return sum(width + 2 for width in widths) - 2
 
 
 def score_columns() -> Columns:

@@ -1,8 +1,10 @@
 """``cagp compare``: several methods on one table and one split."""
 
 import argparse
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
@@ -10,23 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from cagp.cli import options
 from cagp.cli.models import check_options, regressor
-from cagp.cli.words import UsageError, Voice, on_one_line, print_json, size
+from cagp.cli.words import UsageError, Voice, on_one_line, print_json
 from cagp.lazy import lazy_module
-from cagp.quantities import number
+from cagp.quantities import number, size
 from cagp.recipes import RECIPES
+from cagp.text_tables import table_of_text
 
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib import figure as figures
-    from rich import console as consoles
-    from rich import table as rich_tables
 
     from cagp import memory, metrics, notices, plots
     from cagp.cli import scores, tables
 else:
     np, figures, plots = map(lazy_module, ("numpy", "matplotlib.figure", "cagp.plots"))
     memory, metrics, notices = map(lazy_module, ("cagp.memory", "cagp.metrics", "cagp.notices"))
-    consoles, rich_tables = map(lazy_module, ("rich.console", "rich.table"))
     scores, tables = map(lazy_module, ("cagp.cli.scores", "cagp.cli.tables"))
 
 DEFAULT = ["local", "hybrid", "opt", "sgpr", "svgp"]
@@ -155,38 +155,43 @@ def _reset_peak() -> bool:
     return True
 
 
+def _of_targets(name: str) -> Callable[[dict[str, Any]], str]:
+    return lambda record: " ".join(number(value) for value in record[name])
+
+
+def _method(record: dict[str, Any]) -> str:
+    return record["method"] if record["method"] == record["used"] else f"{record['method']} ({record['used']})"
+
+
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "method": _method,
+    "NLL": lambda record: number(record["nll"]),
+    "RMSE": _of_targets("rmse"),
+    "CRPS": _of_targets("crps"),
+    "95 % coverage": lambda record: f"{100 * record['coverage']:.1f} %",
+    "95 % width": _of_targets("width"),
+    "fit, s": lambda record: f"{record['fit_s']:.1f}",
+    "predict, s": lambda record: f"{record['predict_s']:.2f}",
+    "memory": lambda record: "" if record["memory_bytes"] is None else size(record["memory_bytes"]),
+}
+"""The names of the columns of the table, and the text of each for a record."""
+
+
 def _show(voice: Voice, records: list[dict[str, Any]], split: "tables.SplitTable") -> None:
     """The table, the best NLL first; with several targets, NLL and coverage are means over them."""
-    console = consoles.Console(file=sys.stderr if voice.data_on_stdout else sys.stdout)
-    if not console.is_terminal:
-        console.width = 160
-    columns = ["method", "NLL", "RMSE", "CRPS", "95 % coverage", "95 % width", "fit, s", "predict, s", "memory"]
-    table = rich_tables.Table(*columns, box=None, pad_edge=False)
     done = sorted((record for record in records if "error" not in record), key=lambda record: record["nll"])
-    for record in done:
-        used = record["method"] if record["method"] == record["used"] else f"{record['method']} ({record['used']})"
-        several = [" ".join(number(value) for value in record[name]) for name in ("rmse", "crps", "width")]
-        memory = "" if record["memory_bytes"] is None else size(record["memory_bytes"])
-        table.add_row(
-            used,
-            number(record["nll"]),
-            several[0],
-            several[1],
-            f"{100 * record['coverage']:.1f} %",
-            several[2],
-            f"{record['fit_s']:.1f}",
-            f"{record['predict_s']:.2f}",
-            memory,
-        )
     failed = [record for record in records if "error" in record]
-    for record in failed:
-        table.add_row(record["method"], "failed")
+    cells = {name: [text(record) for record in done] for name, text in COLUMNS.items()}
+    cells["method"] += [record["method"] for record in failed]
+    for name, column in list(cells.items())[1:]:
+        column += ["failed" if name == "NLL" else ""] * len(failed)
     voice.say(
         f"{len(split.train):,} rows to train on, {len(split.test):,} to test on. NLL, RMSE, CRPS: lower is better; "
         "coverage: closer to 95 % is better; width: narrower is better where the coverage is right; memory: the peak "
         "above what the table takes.\n"
     )
-    console.print(table)
+    to = sys.stderr if voice.data_on_stdout else sys.stdout
+    print(table_of_text(cells, shutil.get_terminal_size().columns if to.isatty() else sys.maxsize), file=to)
     for record in failed:
         voice.say(f"{record['method']} failed: {record['error']}")
 

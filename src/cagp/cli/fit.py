@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from cagp.cli import options
 from cagp.cli.models import check_options, regressor
-from cagp.cli.words import UsageError, Voice, count, names, print_json, size
+from cagp.cli.words import UsageError, Voice, count, names, print_json
 from cagp.lazy import lazy_module
+from cagp.quantities import size
 from cagp.recipes import RECIPES
 
 if TYPE_CHECKING:

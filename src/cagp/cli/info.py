@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cagp.cli.words import count, names, print_json, size
+from cagp.cli.words import count, names, print_json
 from cagp.column_kinds import DATETIME, LEVELS, TIMEDELTA, WORDS
-from cagp.quantities import number
+from cagp.quantities import number, size
 from cagp.recipes import method_words
 from cagp.saved_summary import saved_summary
 
@@ -66,6 +66,8 @@ def _words(record: dict[str, Any]) -> str:
     for part in parts:
         lines += _kernel_part(part, [encoded["name"] for encoded in record["encoded_inputs"]], alone=len(parts) == 1)
     lines += ["", f"The fit: {count(record['steps'], 'step')}, {record['fit_seconds']:.1f} s.", record["fit_report"]]
+    if record["guarantee"] not in record["fit_report"]:  # older versions did not write it
+        lines.append(record["guarantee"])
     return "\n".join(lines)
 
 
@@ -98,7 +100,7 @@ def _kernel_part(part: dict[str, Any], inputs: Sequence[str], alone: bool) -> li
             lines.append(f"  {e['name']:<{width}}  {number(e['lengthscale']):>12}  ({relative} standard deviations)")
     if part["own"]:
         stored = [f"{name} = {_values(value)}" for name, value in part["parameters"].items()]
-        return [f"Stored of {part['kernel']}: {', '.join(stored) or 'no parameters'}"]
+        return [f"Parameters of {part['kernel']}, as stored: {', '.join(stored) or 'no parameters'}"]
     for name, value in part["parameters"].items():
         if name == "lengthscale":
             continue

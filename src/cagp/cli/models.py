@@ -19,9 +19,8 @@ def check_options(arguments: argparse.Namespace, methods: list[str]) -> None:
     for name in options_of(arguments):
         users = users_of(name)
         if not set(methods) & set(users):
-            raise UsageError(
-                f"{OPTIONS[name].flag} is for {', '.join(users)}; {', '.join(methods)} does not use it. Remove it."
-            )
+            others = f"{methods[0]} does" if len(methods) == 1 else f"{', '.join(methods)} do"
+            raise UsageError(f"{OPTIONS[name].flag} is for {', '.join(users)}; {others} not use it. Remove it.")
 
 
 def regressor(method: str, arguments: argparse.Namespace, **choices: Any) -> "estimators.CaGPRegressor":

@@ -120,8 +120,9 @@ def _float(text: str) -> float:
 def add_table(command: argparse.ArgumentParser, test_fraction: float | None) -> None:
     """Which table, which columns, and, unless ``test_fraction`` is None, which rows to test on."""
     command.add_argument("table", metavar="TABLE", help='CSV, Parquet or NPZ; "-" for CSV from stdin')
+    several = "one column" if test_fraction is None else "one column or several"
     command.add_argument(
-        "--target", nargs="+", metavar="COLUMN", help="what to predict: one column or several (NPZ: y unless given)"
+        "--target", nargs="+", metavar="COLUMN", help=f"what to predict: {several} (NPZ: y unless given)"
     )
     command.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns that are not inputs")
     if test_fraction is None:
@@ -132,10 +133,14 @@ def add_table(command: argparse.ArgumentParser, test_fraction: float | None) -> 
         type=fraction,
         default=test_fraction,
         metavar="SHARE",
-        help="of the rows to test on (default: %(default)s)",
+        help="share of the rows to test on (default: %(default)s)",
     )
     command.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="of the split and of training (default: %(default)s)"
+        "--seed",
+        type=seed,
+        default=0,
+        metavar="N",
+        help="random seed of the split and of training (default: %(default)s)",
     )
 
 

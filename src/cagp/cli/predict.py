@@ -37,7 +37,7 @@ from 0, the first one below the names."""
 EPILOG = """\
 examples:
   cagp predict houses.cagp new.csv
-  cagp predict houses.cagp new.csv --out predictions.parquet --keep id --level 0.9
+  cagp predict houses.cagp new.csv --out houses.parquet --keep id --level 0.9
   cagp predict houses.cagp new.csv --quantiles 0.1 0.5 0.9 --out -
   cat new.csv | cagp predict houses.cagp - --columns mean --out - | head"""
 
@@ -53,16 +53,25 @@ def add_to(command: argparse.ArgumentParser) -> None:
         help='.csv, .csv.gz or .parquet; "-" for CSV on stdout; replaced if it exists (default: %(default)s)',
     )
     command.add_argument(
-        "--level", type=options.probability, default=0.95, help="of the interval from lower to upper (default: 0.95)"
+        "--level",
+        type=options.probability,
+        default=0.95,
+        help="probability of the interval from lower to upper (default: 0.95)",
     )
     command.add_argument(
         "--columns",
         nargs="+",
         choices=COLUMNS,
-        help="what to predict (default: all four, or none beside --quantiles); the mean alone is faster",
+        metavar="NAME",
+        help=f"any of {', '.join(COLUMNS)} (default: all four, or none beside --quantiles); the mean alone is faster",
     )
     command.add_argument(
-        "--quantiles", nargs="+", type=options.probability, default=[], metavar="Q", help="of a new observation"
+        "--quantiles",
+        nargs="+",
+        type=options.probability,
+        default=[],
+        metavar="Q",
+        help="quantiles of a new observation",
     )
     command.add_argument(
         "--keep", nargs="+", default=[], metavar="COLUMN", help='columns of the table to copy, or "all"'

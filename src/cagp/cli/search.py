@@ -27,7 +27,7 @@ was interrupted, and runs only what is missing."""
 EPILOG = """\
 examples:
   cagp search houses.csv --target price
-  cagp search bike.npz --n-actions 64 128 256 512 --lr 0.1 0.2 --jobs 2 --out bike-search"""
+  cagp search bike.npz --n-actions 64 128 256 --jobs 2 --out bike-search"""
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
@@ -60,16 +60,22 @@ def add_to(command: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help='limit for each fit, e.g. "10min" (default: no limit)',
     )
-    command.add_argument("--seed", type=options.seed, default=0, metavar="N", help="of the split (default: 0)")
     command.add_argument(
-        "--jobs", type=options.positive, default=1, metavar="N", help="fits at a time (default: %(default)s)"
+        "--seed", type=options.seed, default=0, metavar="N", help="random seed of the split (default: 0)"
+    )
+    command.add_argument(
+        "--jobs",
+        type=options.positive,
+        default=1,
+        metavar="N",
+        help="fits that run at the same time (default: %(default)s)",
     )
     command.add_argument(
         "--out",
         type=Path,
         default=Path("cagp-search"),
         metavar="FOLDER",
-        help="for the trials and the picture; one folder for each table (default: %(default)s)",
+        help="where trials and picture go; use one folder for each table (default: %(default)s)",
     )
     command.set_defaults(run=run)
 
@@ -105,7 +111,7 @@ def _rows(arguments: argparse.Namespace) -> "tuple[torch.Tensor, torch.Tensor]":
     """Encoded inputs and the target, without rows whose target is missing."""
     _, inputs, values = tables.read_columns(arguments.table, arguments.target, arguments.drop)
     if values.shape[1] != 1:
-        raise UsageError("--target names several columns; a search is for one.")
+        raise UsageError("--target names several columns; cagp search takes one.")
     target = data.encode_target(values, "the target")
     _, matrix = data.Encoder.fit_transform(inputs)
     kept = ~target.missing

@@ -112,7 +112,7 @@ def read_columns(
     if set(targets) & set(drop):
         raise UsageError(f"--drop names the target {names(sorted(set(targets) & set(drop)))}; remove it there.")
     if noise in targets:
-        raise UsageError(f"--noise names the target {noise}; it is another column.")
+        raise UsageError(f"--noise names the target {noise}, expected a different column.")
     if len(set(targets)) < len(targets):
         raise UsageError(f"--target names a column twice: {names(targets)}.")
     inputs, values = frame.drop(columns=list({*targets, *others})), frame.loc[:, list(targets)]

@@ -61,15 +61,6 @@ def count(value: int, singular: str, plural: str | None = None) -> str:
     return f"{value:,} {singular if value == 1 else plural or singular + 's'}"
 
 
-def size(num_bytes: int | float) -> str:
-    """Bytes in a unit that suits them."""
-    for unit in ("bytes", "kB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "bytes" or num_bytes >= 100 else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} GB"
-
-
 def names(items: Any, most: int = 8) -> str:
     """Names with commas, the last ones counted where there are many."""
     listed = [str(item) for item in items]

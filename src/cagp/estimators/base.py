@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
+from numbers import Real
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -27,7 +28,7 @@ from cagp.methods.common import lengthscale_of
 from cagp.metrics import Calibration
 from cagp.posteriors import LocalPosterior, Posterior
 from cagp.prior import GaussianNoise
-from cagp.recipes import Recipe
+from cagp.recipes import Recipe, guarantee_words
 from cagp.training import FitResult
 
 report_page: Any = lazy_module("cagp.report")  # it draws, and comes above this layer
@@ -201,7 +202,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
         With ``noise=False``, the interval of the function.
         """
-        if np.ndim(level) != 0 or not 0 < level < 1:
+        if not isinstance(level, Real) or not 0 < level < 1:
             raise ValueError(
                 f"level is {level!r}, expected one probability between 0 and 1, e.g. 0.95; for several, use "
                 "predict_quantiles."
@@ -220,7 +221,10 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
         With ``noise=False``, quantiles of the function.
         """
-        wanted = np.asarray(quantiles, dtype=float)
+        try:
+            wanted = np.asarray(quantiles, dtype=float)
+        except (TypeError, ValueError):
+            wanted = np.empty(0)
         if wanted.ndim > 1 or wanted.size == 0 or not ((wanted > 0) & (wanted < 1)).all():
             raise ValueError(f"quantiles are {quantiles!r}, expected probabilities between 0 and 1.")
         points = self._points(X)
@@ -271,14 +275,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def guarantee_(self) -> str:
         """What holds for the variance of the function at a test point, in one sentence."""
         check_is_fitted(self, "posteriors_")
-        if all(posterior.never_below_exact for posterior in self.posteriors_):
-            return "The variance is never below that of the exact Gaussian process with the same hyperparameters."
-        if any(isinstance(p, LocalPosterior) and p.local_scale is not None for p in self.posteriors_):
-            return (
-                "The variance can be below that of the exact Gaussian process, since error bars follow a local scale; "
-                "with local_scale=None it never is."
-            )
-        return "The variance can be below that of the exact Gaussian process with the same hyperparameters."
+        scaled = any(isinstance(p, LocalPosterior) and p.local_scale is not None for p in self.posteriors_)
+        return guarantee_words(all(posterior.never_below_exact for posterior in self.posteriors_), scaled)
 
     @property
     def lengthscales_(self) -> np.ndarray:

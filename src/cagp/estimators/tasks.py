@@ -47,7 +47,7 @@ def check_parameters(model: "GPRegressor") -> None:
 def _check_device(device: str | torch.device) -> None:
     try:
         known = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ValueError(f'device is {device!r}, expected a device of torch, e.g. "cpu" or "cuda".') from error
     try:
         torch.empty(1, device=known)

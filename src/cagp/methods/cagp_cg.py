@@ -54,7 +54,8 @@ class CaGPCG(Method):
         super().__init__()
         check_loss(loss)
         if not isinstance(policy, Policy | None):
-            raise ValueError(f"policy is a {type(policy).__name__}, expected a policy, e.g. cagp.iterative.Lanczos().")
+            found = f"the class {policy.__name__}" if isinstance(policy, type) else f"a {type(policy).__name__}"
+            raise ValueError(f"policy is {found}, expected a policy, e.g. cagp.iterative.Lanczos().")
         self.prior = prior
         self.num_actions = num_actions
         self.loss: Loss = loss

@@ -17,6 +17,7 @@ from cagp.methods.common import prior_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import project
+from cagp.quantities import size
 from cagp.training.trainable import Inputs, Rows, Terms
 
 MATRICES = 6
@@ -60,7 +61,7 @@ class CholeskyGP(Method):
         """What a user should know about the fitted method, in words."""
         n = X.shape[0]
         return [
-            f"Exact GP on {n:,} rows by Cholesky (about {memory_needed(n) / 1e9:.2g} GB), kernel by "
+            f"Exact GP on {n:,} rows by Cholesky (about {size(memory_needed(n))}), kernel by "
             f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
             *prior_findings(self.prior, X, y, input_names),
         ]

@@ -58,7 +58,8 @@ def prior_findings(
         )
     idle = [j if names is None else names[j] for j in idle_inputs(prior.kernel, X, y)]
     if idle:
-        listed = ", ".join(map(str, idle[:MOST_LISTED])) + (", ..." if len(idle) > MOST_LISTED else "")
+        more = len(idle) - MOST_LISTED
+        listed = ", ".join(map(str, idle[:MOST_LISTED])) + (f" and {more} more" if more > 0 else "")
         found.append(
             f"{len(idle)} of {X.shape[1]} inputs hardly matter to this model (less than {IDLE:.0%} of the targets' "
             f"variance, from end to end): {listed}."

@@ -99,5 +99,5 @@ class Several(Trainable):
         """What a user should know about the fitted methods, in words."""
         found = [part.findings(X, y[:, j].contiguous(), input_names) for j, part in enumerate(self.parts)]
         seen = dict.fromkeys(line for lines in found for line in lines)
-        several = [f"{len(self.parts)} targets share kernel and actions; each has a noise of its own."]
+        several = [f"{len(self.parts)} targets share one kernel; each has its own noise."]
         return [*(several if len(self.parts) > 1 else []), *seen]

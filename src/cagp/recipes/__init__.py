@@ -70,4 +70,16 @@ def users_of(option: str) -> list[str]:
     return [name for name, recipe in RECIPES.items() if option in {o.name for o in recipe.options()}]
 
 
-__all__ = ["OPTIONS", "RECIPES", "Option", "Recipe", "method_words", "recipe_for", "users_of"]
+def guarantee_words(never_below_exact: bool, has_local_scale: bool) -> str:
+    """What holds for the variance of a fitted model, in one sentence."""
+    if never_below_exact:
+        return "The variance is never below that of the exact Gaussian process with the same hyperparameters."
+    if has_local_scale:
+        return (
+            "The variance can be below that of the exact Gaussian process, since error bars follow a local scale; "
+            "with local_scale=None it never is."
+        )
+    return "The variance can be below that of the exact Gaussian process with the same hyperparameters."
+
+
+__all__ = ["OPTIONS", "RECIPES", "Option", "Recipe", "guarantee_words", "method_words", "recipe_for", "users_of"]

@@ -244,7 +244,10 @@ class _Run:
     def _reason_to_stop(self) -> _End | None:
         steps, settings = self.history.steps, self.settings
         if len(steps) >= settings.num_steps:
-            return _End(FitStatus.ALL_STEPS, f"Took all {settings.num_steps} steps.")
+            return _End(
+                FitStatus.ALL_STEPS,
+                "Took 1 step." if settings.num_steps == 1 else f"Took all {settings.num_steps} steps.",
+            )
         if self.seconds >= seconds_of(settings.max_time):
             reason = f"Reached the time limit ({settings.max_time}) after {len(steps)} steps."
             return _End(FitStatus.TIME_LIMIT, reason)
