@@ -185,7 +185,7 @@ def test_the_objective_is_passed_on(table, few_steps):
     loo, ordered = (measure(Run(str(table), "local", 0, **SMALL, objective=name)) for name in ("loo", "ordered"))
     assert (loo["objective"], ordered["objective"]) == ("loo", "ordered")
     assert loo["hyperparameters"] != ordered["hyperparameters"]
-    assert "loo objective" in loo["report"]
+    assert "leave-one-out objective" in loo["report"]
     assert "ordered objective" in ordered["report"]
 
 

@@ -58,7 +58,9 @@ def test_known_noise_reaches_fit_test_rows_predictions_and_reports(folder, tmp_p
     assert found["coverage"] == pytest.approx(inside)
     assert f"{100 * inside:.1f}" in report.read_text(encoding="utf-8")
     assert run("evaluate", out, table, "--json", "--quiet") == 0
-    assert json.loads(capsys.readouterr().out)["metrics"]["y"]["model"]["width"] < found["width"]
+    shown = capsys.readouterr()
+    assert "was fitted with known noise variances" in shown.err
+    assert json.loads(shown.out)["metrics"]["y"]["model"]["width"] < found["width"]
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and say how good."""
     voice = Voice(arguments.quiet, data_on_stdout=arguments.json)
     model = estimators.load(arguments.model)
+    tables.warn_of_noise(model, arguments.noise)
     tallies, sample, num_rows, num_missing = scores.Tallies(model), Sample(REPORT_ROWS), 0, 0
     start = time.perf_counter()
     with progress_bars.TableProgress("evaluate", enabled=not arguments.quiet) as progress:

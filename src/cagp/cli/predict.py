@@ -89,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     voice = Voice(arguments.quiet, data_on_stdout=arguments.out == "-")
     writer = data_tables.TableWriter(arguments.out)  # before the model: a name that cannot be written is found at once
     model = estimators.load(arguments.model)
+    tables.warn_of_noise(model, arguments.noise)
     keep, verbatim = _kept(model, arguments.table, arguments.keep)
     results = [f"{t}_{c}" for t in model.target_names_ for c in [*columns, *map(_quantile_name, arguments.quantiles)]]
     if set(results) & set(keep):

@@ -203,6 +203,15 @@ def pieces(
         yield Piece(chunk.frame, EncodedTable(encoder, matrix), chunk.fraction, known)
 
 
+def warn_of_noise(model: GPRegressor, noise: str | None) -> None:
+    """Say that error bars lack the known noise of rows, where the model was fitted with one and none is given."""
+    if noise is None and any(known is not None for known in model._row_noise):
+        warn(
+            "the model was fitted with known noise variances; error bars of these rows are without theirs unless "
+            "--noise names a column of them"
+        )
+
+
 def inputs_of(
     model: GPRegressor, frame: pd.DataFrame, path: str, noise: str | None = None
 ) -> pd.DataFrame | np.ndarray:

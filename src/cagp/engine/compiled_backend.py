@@ -27,6 +27,12 @@ except ImportError:
         stacklevel=2,
     )
 
+if _native is not None and not hasattr(_native, "kernels"):
+    raise ImportError(
+        f"the compiled kernels in {_native.__file__} are older than the Python sources; install cagp again, e.g. with "
+        "pip install --editable ."
+    )
+
 INSTRUCTION_SETS: tuple[str, ...] = () if _native is None else tuple(_native.instruction_sets())
 """What the compiled code was built for and this machine runs, best last; empty where it was not built."""
 

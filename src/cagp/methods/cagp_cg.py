@@ -10,7 +10,7 @@ from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.iterative import Iteration, Lanczos, Policy, Stopping, iterate
 from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
-from cagp.methods.common import Loss, check_loss, loss_terms, prior_findings
+from cagp.methods.common import Loss, check_loss, dtype_name, loss_terms, prior_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.training.trainable import Inputs, Rows, Terms
@@ -104,6 +104,6 @@ class CaGPCG(Method):
         name = "CaGP-CG" if isinstance(self.policy, Lanczos) else f"CaGP ({type(self.policy).__name__})"
         summary = (
             f"{name} with {self.num_actions:,} actions{tolerance} on {n:,} rows, loss {self.loss}, k(X, X) {kept}, "
-            f"kernel products by {backend_for(self.prior.kernel, X)}, {X.dtype}."
+            f"kernel products by {backend_for(self.prior.kernel, X)}, {dtype_name(X)}."
         )
         return [summary, *prior_findings(self.prior, X, y, input_names)]

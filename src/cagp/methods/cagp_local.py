@@ -14,7 +14,7 @@ from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.local_inference import SharedActions, local_nll
 from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, trained
-from cagp.methods.common import ACTION_RATE, lengthscale_of, prior_findings
+from cagp.methods.common import ACTION_RATE, dtype_name, lengthscale_of, prior_findings
 from cagp.methods.local_scale import ScaleChoice, choose_local_scale
 from cagp.neighbours import IndexKind, NeighbourIndex
 from cagp.posteriors import LocalPosterior
@@ -25,6 +25,7 @@ from cagp.training import ParameterGroup
 from cagp.training.trainable import Inputs, Rows, Terms
 
 Objective = Literal["loo", "ordered"]
+OBJECTIVES: dict[Objective, str] = {"loo": "leave-one-out", "ordered": "ordered"}
 
 DEFAULT_REFRESH_AT = (5, 10, 20, 40, 80, 160)
 """Steps before which neighbours are looked up again, in units of the lengthscales learned so far; see docs/local.md."""
@@ -272,7 +273,7 @@ class CaGPLocal(Method):
         beside = "" if self.shared is None else f" beside {self.shared.num_actions:,} shared actions"
         summary = (
             f"CaGP-Local with {self.num_neighbours} neighbours{beside} ({self.num_neighbours_predict} in predictions) "
-            f"on {X.shape[0]:,} rows, {self.objective_name} objective, minibatches of {self.batch_size:,} rows, "
-            f"neighbours by {kind}, kernels by {backend_for(self.prior.kernel, X)}, {X.dtype}."
+            f"on {X.shape[0]:,} rows, {OBJECTIVES[self.objective_name]} objective, minibatches of "
+            f"{self.batch_size:,} rows, neighbours by {kind}, kernels by {backend_for(self.prior.kernel, X)}, {dtype_name(X)}."
         )
         return [summary, *prior_findings(self.prior, X, y, input_names)]

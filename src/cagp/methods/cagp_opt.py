@@ -13,7 +13,7 @@ from cagp.actions import Actions, BlockActions
 from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, trained
-from cagp.methods.common import ACTION_RATE, Loss, check_loss, lengthscale_of, loss_terms, prior_findings
+from cagp.methods.common import ACTION_RATE, Loss, check_loss, dtype_name, lengthscale_of, loss_terms, prior_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import check_projection, project
@@ -178,6 +178,6 @@ class CaGPOpt(Method):
         share = "all" if len(actions.support) == n else f"{len(actions.support):,} of the"
         summary = (
             f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows ({n / actions.num_actions:.0f} rows "
-            f"each), loss {self.loss}, kernel products by {backend_for(self.prior.kernel, X)}, {X.dtype}."
+            f"each), loss {self.loss}, kernel products by {backend_for(self.prior.kernel, X)}, {dtype_name(X)}."
         )
         return [summary, *prior_findings(self.prior, X, y, input_names)]

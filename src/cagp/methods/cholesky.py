@@ -13,7 +13,7 @@ from cagp.engine import DEFAULT_MAX_BYTES, backend_for, kernel_product
 from cagp.linalg import safe_cholesky
 from cagp.memory import available_memory
 from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
-from cagp.methods.common import prior_findings
+from cagp.methods.common import dtype_name, prior_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import project
@@ -62,7 +62,7 @@ class CholeskyGP(Method):
         n = X.shape[0]
         return [
             f"Exact GP on {n:,} rows by Cholesky (about {size(memory_needed(n))}), kernel by "
-            f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
+            f"{backend_for(self.prior.kernel, X)}, {dtype_name(X)}.",
             *prior_findings(self.prior, X, y, input_names),
         ]
 

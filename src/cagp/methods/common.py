@@ -45,6 +45,11 @@ def loss_terms(
     return {name: term / X.shape[0] for name, term in terms.items()}
 
 
+def dtype_name(X: Tensor) -> str:
+    """The dtype of the data as users know it, e.g. "float64"."""
+    return str(X.dtype).removeprefix("torch.")
+
+
 def prior_findings(
     prior: GP, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], names: Sequence[str] | None = None
 ) -> list[str]:

@@ -18,7 +18,7 @@ from cagp.inducing import (
 )
 from cagp.linalg import safe_cholesky
 from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, trained
-from cagp.methods.common import lengthscale_of, prior_findings
+from cagp.methods.common import dtype_name, lengthscale_of, prior_findings
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
 from cagp.training import ParameterGroup
@@ -97,7 +97,7 @@ class SGPR(Method):
         """What a user should know about the fitted method, in words."""
         return [
             f"SGPR with {len(self.inducing_points):,} inducing points on {X.shape[0]:,} rows, kernel by "
-            f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
+            f"{backend_for(self.prior.kernel, X)}, {dtype_name(X)}.",
             *prior_findings(self.prior, X, y, input_names),
         ]
 

@@ -19,7 +19,7 @@ from cagp.inducing import (
 )
 from cagp.linalg import safe_cholesky
 from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, trained
-from cagp.methods.common import lengthscale_of, prior_findings
+from cagp.methods.common import dtype_name, lengthscale_of, prior_findings
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
 from cagp.training import ParameterGroup
@@ -199,7 +199,7 @@ class SVGP(Method):
         return [
             f"SVGP with {len(self.inducing_points):,} inducing points on {X.shape[0]:,} rows, "
             f"{min(self.batch_size, X.shape[0]):,} a step, {self.gradient} gradients of q, kernel by "
-            f"{backend_for(self.prior.kernel, X)}, {X.dtype}.",
+            f"{backend_for(self.prior.kernel, X)}, {dtype_name(X)}.",
             *prior_findings(self.prior, X, y, input_names),
         ]
 
