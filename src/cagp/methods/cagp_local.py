@@ -274,6 +274,7 @@ class CaGPLocal(Method):
         summary = (
             f"CaGP-Local with {self.num_neighbours} neighbours{beside} ({self.num_neighbours_predict} in predictions) "
             f"on {X.shape[0]:,} rows, {OBJECTIVES[self.objective_name]} objective, minibatches of "
-            f"{self.batch_size:,} rows, neighbours by {kind}, kernels by {backend_for(self.prior.kernel, X)}, {dtype_name(X)}."
+            f"{self.batch_size:,} rows, neighbours by {kind}, kernels by {backend_for(self.prior.kernel, X)}, "
+            f"{dtype_name(X)}."
         )
         return [summary, *prior_findings(self.prior, X, y, input_names)]
