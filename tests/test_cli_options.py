@@ -90,7 +90,7 @@ def test_a_device_that_is_not_there_is_one_line(folder, tmp_path, capsys):
 
 def test_a_search_reads_every_table(folder, tmp_path, capsys):
     out = tmp_path / "search"
-    command = ["search", folder / "noisy.csv", "--target", "y", "--drop", "known", "--n-actions", "4", "8"]
+    command = ["search", folder / "noisy.csv", "--target", "y", "--drop", "known", "--n-actions", "4"]
     command += ["--lr", "0.2", "--steps", "3", "--kernel", "matern52", "--out", out]
     assert run(*command) == 0
     shown = capsys.readouterr().out

@@ -1,5 +1,6 @@
-"""Steps that several recipes share: shared actions, held-out rows, local scales, calibrated noise."""
+"""Steps that several recipes share: actions, held-out rows, local scales, calibrated noise, inducing points."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor
 from cagp import limits, metrics
 from cagp.actions import BlockActions
 from cagp.data.splits import split
+from cagp.inducing import InducingPoints, choose_inducing_points
 from cagp.kernels import Kernel
-from cagp.methods import CaGPLocal, Method, Several
+from cagp.methods import SGPR, SVGP, CaGPLocal, Method, Several
 from cagp.methods.common import is_gain, lengthscale_of
 from cagp.noise_tuning import calibrate_noise
 from cagp.posteriors import Posterior
@@ -24,6 +26,10 @@ SUPPORT_ROWS, SUPPORT_SIZE = 50_000, 32
 VALIDATION_SHARE, VALIDATION_ROWS = 0.1, 2000
 MARGIN = 0.02
 """Nats per row that a more expensive method must gain on the validation rows, beyond chance, to be chosen."""
+
+
+MakeInducing = Callable[[GP, Tensor | InducingPoints], SGPR | SVGP]
+"""Makes a method from a prior and inducing points, its own or another method's."""
 
 
 # ---- actions ----
@@ -163,6 +169,21 @@ def condition_local(
         notes += found
     posteriors = Several(methods).condition(*task.data)
     return Fitted("local" if shared is None else "hybrid", posteriors, result, notes, task.every_row())
+
+
+# ---- inducing points ----
+
+
+def train_inducing(task: Task, n_inducing: int, name: str, make: MakeInducing) -> Fitted:
+    """A method for each target, all with the same inducing points; fewer points where there are fewer rows."""
+    priors, m = task.priors(), min(int(n_inducing), task.num_rows)
+    Z = task.points
+    if Z is None or len(Z) != m:
+        Z = choose_inducing_points(priors[0], task.X, m, "greedy", lengthscale_of(priors[0].kernel), task.seed)
+    first = make(priors[0], Z)
+    several = Several([first, *(make(prior, first.inducing_points) for prior in priors[1:])])
+    result = task.run(several, "inducing")
+    return Fitted(name, several.condition(*task.data), result, [], None)
 
 
 # ---- the choice between local, shared actions, and both ----

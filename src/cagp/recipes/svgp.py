@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from cagp import methods
     from cagp import prior as prior_module
     from cagp.inducing import InducingPoints
-    from cagp.recipes import inducing
+    from cagp.recipes import steps
     from cagp.recipes import task as tasks
 else:
-    methods, inducing = map(lazy_module, ("cagp.methods", "cagp.recipes.inducing"))
+    methods, steps = map(lazy_module, ("cagp.methods", "cagp.recipes.steps"))
 
 
 @final
@@ -37,4 +37,4 @@ class SVGPRecipe(Recipe):
         def make(prior: "prior_module.GP", Z: "Tensor | InducingPoints") -> "methods.SVGP":
             return methods.SVGP(prior, Z, seed=task.seed, max_bytes=task.max_bytes)
 
-        return inducing.train_inducing(task, self.n_inducing, self.name, make)
+        return steps.train_inducing(task, self.n_inducing, self.name, make)
