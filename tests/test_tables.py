@@ -456,3 +456,15 @@ def test_a_stream_holds_a_piece_at_a_time(tmp_path):
         assert num_rows == "400000"
         assert float(megabytes) < 40
     assert len(run.stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize("rows", [None, 1])
+def test_separators_at_the_end_of_lines_are_no_column(tmp_path, rows):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n\n1,2,\n3,4,\n5,6\n")
+    frames = [read_table(path)] if rows is None else [chunk.frame for chunk in stream_table(path, rows)]
+    assert pd.concat(frames).to_numpy().tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert list(frames[0].columns) == ["a", "b"]
+    path.write_text("a,b\n1,2,\n3,4,7\n")
+    with pytest.raises(ValueError, match="rows have more fields than the first line has names"):
+        list(stream_table(path, 10))

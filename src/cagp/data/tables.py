@@ -10,7 +10,6 @@ import io
 import os
 import re
 import sys
-import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -252,6 +251,9 @@ def _rows_at_once(rows: int, num_columns: int) -> int:
 
 # ---- CSV ----
 
+NAMELESS = "\0"
+"""The column behind a separator at the end of every line."""
+
 
 def _csv_pieces(
     path: PathLike, rows: int | None, text: Sequence[str], stack: ExitStack
@@ -259,13 +261,18 @@ def _csv_pieces(
     stream, fraction = _open_csv(path, stack)
     with _csv_errors(path, 0):
         separator, names, num_lines = _csv_header(path, stream)
+        first, rest = _first_record(stream, separator)
+        # Every line may end with a separator. Fields beyond that have no name, and pandas would drop them.
+        trailing = len(first) == len(names) + 1 and not first[-1].strip()
+        if len(first) > len(names) and not trailing:
+            raise _too_many_fields(path, num_lines + 1)
     with _csv_errors(path, num_lines):
         try:
             reader: Any = pd.read_csv(
-                stream,
+                rest,
                 sep=separator,
                 header=None,
-                names=names,
+                names=[*names, NAMELESS] if trailing else names,
                 index_col=False,
                 dtype={name: str for name in text if name in names},
                 float_precision=FLOAT_PRECISION,
@@ -276,12 +283,15 @@ def _csv_pieces(
             return
         stack.enter_context(reader)
     while True:
-        with _csv_errors(path, num_lines), warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
+        with _csv_errors(path, num_lines):
             try:
                 frame = reader.read() if rows is None else reader.get_chunk(_rows_at_once(rows, len(names)))
             except (StopIteration, pd.errors.EmptyDataError):
                 return
+        if trailing:
+            if bool(frame[NAMELESS].notna().any()):
+                raise _too_many_fields(path, num_lines + 1)
+            frame = frame.drop(columns=NAMELESS)
         yield frame, fraction()
         if rows is None:
             return
@@ -345,13 +355,46 @@ def _csv_errors(path: PathLike, lines_before: int) -> Iterator[None]:
         what = re.sub(r"\bline (\d+)", lambda found: f"line {int(found[1]) + lines_before}", what)  # from 1
         what = re.sub(r"\brow (\d+)", lambda found: f"line {int(found[1]) + 1 + lines_before}", what)  # from 0
         raise ValueError(f"{path} is not a well-formed CSV file: {what}. Correct that line.") from error
-    except pd.errors.ParserWarning as error:
-        raise ValueError(
-            f"{path} is not a well-formed CSV file: from line {lines_before + 1} on, rows have more fields than the "
-            "first line has names. Add the names, or remove the fields."
-        ) from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is not a complete gzip file: {error}") from error
+
+
+class _TextAgain(io.TextIOBase):
+    """Text that was read already, and the rest of its stream."""
+
+    def __init__(self, text: str, stream: io.TextIOWrapper):
+        self._text, self._stream = text, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> str:
+        """What was read already first, all of it; then the stream."""
+        text, self._text = self._text, ""
+        if size is None or size < 0:
+            return text + self._stream.read()
+        return text or self._stream.read(size)
+
+
+def _first_record(stream: io.TextIOWrapper, separator: str) -> tuple[list[str], _TextAgain]:
+    """The fields of the first record that is not blank, and the stream with all of it still to read."""
+    lines: list[str] = []
+
+    def recorded() -> Iterator[str]:
+        for line in stream:
+            lines.append(line)
+            yield line
+
+    records = csv.reader(recorded(), delimiter=separator)
+    first = next((fields for fields in records if any(field.strip() for field in fields)), [])
+    return first, _TextAgain("".join(lines), stream)
+
+
+def _too_many_fields(path: PathLike, line: int) -> ValueError:
+    return ValueError(
+        f"{path} is not a well-formed CSV file: from line {line} on, rows have more fields than the first line has "
+        "names. Add the names, or remove the fields."
+    )
 
 
 def _is_number(text: str) -> bool:
