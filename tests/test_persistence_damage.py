@@ -192,7 +192,7 @@ FORGERIES = {
     "spaces in the header": (GOOD.replace('"t0":', '"t0": '), bytes(8)),
     "more spaces after the header": (GOOD + " " * 64, bytes(8)),
     "a kind that is no text": (header(GOOD_TREE, kind=3, t0=spec([2], [0, 8])), bytes(8)),
-    "a version that is no number": (header(GOOD_TREE, version="x", t0=spec([2], [0, 8])), bytes(8)),
+    "a version that is not a number": (header(GOOD_TREE, version="x", t0=spec([2], [0, 8])), bytes(8)),
     "a state that is no text": (GOOD.replace(json.dumps(json.dumps(GOOD_TREE)), "3"), bytes(8)),
     "no state": (GOOD.replace('"state"', '"other"'), bytes(8)),
     "no JSON": (GOOD[:-1], bytes(8)),
