@@ -70,9 +70,9 @@ def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingR
 
     # Divided twice: the square of a tiny unit would be zero.
     noise = None if rows.noise is None else torch.from_numpy(rows.noise) / scaler.target_std / scaler.target_std
-    kernel, from_data, starts, points = _starting_values(model, rows)
+    kernel, from_data, starts, points = _starting_values(model, units, rows)
     task = Task(
-        X=tensor(scaler.inputs(torch.from_numpy(rows.inputs))),
+        X=tensor(units.scaled(rows.inputs)),
         y=tensor(scaler.targets(torch.from_numpy(rows.targets))),
         row_noise=None if noise is None else tensor(noise),
         kernel=kernel.to(torch.device(model.device)),
@@ -103,7 +103,7 @@ def _key(task: Task, recipe: Recipe) -> str:
 
 
 def _starting_values(
-    model: "GPRegressor", rows: TrainingRows
+    model: "GPRegressor", units: Units, rows: TrainingRows
 ) -> tuple[Kernel, bool, list[float] | None, Tensor | None]:
     """The kernel, whether the data give its starting values, the noise of each target, and inducing points.
 
@@ -111,7 +111,7 @@ def _starting_values(
     fit with the same kernel and targets starts where the last one ended.
     """
     if isinstance(model.kernel, str):
-        kernel, from_data = Scale(kernel_class(model.kernel)(rows.inputs.shape[1])), True
+        kernel, from_data = Scale(kernel_class(model.kernel)(len(units.encoder.names_out))), True
     else:
         kernel, from_data = copy.deepcopy(model.kernel), False
     last = getattr(model, "posteriors_", None)
