@@ -79,13 +79,13 @@ def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingR
 
     # Divided twice: the square of a tiny unit would be zero.
     noise = None if rows.noise is None else torch.from_numpy(rows.noise) / scaler.target_std / scaler.target_std
-    kernel, kernels, from_data, starts, points = _starting_values(model, rows)
+    kernel, kernels, from_data, starts, points = _starting_values(model, units, rows)
     task = Task(
-        X=tensor(scaler.inputs(torch.from_numpy(rows.inputs))),
+        X=tensor(units.scaled(rows.inputs)),
         y=tensor(scaler.targets(torch.from_numpy(rows.targets))),
         row_noise=None if noise is None else tensor(noise),
         inputs=rows.inputs,
-        categorical=(),
+        categorical=units.encoder.categorical,
         mean=_mean(model, from_data),
         kernel=kernel.to(torch.device(model.device)),
         kernels=kernels,
@@ -134,7 +134,7 @@ class _Start(NamedTuple):
     points: Tensor | None = None  # inducing points
 
 
-def _starting_values(model: "GPRegressor", rows: TrainingRows) -> _Start:
+def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows) -> _Start:
     """A named kernel starts where the data suggest; a kernel object starts where its owner put it.
 
     With ``warm_start``, a fit with the same kernel and targets starts where the last one ended, with the kernel that
@@ -142,7 +142,7 @@ def _starting_values(model: "GPRegressor", rows: TrainingRows) -> _Start:
     """
     if isinstance(model.kernel, str):
         names = kernel_registry.CHOICES if model.kernel == kernel_registry.AUTO else (model.kernel,)
-        start = _Start(Scale(kernel_class(names[0])(rows.inputs.shape[1])), names, True)
+        start = _Start(Scale(kernel_class(names[0])(len(units.encoder.names_out))), names, True)
     else:
         start = _Start(copy.deepcopy(model.kernel), (), False)
     last = getattr(model, "posteriors_", None)
@@ -151,7 +151,7 @@ def _starting_values(model: "GPRegressor", rows: TrainingRows) -> _Start:
     known = last[0].prior.kernel
     if _structure(start.kernel) != _structure(known):
         chosen = [name for name in start.kernels if type(getattr(known, "kernel", None)) is kernel_class(name)]
-        if not chosen or len(known.kernel.lengthscale) != rows.inputs.shape[1]:
+        if not chosen or len(known.kernel.lengthscale) != len(units.encoder.names_out):
             return start
     kernel = copy.deepcopy(known).requires_grad_(True)
     scaler, points = model.units_.scaler, None
