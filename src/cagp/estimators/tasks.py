@@ -153,7 +153,10 @@ def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows) -> 
         chosen = [name for name in start.kernels if type(getattr(known, "kernel", None)) is kernel_class(name)]
         if not chosen or len(known.kernel.lengthscale) != len(units.encoder.names_out):
             return start
-    kernel = copy.deepcopy(known).requires_grad_(True)
+        kernel = copy.deepcopy(known).requires_grad_(True)
+    else:
+        kernel = start.kernel
+        kernel.load_state_dict(known.state_dict())
     scaler, points = model.units_.scaler, None
     if isinstance(last[0], InducingPosterior):
         points = last[0].X.double().cpu() * scaler.input_std + scaler.input_mean

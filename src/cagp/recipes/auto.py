@@ -111,8 +111,8 @@ class Auto(Recipe):
         winner = _Contest(self, effort, contest, task).winner()
         if len(contest.parts.train.X) < len(parts.train.X):
             contest, winner = _on_all_rows(parts, contest, winner, effort, self.local_scale)
-        elif effort.last_steps and not winner.interrupted and _in_time(task):
-            winner = contest.resume(winner, _allowed(task, winner, effort.last_steps))
+        else:
+            winner = _resumed(contest, winner, effort.last_steps)
         return self._fitted(task, parts, contest, winner)
 
     def _exact(self, task: "tasks.Task") -> "tasks.Fitted":
@@ -209,7 +209,7 @@ class _Contest:
                 self.race.note(kept, best, f"clearly behind after {kept.num_steps:,} steps")
             else:
                 remaining.append(kept)
-        holder, *others = [self._resumed(trial, self.effort.more_steps) for trial in remaining]
+        holder, *others = [_resumed(self.race, trial, self.effort.more_steps) for trial in remaining]
         self.race.note(holder, None, "first")
         return self._better(holder, others)
 
@@ -278,12 +278,6 @@ class _Contest:
             best = trial
         return best
 
-    def _resumed(self, trial: "race.Trial", num_steps: int) -> "race.Trial":
-        allowed = _allowed(self.task, trial, num_steps)
-        return (
-            trial if allowed == 0 or trial.interrupted or not _in_time(self.task) else self.race.resume(trial, allowed)
-        )
-
     def _may_try(self, candidate: "race.Candidate", trials: "list[race.Trial]") -> bool:
         if any(trial.interrupted for trial in trials):
             self.race.tried.append(race.left_out(candidate, "the fit was interrupted"))
@@ -312,6 +306,13 @@ def _few_rows(parts: "steps.Parts", most: int) -> "steps.Parts":
         return parts
     rows = torch.randperm(n, generator=torch.Generator().manual_seed(parts.train.seed))[:most].to(parts.rows.device)
     return parts._replace(rows=parts.rows[rows], train=parts.train.rows(rows))
+
+
+def _resumed(contest: "race.Race", trial: "race.Trial", num_steps: int) -> "race.Trial":
+    """The trial after further steps, as far as limits allow."""
+    task = contest.parts.train
+    allowed = _allowed(task, trial, num_steps)
+    return contest.resume(trial, allowed) if allowed and not trial.interrupted and _in_time(task) else trial
 
 
 def _allowed(task: "tasks.Task", trial: "race.Trial | None", num_steps: int) -> int:

@@ -53,31 +53,61 @@ def choose_exact(task: Task, kernels: tuple[str, ...], trees: bool) -> Choice:
     if task.mean == "trees":
         del tasks["zero"]
     own = task.kernels[0] if task.kernels else None
-    names = [own, *(name for name in kernels if name in task.kernels and name != own)]
-    candidates = [Candidate(name, mean) for mean in get_args(Mean) if mean in tasks for name in names]
-    if len(candidates) == 1:
-        return Choice(candidates[0], tasks[candidates[0].mean], found, [])
-    best, tried, unit = None, [], 1.0
-    for candidate in candidates:
-        if best is not None and task.time_left() < LEAST_TIME * seconds_of(task.max_time) < math.inf:
-            tried.append(left_out(candidate, "the time limit"))
-            continue
+    others = [name for name in kernels if name in task.kernels and name != own]
+    first = [Candidate(own, mean) for mean in get_args(Mean) if mean in tasks]
+    if len(first) == 1 and not others:
+        return Choice(first[0], tasks[first[0].mean], found, [])
+    contest = _Contest(task, tasks)
+    for candidate in first:
+        contest.challenge(candidate)
+    for name in others:
+        contest.challenge(replace(contest.best.candidate, kernel=name))
+    best = contest.best
+    return Choice(best.candidate, best.learned, found if best.candidate.mean == "trees" else None, contest.tried)
+
+
+class _Trial(NamedTuple):
+    """A candidate, the task at hyperparameters that some of its rows taught, and the score of all rows there."""
+
+    candidate: Candidate
+    learned: Task
+    score: Score
+
+
+class _Contest:
+    """The best candidate so far, and what was tried."""
+
+    def __init__(self, task: Task, tasks: dict[str, Task]):
+        self.task, self.tasks = task, tasks
+        self.tried: list[dict[str, Any]] = []
+        self._best: _Trial | None = None
+        self._unit = 1.0
+
+    @property
+    def best(self) -> _Trial:
+        assert self._best is not None
+        return self._best
+
+    def challenge(self, candidate: Candidate) -> None:
+        """Try a candidate, and keep it if it is better than the best so far."""
+        task = self.task
+        if self._best is not None and task.time_left() < LEAST_TIME * seconds_of(task.max_time) < math.inf:
+            self.tried.append(left_out(candidate, "the time limit"))
+            return
         start = time.perf_counter()
-        learned, score, num_steps = _tried(tasks[candidate.mean].with_kernel(candidate.kernel))
-        if best is None:
-            gained, outcome, unit = None, "first", float(score.crps.mean())
+        trial, num_steps = _tried(candidate, self.tasks[candidate.mean].with_kernel(candidate.kernel))
+        if self._best is None:
+            gained, outcome, self._unit = None, "first", float(trial.score.crps.mean())
         else:
-            gained = difference(score, best[2], unit)
+            gained = difference(trial.score, self._best.score, self._unit)
             outcome = "better" if gained.is_clear else "not better"
-        tried.append(record(candidate, score, gained, num_steps, time.perf_counter() - start, outcome))
+        self.tried.append(record(candidate, trial.score, gained, num_steps, time.perf_counter() - start, outcome))
         if outcome != "not better":
-            best = candidate, learned, score
-    assert best is not None
-    return Choice(best[0], best[1], found if best[0].mean == "trees" else None, tried)
+            self._best = trial
 
 
-def _tried(task: Task) -> tuple[Task, Score, int]:
-    """The task at hyperparameters that some of its rows taught, the score of all rows there, and the steps it took."""
+def _tried(candidate: Candidate, task: Task) -> tuple[_Trial, int]:
+    """A trial of the candidate, and the steps that it took."""
     rows = torch.randperm(task.num_rows, generator=torch.Generator().manual_seed(task.seed))[:FEW_ROWS]
     few = replace(task.rows(rows.to(task.X.device)), folder=None, verbose=False)
     priors = few.priors()
@@ -91,7 +121,8 @@ def _tried(task: Task) -> tuple[Task, Score, int]:
         crps.append(metrics.row_crps(y, *found))
     noise = [float(part.noise.noise.detach()) for part in priors if isinstance(part.noise, GaussianNoise)]
     learned = replace(task, kernel=priors[0].kernel, from_data=False, noise=noise)
-    return learned, Score(torch.stack(nll).mean(0), torch.stack(crps).mean(0)), len(result.steps)
+    score = Score(torch.stack(nll).mean(0), torch.stack(crps).mean(0))
+    return _Trial(candidate, learned, score), len(result.steps)
 
 
 @torch.no_grad()
