@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from cagp.lazy import lazy_module
 from cagp.recipes.base import Recipe
+from cagp.recipes.checks import check_neighbours
 from cagp.recipes.options import LOCAL_SCALE, N_ACTIONS, N_NEIGHBORS
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Hybrid(Recipe):
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Hyperparameters as for "local"; the shared actions have equal weights."""
+        check_neighbours(self.n_neighbors, task.num_rows)
         priors = task.priors(task.low_noise_floor)
         result = steps.train_local(task, self.n_neighbors, priors)
         num_shared = steps.number_of_actions(self.n_actions, task)

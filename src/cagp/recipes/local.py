@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from cagp.lazy import lazy_module
 from cagp.recipes.base import Recipe
+from cagp.recipes.checks import check_neighbours
 from cagp.recipes.options import LOCAL_SCALE, N_NEIGHBORS
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Local(Recipe):
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Minibatches of rows, each predicted from its neighbours."""
+        check_neighbours(self.n_neighbors, task.num_rows)
         priors = task.priors(task.low_noise_floor)
         result = steps.train_local(task, self.n_neighbors, priors)
         return steps.condition_local(task, priors, self.n_neighbors, self.local_scale, None, result)

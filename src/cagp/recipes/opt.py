@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from cagp import limits
 from cagp.lazy import lazy_module
 from cagp.recipes.base import Recipe
+from cagp.recipes.checks import check_neighbours
 from cagp.recipes.options import N_ACTIONS, N_NEIGHBORS
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Opt(Recipe):
         parts, notes = steps.hold_out(task), []
         priors, most_steps = parts.train.priors(), None
         if task.from_data:
+            check_neighbours(self.n_neighbors, task.num_rows)
             method = methods.Several(steps.local_methods(parts.train, priors, self.n_neighbors))
             local = parts.train.in_double().run(method, "start", most_steps=starting.LOCAL_STEPS)
             most_steps = 1 if local.interrupted else None
