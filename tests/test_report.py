@@ -112,7 +112,7 @@ def test_the_metrics_are_those_of_brute_force(tmp_path):
         assert page.row(name)[1:] == [number(np.sqrt(part)), f"{100 * part / sum(share):.1f}\xa0%"]
     error = abs(0.95 - np.mean(np.abs(z) <= norm.ppf(0.975)))
     assert page.row("Coverage error")[1] == f"{100 * error:.1f}\xa0%"
-    for words in ("1,234 rows", "500 other rows", "CaGP-Local", "Chose local: it was asked for.", "from below"):
+    for words in ("1,234 rows", "tested on 500 rows", "CaGP-Local", "Chose local: it was asked for.", "from below"):
         assert words in page.words
 
 
@@ -393,7 +393,7 @@ def test_rows_without_a_target_are_left_out_and_counted(tmp_path):
     model, X, y = plain(50)
     y[[3, 7]] = np.nan
     page = read(write_report(model, X, y, tmp_path / "r.html"))
-    assert "48 other rows" in page.words
+    assert "tested on 48 rows" in page.words
     assert "2 rows without a target were left out" in page.words
 
 

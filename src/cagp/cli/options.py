@@ -9,9 +9,15 @@ from typing import Any
 from cagp import kernel_registry
 from cagp.quantities import bytes_of, seconds_of
 from cagp.recipes import OPTIONS, RECIPES, users_of
+from cagp.split_rules import EXPECTED, SplitRule, split_rule
 
 PIECE_ROWS = 65_536
 """Rows of a table that are held in memory at a time."""
+
+SPLIT_WORDS = (
+    "which rows to test on: random, time:COLUMN (the latest ones; COLUMN stays an input) or group:COLUMN (whole "
+    "groups; COLUMN is not an input)"
+)
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -107,6 +113,14 @@ def page(text: str) -> Path:
     return Path(text)
 
 
+def split(text: str) -> SplitRule:
+    """A rule by which rows are held out."""
+    try:
+        return split_rule(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"it is {text!r}, expected {EXPECTED}") from error
+
+
 def _float(text: str) -> float:
     try:
         return float(text)
@@ -128,6 +142,7 @@ def add_table(command: argparse.ArgumentParser, test_fraction: float | None) -> 
     if test_fraction is None:
         return
     add_noise(command)
+    add_split(command)
     command.add_argument(
         "--test-fraction",
         type=fraction,
@@ -141,6 +156,17 @@ def add_table(command: argparse.ArgumentParser, test_fraction: float | None) -> 
         default=0,
         metavar="N",
         help="random seed of the split and of training (default: %(default)s)",
+    )
+
+
+def add_split(command: argparse.ArgumentParser, default: str | None = "random") -> None:
+    """By which rule rows are held out."""
+    command.add_argument(
+        "--split",
+        type=split,
+        default=default,
+        metavar="RULE",
+        help=f"{SPLIT_WORDS} (default: {default or 'all rows'})",
     )
 
 

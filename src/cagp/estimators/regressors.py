@@ -29,7 +29,7 @@ class CaGPRegressor(GPRegressor):
         n_actions: of "opt", "cg", "hybrid" and "auto". "auto" is one for eight rows, at most 512, fewer where
             ``max_memory`` does not allow them.
         n_neighbors: of "local", "hybrid", "auto" and "opt" (for its starting values): training rows that predict each
-            row in training; predictions use twice as many.
+            row in training; predictions use twice as many. More than there are training rows is an error.
         local_scale: of "local", "hybrid" and "auto". "auto": where it pays, error bars follow the neighbours of each
             test point, narrow where they vary little and wide where they vary much. None: one scale everywhere; the
             variance is then never below the exact one. A number: how many neighbours the learned scale counts for.

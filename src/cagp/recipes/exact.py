@@ -34,5 +34,7 @@ class Exact(Recipe):
             )
         priors = task.priors()
         method = methods.Several([methods.CholeskyGP(prior, task.max_bytes) for prior in priors])
-        result = task.run(method, "exact", optimizer="lbfgs", num_steps=100, min_improvement=1e-4, window=5)
+        # Steps of quasi-Newton type have length one, and their loss only falls: three steps tell that it has ended.
+        stop = {"num_steps": 100, "min_improvement": 1e-4, "window": 3}
+        result = task.run(method, "exact", optimizer="lbfgs", schedule="constant", **stop)
         return tasks.Fitted(self.name, method.condition(*task.data), result, [], task.every_row())

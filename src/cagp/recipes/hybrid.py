@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from cagp.lazy import lazy_module
 from cagp.recipes.base import Recipe
+from cagp.recipes.checks import check_neighbours
 from cagp.recipes.options import LOCAL_SCALE, N_ACTIONS, N_NEIGHBORS, OBJECTIVE
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Hybrid(Recipe):
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Hyperparameters as for "local"; the shared actions have equal weights."""
+        check_neighbours(self.n_neighbors, task.num_rows)
         priors, neighbours = task.priors(), steps.Neighbours.of(self.n_neighbors, self.objective)
         result = steps.train_local(task, neighbours, priors)
         num_shared = steps.number_of_actions(self.n_actions, task)

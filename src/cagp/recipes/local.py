@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from cagp.lazy import lazy_module
 from cagp.recipes.base import Recipe
+from cagp.recipes.checks import check_neighbours
 from cagp.recipes.options import LOCAL_SCALE, N_NEIGHBORS, OBJECTIVE
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Local(Recipe):
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Minibatches of rows, each predicted from its neighbours."""
+        check_neighbours(self.n_neighbors, task.num_rows)
         priors, neighbours = task.priors(), steps.Neighbours.of(self.n_neighbors, self.objective)
         result = steps.train_local(task, neighbours, priors)
         return steps.condition_local(task, priors, neighbours, self.local_scale, None, result)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from cagp import limits
 from cagp.lazy import lazy_module
 from cagp.recipes.base import Recipe
+from cagp.recipes.checks import check_neighbours
 from cagp.recipes.options import N_ACTIONS, N_NEIGHBORS
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Opt(Recipe):
         parts, notes = steps.hold_out(task), []
         priors, most_steps = parts.train.priors(), None
         if task.from_data:
+            check_neighbours(self.n_neighbors, task.num_rows)
             neighbours = steps.Neighbours.of(self.n_neighbors)
             method = methods.Several(steps.local_methods(parts.train, priors, neighbours))
             reserve = 0.0 if task.max_time is None else (1 - START_SHARE) * task.time_left()

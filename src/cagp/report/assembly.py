@@ -1,5 +1,6 @@
 """Writes the report: what is computed, and the order of the sections."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from cagp.estimators import GPRegressor
 from cagp.plots import shortened
-from cagp.report import accuracy, model_sections
+from cagp.report import accuracy, leakage, model_sections
 from cagp.report.effect_figures import effect_figures_of
 from cagp.report.error_bars import calibration_figures
 from cagp.report.html import section, text, whole_page
@@ -28,6 +29,7 @@ def write_report(
     title: str | None = None,
     max_rows: int | None = 20_000,
     sample_noise: Any = None,
+    shared_groups: Mapping[str, float] | None = None,
 ) -> Path:
     """Write one HTML file on how well a fitted model predicts test rows, and why; return its path.
 
@@ -36,11 +38,14 @@ def write_report(
 
     Args:
         model: a fitted regressor of ``cagp``.
-        X_test: inputs that it was not trained on. Rows with a missing target are left out, and the report says so.
+        X_test: inputs that it was not trained on; a warning says if they are. Rows with a missing target are left out,
+            and the report says so.
         path: of the file, e.g. "report.html".
         title: the heading; by default it names the targets.
         max_rows: the largest number of rows that are tested; of more, this many are drawn at random. None for all.
         sample_noise: known noise variance of the test rows.
+        shared_groups: columns that say which rows belong together, each with the share of the test rows whose value a
+            training row has, too (``cagp.data.shared_groups``); there is a warning if it is large.
 
     Time: predictions of these rows and of about 5,000 more, and the parts of the variance of 300.
     """
@@ -49,10 +54,11 @@ def write_report(
         raise ValueError(f"path is the folder {path}, expected a file, e.g. {path / 'report.html'}.")
     rows = held_out_rows(model, X_test, y_test, max_rows, sample_noise)
     targets = targets_of(model, rows, predictions(model, rows.X, rows.noise))
+    overlap = leakage.overlap_of(model, rows)
     own = _TargetSections(model, variance_parts_of(model, rows), input_effects_of(model, rows))
     draw = own.draw
 
-    data = section(2, "data", "Data and model", *model_sections.data_and_model(model, rows, targets))
+    data = section(2, "data", "Data and model", *model_sections.data_and_model(model, rows, targets, overlap))
     learning = section(2, "learning", "Learning curve", *model_sections.learning_curves(draw, model))
     relevance = section(2, "relevance", "Which inputs matter", *model_sections.relevance_figure(draw, model, rows))
     fit = section(2, "fit", "The fit", *model_sections.fit_and_settings(model))
@@ -70,7 +76,10 @@ def write_report(
         links |= {"effects": "Effects"}
     links["fit"] = "Fit"
     heading = f"Predicting {listed([target.name for target in targets])}" if title is None else title
-    header = "\n".join([f"<h1>{text(heading, 300)}</h1>", accuracy.summary(targets), accuracy.key_numbers(targets)])
+    warning = leakage.warning(overlap, shared_groups or {})
+    header = "\n".join(
+        [f"<h1>{text(heading, 300)}</h1>", warning, accuracy.summary(targets), accuracy.key_numbers(targets)]
+    )
     footer = f"Written by cagp {version('cagp')} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}."
     html = whole_page(heading, header, list(links.items()), "\n".join(main), footer)
     path.parent.mkdir(parents=True, exist_ok=True)

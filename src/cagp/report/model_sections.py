@@ -9,11 +9,13 @@ import numpy as np
 
 from cagp import plots
 from cagp.estimators import GPRegressor
+from cagp.estimators.overlap import Overlap
 from cagp.plots import shortened
 from cagp.recipes import method_words
 from cagp.report.accuracy import MAX_TARGETS
 from cagp.report.html import count, number, side_by_side, table, text
 from cagp.report.input_effects import varying
+from cagp.report.leakage import tested_rows
 from cagp.report.rows import HeldOutRows, column_names
 from cagp.report.svg import HEIGHT, Drawing, listed
 from cagp.report.targets import Target
@@ -21,7 +23,7 @@ from cagp.report.targets import Target
 TOP_INPUTS = 20
 
 
-def data_and_model(model: GPRegressor, rows: HeldOutRows, targets: Sequence[Target]) -> list[str]:
+def data_and_model(model: GPRegressor, rows: HeldOutRows, targets: Sequence[Target], overlap: Overlap) -> list[str]:
     """What the model was trained and tested on, and which method was fitted."""
     columns = column_names(rows.X)
     encoded = len(model.feature_names_out_)
@@ -32,7 +34,7 @@ def data_and_model(model: GPRegressor, rows: HeldOutRows, targets: Sequence[Targ
         for t in targets[:MAX_TARGETS]
     )
     sentences = [
-        f"The model was trained on {count(model.n_rows_, 'row')} and is tested on {count(len(rows.y), 'other row')}. "
+        f"The model was trained on {count(model.n_rows_, 'row')} and is tested on {tested_rows(overlap)} "
         f"It predicts {count(len(targets), 'target')} from {count(len(columns), 'input')}{coded}: "
         f"{text(listed(columns), 320)}. Among the test rows, {ranges}{unit}."
     ]
