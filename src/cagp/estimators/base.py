@@ -280,10 +280,14 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     @property
     def lengthscales_(self) -> np.ndarray:
-        """The lengthscale of each encoded input, in its standard deviations; NaN where the kernel has none."""
+        """The lengthscale of each encoded input, in its standard deviations; NaN where the kernel has none.
+
+        Of a sum or product it is that of the first part that has one; ``kernel_parts_`` has all.
+        """
         check_is_fitted(self, "posteriors_")
         found = lengthscale_of(self.posteriors_[0].prior.kernel)
-        return np.full(len(self.feature_names_out_), np.nan) if found is None else found.cpu().numpy()
+        values = np.full(len(self.feature_names_out_), np.nan) if found is None else found.cpu().numpy()
+        return np.where(np.isfinite(values), values, np.nan)
 
     @property
     def noise_std_(self) -> np.ndarray:

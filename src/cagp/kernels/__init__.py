@@ -1,0 +1,71 @@
+"""Covariance functions: how the prior expects the values at two inputs to vary together.
+
+A kernel is a torch module whose ``forward(X, Z)`` returns the matrix k(X, Z). A kernel of your own needs nothing else:
+
+    class Cauchy(Kernel):
+        lengthscale = Positive()
+
+        def __init__(self, lengthscale=1.0):
+            super().__init__()
+            self.lengthscale = lengthscale
+
+        def forward(self, X, Z):
+            difference = (X.unsqueeze(-2) - Z.unsqueeze(-3)) / self.lengthscale.to(X)
+            return (1 / (1 + difference.square())).prod(-1)
+
+It then works everywhere, gradients included, through the engine's torch tiles. The stationary kernels of this
+package are also compiled. ``forward`` is the reference formula: large products go through
+``cagp.engine.kernel_product`` instead. ``cagp.kernel_registry`` lists the kernels of this package.
+"""
+
+from typing import Any
+
+from cagp.kernel_registry import KERNELS, NAMES, KernelEntry
+from cagp.kernels.base import InputUnits, Kernel, Product, Reach, Scale, Sum
+from cagp.kernels.columns import ActiveDims, GreatCircle
+from cagp.kernels.far_reaching import Constant, Cosine, Linear, Periodic
+from cagp.kernels.stationary import RBF, Matern12, Matern32, Matern52, RationalQuadratic, Stationary
+
+
+def named_kernel(name: str, num_dims: int) -> Kernel:
+    """The kernel that a user's name stands for, for ``num_dims`` columns: scaled, and beside others it needs."""
+    classes: list[Any] = [kernel_class(part) for part in (name, *KERNELS[name].beside)]
+    parts = [made(num_dims) if made is Linear else Scale(made(num_dims)) for made in classes]
+    return Sum(*parts) if len(parts) > 1 else parts[0]
+
+
+def kernel_class(name: str) -> type[Kernel]:
+    """The class of a kernel of this package by its name in ``cagp.kernel_registry``, for example "matern32"."""
+    if name not in KERNELS:
+        raise ValueError(f"kernel is {name!r}, expected one of {', '.join(NAMES)}.")
+    return globals()[KERNELS[name].class_name]
+
+
+def entry_of(kernel: Kernel) -> KernelEntry | None:
+    """The registry's entry for a kernel of this package; None for a class of your own."""
+    return next((entry for entry in KERNELS.values() if type(kernel) is globals()[entry.class_name]), None)
+
+
+__all__ = [
+    "RBF",
+    "ActiveDims",
+    "Constant",
+    "Cosine",
+    "GreatCircle",
+    "InputUnits",
+    "Kernel",
+    "Linear",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "Periodic",
+    "Product",
+    "RationalQuadratic",
+    "Reach",
+    "Scale",
+    "Stationary",
+    "Sum",
+    "entry_of",
+    "kernel_class",
+    "named_kernel",
+]
