@@ -8,10 +8,10 @@ from cagp.recipes.base import Recipe
 from cagp.recipes.options import LOCAL_SCALE, N_ACTIONS, N_NEIGHBORS
 
 if TYPE_CHECKING:
-    from cagp.recipes import steps
+    from cagp.recipes import far_apart, steps
     from cagp.recipes import task as tasks
 else:
-    steps = lazy_module("cagp.recipes.steps")
+    far_apart, steps = map(lazy_module, ("cagp.recipes.far_apart", "cagp.recipes.steps"))
 
 
 @final
@@ -30,6 +30,11 @@ class Hybrid(Recipe):
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Hyperparameters as for "local"; the shared actions have equal weights."""
         priors = task.priors(task.low_noise_floor)
-        result = steps.train_local(task, self.n_neighbors, priors)
         num_shared = steps.number_of_actions(self.n_actions, task)
+        if not task.kernel.decays(task.X.shape[1]):
+            result, notes = far_apart.learn_far_apart(task, priors, self.n_neighbors)
+            options = (self.n_neighbors, self.local_scale, num_shared)
+            fitted = far_apart.condition_near_and_far(task, priors, *options, result)
+            return fitted._replace(notes=[*notes, *fitted.notes])
+        result = steps.train_local(task, self.n_neighbors, priors)
         return steps.condition_local(task, priors, self.n_neighbors, self.local_scale, num_shared, result)

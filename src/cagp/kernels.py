@@ -20,11 +20,11 @@ package are also compiled. ``forward`` is the reference formula: large products 
 
 from typing import Any
 
+from cagp.covariances.base import InputUnits, Kernel, Product, Reach, Scale, Sum
+from cagp.covariances.columns import ActiveDims, GreatCircle, with_columns
+from cagp.covariances.far_reaching import Constant, Cosine, Linear, Periodic
+from cagp.covariances.stationary import RBF, Matern12, Matern32, Matern52, RationalQuadratic, Stationary
 from cagp.kernel_registry import KERNELS, NAMES, KernelEntry
-from cagp.kernels.base import InputUnits, Kernel, Product, Reach, Scale, Sum
-from cagp.kernels.columns import ActiveDims, GreatCircle
-from cagp.kernels.far_reaching import Constant, Cosine, Linear, Periodic
-from cagp.kernels.stationary import RBF, Matern12, Matern32, Matern52, RationalQuadratic, Stationary
 
 
 def named_kernel(name: str, num_dims: int) -> Kernel:
@@ -68,4 +68,5 @@ __all__ = [
     "entry_of",
     "kernel_class",
     "named_kernel",
+    "with_columns",
 ]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp.kernels.base import InputUnits, Kernel, Reach, for_each
+from cagp.covariances.base import InputUnits, Kernel, Reach, for_each
 from cagp.parameters import Positive
 
 

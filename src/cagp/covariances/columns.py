@@ -2,14 +2,14 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp.kernels.base import InputUnits, Kernel, Reach
+from cagp.covariances.base import InputUnits, Kernel, Reach
 from cagp.parameters import Positive
 
 
@@ -89,6 +89,14 @@ def _positions(columns: Sequence[int | str], units: InputUnits) -> tuple[int, ..
             raise ValueError(f"the kernel is for column {column!r}, but {known}.")
         found += here
     return tuple(found)
+
+
+def with_columns(kernel: Kernel, columns: Sequence[int]) -> Iterator[tuple[Kernel, list[int]]]:
+    """A kernel and those inside it, each with the columns it sees: ``columns`` are those that ``kernel`` sees."""
+    yield kernel, list(columns)
+    inside = [columns[j] for j in kernel.positions] if isinstance(kernel, ActiveDims) else columns
+    for part in kernel.kernels_inside():
+        yield from with_columns(part, inside)
 
 
 class GreatCircle(Kernel):

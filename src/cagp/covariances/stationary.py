@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp.kernels.base import Kernel, Reach, for_each
+from cagp.covariances.base import Kernel, Reach, for_each
 from cagp.parameters import Positive
 
 
