@@ -294,7 +294,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     @property
     def kernel_parts_(self) -> list[dict[str, Any]]:
-        """Every part of the kernel, what it sees and what it learned; see ``cagp.kernel_summary.kernel_parts``."""
+        """Every part of the kernel, what it sees and what it learned; as plain values (docs/own-kernels.md)."""
         check_is_fitted(self, "posteriors_")
         state = prior_state(self.posteriors_[0].prior)["kernel"]
         return kernel_parts(_arrays(state), self.feature_names_out_.tolist(), self.scaler_.input_std.numpy())

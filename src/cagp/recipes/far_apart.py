@@ -6,6 +6,7 @@ does: half of it is drawn from the whole table, and half are groups of rows near
 
 import copy
 import math
+from itertools import combinations
 
 import torch
 from jaxtyping import Int
@@ -34,8 +35,11 @@ MOST_STEPS = 100
 GROUP = 8
 """Rows near each other that the sample takes together."""
 
-START_ROWS, START_STEPS, MOST_STARTS, PEAKS = 400, 10, 8, 3
+START_ROWS, START_STEPS, MOST_STARTS, PEAKS = 300, 10, 8, 3
 """Rows and steps with which starting values are compared, their number, and the periods tried for a part."""
+
+LEAST_SHARE = 0.25
+"""Two waves belong to one season if the difference of their frequencies is at least this share of the larger one."""
 
 SAME_PERIOD = 0.02
 """Periods that differ by less than this share are one start."""
@@ -178,7 +182,8 @@ def choose_start(task: Task, priors: list[GP]) -> list[str]:
         for part, period in start:
             part.period = period
         result = few.run(method, f"start-{j}", most_steps=START_STEPS, **EXACT_SETTINGS, max_time=limit)
-        if result.best_value < best_value:
+        # By a margin: what has a period also has twice that period.
+        if best is None or result.best_value < best_value - steps.MARGIN:
             best, best_value = copy.deepcopy(method.state_dict()), result.best_value
         if result.interrupted:
             break
@@ -206,15 +211,25 @@ def period_starts(kernel: Kernel, X: Tensor, y: Tensor) -> list[Start]:
         found = [(peak, j) for j, column in enumerate(columns) for peak in peaks(X[:, column], y, PEAKS)]
         found = sorted(found, key=lambda item: -item[0].share)[:PEAKS]
         tried: list[tuple[int, float]] = [(j, float(value)) for j, value in enumerate(now)]
-        # Twice the strongest one as well: a wave may be half of what repeats.
         periods = [(j, peak.period) for peak, j in found]
-        periods += [(j, 2 * period) for j, period in periods[:1]]
+        periods += [
+            (j, period)
+            for (j, first), (k, other) in combinations(periods, 2)
+            if j == k
+            for period in _both(first, other)
+        ]
         for j, period in periods:
             value = period * float(part.unit[j])
             if all(j != other or abs(value / known - 1) > SAME_PERIOD for other, known in tried):
                 tried.append((j, value))
                 starts.append([(part, now.index_fill(0, torch.tensor([j]), value))])
     return starts[:MOST_STARTS]
+
+
+def _both(first: float, other: float) -> list[float]:
+    """The period of a season that has waves of these two: the difference of two of its frequencies is one as well."""
+    difference = abs(1 / first - 1 / other)
+    return [1 / difference] if difference > LEAST_SHARE / min(first, other) else []
 
 
 # ---- parts that decay, and actions that do not mind ----
