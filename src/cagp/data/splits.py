@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from cagp.column_kinds import LEVELS, Column
-from cagp.data.column_values import encoded_column, first_text, kind_of
+from cagp.data.column_values import column_codes, first_text, kind_of
 from cagp.data.table_checks import as_array
 
 
@@ -142,7 +142,7 @@ def _times(values: Any) -> np.ndarray:
             "2024-03-31, or convert them with pandas.to_datetime."
         )
     _check_present(series, name)
-    return encoded_column(Column(str(series.name), kind), series, 0)[:, 0]
+    return column_codes(Column(str(series.name), kind), series, 0)
 
 
 def _check_present(series: pd.Series, name: str) -> None:

@@ -23,11 +23,13 @@ from cagp.diagnostics import reference_for, variance_components
 from cagp.estimators.saved import save_model
 from cagp.estimators.tasks import check_parameters, new_task, seed_of
 from cagp.estimators.units import EncodedTable, Points, Quantity, Units, as_array, known_variances
+from cagp.kernel_summary import kernel_parts
 from cagp.kernels import Kernel
 from cagp.lazy import lazy_module
 from cagp.memory import peak_memory
 from cagp.methods.common import lengthscale_of
 from cagp.metrics import Calibration
+from cagp.persistence import prior_state
 from cagp.posteriors import LocalPosterior, Posterior
 from cagp.prior import GaussianNoise
 from cagp.quantities import size
@@ -60,6 +62,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         posteriors_: a posterior for each target, in standard units.
         units_: encoder and scaler; what maps tables to standard units and answers back.
         lengthscales_, noise_std_: learned hyperparameters.
+        kernel_parts_: every part of the kernel: its inputs, outputscale, lengthscales, periods and other parameters.
         feature_names_out_: the names of the encoded inputs.
         target_names_, n_outputs_: of the targets.
         n_rows_: the number of training rows.
@@ -300,10 +303,21 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     @property
     def lengthscales_(self) -> np.ndarray:
-        """The lengthscale of each encoded input, in its standard deviations; NaN where the kernel has none."""
+        """The lengthscale of each encoded input, in its standard deviations; NaN where the kernel has none.
+
+        Of a sum or product it is that of the first part that has one; ``kernel_parts_`` has all.
+        """
         check_is_fitted(self, "posteriors_")
         found = lengthscale_of(self.posteriors_[0].prior.kernel)
-        return np.full(len(self.feature_names_out_), np.nan) if found is None else found.cpu().numpy()
+        values = np.full(len(self.feature_names_out_), np.nan) if found is None else found.cpu().numpy()
+        return np.where(np.isfinite(values), values, np.nan)
+
+    @property
+    def kernel_parts_(self) -> list[dict[str, Any]]:
+        """Every part of the kernel, what it sees and what it learned; as plain values (docs/own-kernels.md)."""
+        check_is_fitted(self, "posteriors_")
+        state = prior_state(self.posteriors_[0].prior)["kernel"]
+        return kernel_parts(_arrays(state), self.feature_names_out_.tolist(), self.scaler_.input_std.numpy())
 
     @property
     def noise_std_(self) -> np.ndarray:
@@ -450,6 +464,15 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         if known is not None:
             parts["noise"] += known
         return parts, kind
+
+
+def _arrays(state: Any) -> Any:
+    """A state with arrays instead of tensors."""
+    if isinstance(state, torch.Tensor):
+        return as_array(state)
+    if isinstance(state, dict):
+        return {name: _arrays(value) for name, value in state.items()}
+    return [_arrays(value) for value in state] if isinstance(state, list) else state
 
 
 def _refuse(unknown: dict[str, Any]) -> None:

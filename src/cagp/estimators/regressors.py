@@ -34,8 +34,10 @@ class CaGPRegressor(GPRegressor):
             test point, narrow where they vary little and wide where they vary much. None: one scale everywhere; the
             variance is then never below the exact one. A number: how many neighbours the learned scale counts for.
         n_inducing: of "sgpr" and "svgp"; fewer where there are fewer rows.
-        kernel: "matern12", "matern32", "matern52", "rbf", "rational_quadratic", or a kernel of ``cagp.kernels`` for
-            standardised inputs, which then starts at its own hyperparameters.
+        kernel: "matern12", "matern32", "matern52", "rbf", "rational_quadratic", "periodic" (a season beside a smooth
+            function and a line), or a kernel of ``cagp.kernels`` for standardised inputs, which then starts at its own
+            hyperparameters. Periods and degrees are in the units of ``X``. A kernel that does not decay with distance
+            is learned from rows far apart as well.
         max_epochs: passes over the rows at most; None for 300 steps, of all rows or of minibatches.
         max_time: limit for training, in seconds or as text ("10min").
         max_memory: what fitting may take, in bytes or as text ("4GB"); None for half of what is free. "exact" raises

@@ -13,7 +13,7 @@ from torch import Tensor
 from cagp import kernel_registry
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.units import TrainingRows, Units
-from cagp.kernels import Kernel, Scale, kernel_class
+from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
 from cagp.memory import default_memory_limit
 from cagp.posteriors import InducingPosterior
 from cagp.quantities import bytes_of, seconds_of
@@ -80,6 +80,7 @@ def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingR
     # Divided twice: the square of a tiny unit would be zero.
     noise = None if rows.noise is None else torch.from_numpy(rows.noise) / scaler.target_std / scaler.target_std
     kernel, kernels, from_data, starts, points = _starting_values(model, units, rows)
+    kernel.tell(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
     task = Task(
         X=tensor(units.scaled(rows.inputs)),
         y=tensor(scaler.targets(torch.from_numpy(rows.targets))),
@@ -111,7 +112,7 @@ def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingR
 def _key(task: Task, recipe: Recipe) -> str:
     """The name of the folder for this fit's checkpoints; it depends on data, options and starting values."""
     tensors = [t for t in (*task.data, task.points, *task.kernel.state_dict().values()) if t is not None]
-    kernel = [type(part).__name__ for part in task.kernel.modules()]
+    kernel = [_described(part) for part in task.kernel.modules()]
     plain = [recipe.name, vars(recipe), kernel, task.noise, task.from_data, task.seed, task.max_epochs]
     plain += [task.mean, task.kernels]
     return fingerprint(plain, *(t.detach().cpu().numpy() for t in tensors))[:12]
@@ -122,6 +123,12 @@ def _mean(model: "GPRegressor", from_data: bool) -> str:
     if model.mean == "auto" and not from_data and getattr(model, "trees_", None) is not None:
         return "trees"
     return model.mean
+
+
+def _described(part: Any) -> Any:
+    """The class of a part of a kernel, with its plain arguments if it has any."""
+    arguments = part.plain_arguments() if isinstance(part, Kernel) else {}
+    return [type(part).__name__, arguments] if arguments else type(part).__name__
 
 
 class _Start(NamedTuple):
@@ -142,7 +149,7 @@ def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows) -> 
     """
     if isinstance(model.kernel, str):
         names = kernel_registry.CHOICES if model.kernel == kernel_registry.AUTO else (model.kernel,)
-        start = _Start(Scale(kernel_class(names[0])(len(units.encoder.names_out))), names, True)
+        start = _Start(named_kernel(names[0], len(units.encoder.names_out)), names, True)
     else:
         start = _Start(copy.deepcopy(model.kernel), (), False)
     last = getattr(model, "posteriors_", None)
