@@ -13,6 +13,9 @@ from cagp.recipes import OPTIONS, RECIPES, users_of
 PIECE_ROWS = 65_536
 """Rows of a table that are held in memory at a time."""
 
+TARGET_TRANSFORMS = ("auto", "identity", "log")
+"""Values of ``CaGPRegressor(target=...)``."""
+
 
 class HelpFormatter(argparse.HelpFormatter):
     """Fills paragraphs to the width of the terminal, and keeps lines that are indented: examples."""
@@ -165,6 +168,14 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
             help=f"{option.help} (default: {shown}); for {', '.join(users_of(option.name))}",
         )
     add_kernel(command)
+    command.add_argument(
+        "--target-transform",
+        choices=TARGET_TRANSFORMS,
+        default="auto",
+        metavar="NAME",
+        help="fit the target as it is (identity) or its logarithm (log); auto: the logarithm of a positive, skewed "
+        "target where that predicts held-out training rows better (default: %(default)s)",
+    )
     command.add_argument(
         "--max-time",
         type=duration,

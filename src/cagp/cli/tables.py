@@ -38,7 +38,7 @@ class SplitTable(NamedTuple):
     train: Part
     test: Part
     num_rows: int  # of the table
-    num_missing: int  # rows without a target, which are in neither part
+    num_missing: int  # rows without any target, which are in neither part
     num_moved: int  # rows drawn for testing that are trained on: no other row has their levels
 
 
@@ -50,14 +50,14 @@ def split_table(
     seed: int,
     noise: str | None = None,
 ) -> SplitTable:
-    """Read a table, leave out rows whose target is missing, encode the others and split them by seed.
+    """Read a table, leave out rows without any target, encode the others and split them by seed.
 
     Rows keep their order.
     """
     frame, inputs, values = read_columns(path, targets, drop, noise)
     known = None if noise is None else noise_column(frame, noise, path)
     encoder, matrix = Encoder.fit_transform(inputs)  # errors name the rows of the table
-    missing = encode_target(values, "the target").missing
+    missing = encode_target(values, "the target").empty
     kept = np.flatnonzero(~missing)
     if len(kept) < 2:
         raise ValueError(f"{path} has {len(kept)} rows with a target, expected at least 2.")

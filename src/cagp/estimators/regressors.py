@@ -48,6 +48,9 @@ class CaGPRegressor(GPRegressor):
         warm_start: start a further fit at the hyperparameters (and inducing points) of the last one.
         checkpoint_dir: folder for checkpoints. After a crash, the same call with the same data resumes there. Each
             fit has a subfolder, so that fits of other data or options can share the folder.
+        target: "log" fits the logarithm of y, which must be positive: predictions are lognormal, in the units of y.
+            "identity" fits y as it is. "auto" takes the logarithm of a positive, skewed target if that predicts
+            held-out training rows clearly better; ``fit_report_`` says what it found.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class CaGPRegressor(GPRegressor):
         warm_start: bool = False,
         checkpoint_dir: str | Path | None = None,
         n_inducing: int = 512,
+        target: str = "auto",
     ):
         self.method = method
         self.n_actions = n_actions
@@ -74,7 +78,17 @@ class CaGPRegressor(GPRegressor):
         self.local_scale = local_scale
         self.n_inducing = n_inducing
         super().__init__(
-            kernel, max_epochs, max_time, max_memory, device, dtype, random_state, verbose, warm_start, checkpoint_dir
+            kernel,
+            max_epochs,
+            max_time,
+            max_memory,
+            device,
+            dtype,
+            random_state,
+            verbose,
+            warm_start,
+            checkpoint_dir,
+            target=target,
         )
 
     def _recipe(self) -> Recipe:
@@ -120,10 +134,21 @@ class InducingRegressor(GPRegressor):
         verbose: bool = False,
         warm_start: bool = False,
         checkpoint_dir: str | Path | None = None,
+        target: str = "auto",
     ):
         self.n_inducing = n_inducing
         super().__init__(
-            kernel, max_epochs, max_time, max_memory, device, dtype, random_state, verbose, warm_start, checkpoint_dir
+            kernel,
+            max_epochs,
+            max_time,
+            max_memory,
+            device,
+            dtype,
+            random_state,
+            verbose,
+            warm_start,
+            checkpoint_dir,
+            target=target,
         )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cagp import kernel_registry
 from cagp.engine import DEFAULT_MAX_BYTES
+from cagp.estimators.target_choice import CHOICES
 from cagp.estimators.units import TrainingRows, Units
 from cagp.kernels import Kernel, Scale, kernel_class
 from cagp.memory import default_memory_limit
@@ -38,6 +39,8 @@ def check_parameters(model: "GPRegressor") -> None:
         raise ValueError(f"kernel is a {type(model.kernel).__name__}, expected a name or a kernel of cagp.kernels.")
     if model.dtype != "auto" and model.dtype not in DTYPES:
         raise ValueError(f'dtype is {model.dtype!r}, expected "auto", "float32" or "float64".')
+    if model.target not in CHOICES:
+        raise ValueError(f'target is {model.target!r}, expected "auto", "identity" or "log".')
     if model.max_epochs is not None and not is_positive_integer(model.max_epochs):
         raise ValueError(f"max_epochs is {model.max_epochs!r}, expected a positive integer (or None).")
     seconds_of(model.max_time)
@@ -59,9 +62,23 @@ def _check_device(device: str | torch.device) -> None:
         ) from error
 
 
-def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows) -> Task:
-    """The rows in standard units, with the limits of the regressor and its starting values."""
-    dtype = DTYPES[recipe.default_dtype(len(rows.inputs)) if model.dtype == "auto" else model.dtype]
+def new_task(
+    model: "GPRegressor",
+    recipe: Recipe,
+    units: Units,
+    rows: TrainingRows,
+    *,
+    target: int | None = None,
+    of_rows: int | None = None,
+) -> Task:
+    """The rows in standard units, with the limits of the regressor and its starting values.
+
+    Args:
+        target: the number of the target that ``units`` and ``rows`` are of; None for all.
+        of_rows: the number of rows of all targets together, which share a dtype; None for that of ``rows``.
+    """
+    num_rows = len(rows.inputs) if of_rows is None else of_rows
+    dtype = DTYPES[recipe.default_dtype(num_rows) if model.dtype == "auto" else model.dtype]
     memory = default_memory_limit() if model.max_memory is None else bytes_of(model.max_memory)
     scaler = units.scaler
 
@@ -70,7 +87,7 @@ def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingR
 
     # Divided twice: the square of a tiny unit would be zero.
     noise = None if rows.noise is None else torch.from_numpy(rows.noise) / scaler.target_std / scaler.target_std
-    kernel, from_data, starts, points = _starting_values(model, rows)
+    kernel, from_data, starts, points = _starting_values(model, rows, target)
     task = Task(
         X=tensor(scaler.inputs(torch.from_numpy(rows.inputs))),
         y=tensor(scaler.targets(torch.from_numpy(rows.targets))),
@@ -103,7 +120,7 @@ def _key(task: Task, recipe: Recipe) -> str:
 
 
 def _starting_values(
-    model: "GPRegressor", rows: TrainingRows
+    model: "GPRegressor", rows: TrainingRows, target: int | None
 ) -> tuple[Kernel, bool, list[float] | None, Tensor | None]:
     """The kernel, whether the data give its starting values, the noise of each target, and inducing points.
 
@@ -114,8 +131,8 @@ def _starting_values(
         kernel, from_data = Scale(kernel_class(model.kernel)(rows.inputs.shape[1])), True
     else:
         kernel, from_data = copy.deepcopy(model.kernel), False
-    last = getattr(model, "posteriors_", None)
-    if not model.warm_start or last is None or len(last) != rows.targets.shape[1]:
+    last, own = getattr(model, "posteriors_", None), slice(None) if target is None else slice(target, target + 1)
+    if not model.warm_start or last is None or len(last := last[own]) != rows.targets.shape[1]:
         return kernel, from_data, None, None
     if _structure(kernel) != _structure(last[0].prior.kernel):
         return kernel, from_data, None, None
@@ -123,7 +140,7 @@ def _starting_values(
     scaler, points = model.units_.scaler, None
     if isinstance(last[0], InducingPosterior):
         points = last[0].X.double().cpu() * scaler.input_std + scaler.input_mean
-    return kernel, False, ((model.noise_std_ / scaler.target_std.numpy()) ** 2).tolist(), points
+    return kernel, False, ((model.noise_std_ / scaler.target_std.numpy()) ** 2)[own].tolist(), points
 
 
 def _structure(kernel: Kernel) -> list[Any]:
