@@ -217,7 +217,7 @@ def test_every_target_is_decided_for_itself_and_missing_values_do_not_disturb():
 
 def test_a_short_max_time_leaves_no_time_for_trials():
     X, y = table(200)
-    model = CaGPRegressor(max_epochs=2, max_time=5).fit(X, y)
+    model = CaGPRegressor(max_epochs=2, max_time=5.0).fit(X, y)
     assert model.target_transforms_ == ("identity",)
     assert "max_time leaves no time to try its logarithm" in model.fit_report_
 
@@ -243,14 +243,13 @@ def test_what_cannot_be_a_log_target_is_an_error():
 # ---- files, reports, the command line ----
 
 
-def test_files_keep_the_scale_and_old_files_have_none(tmp_path, pair):
-    normal, log = pair
-    X, y = table(40, seed=8)
+def test_files_keep_the_scale(tmp_path, pair):
+    _, log = pair
+    X, _ = table(40, seed=8)
     log.save(tmp_path / "log.cagp")
     again = cagp.load(tmp_path / "log.cagp")
     assert again.target_transforms_ == ("log",)
     np.testing.assert_array_equal(again.predict(X), log.predict(X))
-    assert main(["info", str(tmp_path / "log.cagp")]) == 0
 
 
 def test_float32_targets_that_overflow_are_infinite():

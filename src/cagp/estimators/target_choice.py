@@ -128,7 +128,7 @@ def is_skewed(y: np.ndarray) -> bool:
     if spread == 0:
         return False
     skewness = float(((centred / spread) ** 3).mean())
-    return skewness > SKEWNESS and y.max() > RANGE * float(np.median(y))
+    return skewness > SKEWNESS and float(y.max()) > RANGE * float(np.median(y))
 
 
 def _held_out_nll(X: Tensor, y: np.ndarray, transform: Transform, scaled: bool, seed: int, max_time: float) -> Tensor:
