@@ -28,6 +28,7 @@ class KnownModel:
         mean, std = torch.arange(len(targets)).double(), torch.full((len(targets),), 2.0).double()
         self.scaler_ = SimpleNamespace(target_mean=mean, target_std=std)
         self.posteriors_ = []  # no training rows
+        self.target_transforms_ = ("identity",) * len(targets)
         self.method_, self.fit_report_ = "local", "Took all 30 steps."
         self.choice_, self.guarantee_ = "Chose local: it was asked for.", "The variance is < that of nobody."
         self.kind = "estimate"

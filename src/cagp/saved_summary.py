@@ -42,7 +42,9 @@ def _file(path: Path) -> dict[str, Any]:
 
 def _summary(state: State) -> dict[str, Any]:
     posterior, scaler = state["posteriors"][0], state["scaler"]
+    own_rows = state.get("target_rows", [state["num_rows"]] * len(state["posteriors"]))
     kernel, num_held = posterior["prior"]["kernel"], len(posterior["X"])
+    held = [len(part["X"]) for part in state["posteriors"]]
     columns = [Column(c["name"], c["kind"], tuple(c["levels"])) for c in state["encoder"]["columns"]]
     names = [name for column in columns for name in column.names_out]
     parts = kernel_parts(kernel, names, scaler["input_std"])
@@ -55,7 +57,8 @@ def _summary(state: State) -> dict[str, Any]:
         "tried": state.get("tried", []),
         "guarantee": _guarantee(state["posteriors"]),
         "train_rows": state["num_rows"],
-        "rows_held": 0 if inducing else num_held,
+        "methods": state.get("methods", [state["method"]]),
+        "rows_held": 0 if inducing else state["num_rows"] if held == own_rows else max(held),
         "inducing_points": num_held if inducing else 0,
         "holds_training_data": not inducing,
         "stored_dtype": state["stored_dtype"] or posterior["dtype"],
@@ -84,10 +87,22 @@ def _guarantee(posteriors: list[State]) -> str:
 
 
 def _targets(state: State) -> list[dict[str, Any]]:
-    """The name of each target, and its mean, standard deviation and standard deviation of the noise in its own unit."""
+    """Each target: name, number of rows, the scale of its fit, and its mean, standard deviation and noise there."""
     means, stds = state["scaler"]["target_mean"], state["scaler"]["target_std"]
     variances = [values_of(posterior["prior"]["noise"]).get("noise", 0.0) for posterior in state["posteriors"]]
+    names, number_of_targets = state["target_names"], len(state["target_names"])
+    transforms = state.get("target_transforms", ["identity"] * number_of_targets)
+    rows = state.get("target_rows", [state["num_rows"]] * number_of_targets)
     return [
-        {"name": name, "mean": float(mean), "std": float(std), "noise_std": float(np.sqrt(variance) * std)}
-        for name, mean, std, variance in zip(state["target_names"], means, stds, variances, strict=True)
+        {
+            "name": name,
+            "transform": transform,
+            "rows": num_rows,
+            "mean": float(mean),
+            "std": float(std),
+            "noise_std": float(np.sqrt(variance) * std),
+        }
+        for name, transform, num_rows, mean, std, variance in zip(
+            names, transforms, rows, means, stds, variances, strict=True
+        )
     ]

@@ -126,12 +126,12 @@ def _measure(method: str, arguments: argparse.Namespace, table: "tables.SplitTab
             model.fit(table.train.inputs, table.train.target, table.train.noise)
         model.set_params(verbose=False)
         fit_s, start = time.perf_counter() - start, time.perf_counter()
-        if model.fit_result_.interrupted:
+        if any(result.interrupted for result in model.fit_results_):
             raise KeyboardInterrupt
         tallies = scores.Tallies(model)
         tallies.add(table.test.targets.to_numpy(float), table.test.inputs, table.test.noise)
         predict_s = time.perf_counter() - start
-        found = [tally.scores() for tally in tallies.model]
+        found = [tally.scores() for tally in tallies.model if tally.num_rows or len(tallies.model) == 1]
     except Exception as error:
         return {"method": method, "error": on_one_line(f"{type(error).__name__}: {error}")}
     return {

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_bars.TableProgress("evaluate", enabled=not arguments.quiet) as progress:
         for piece in _pieces(model, arguments):
             y = tables.targets_of(model, piece.frame, arguments.table)
-            known = np.asarray(~np.isnan(y).any(axis=1))
+            known = np.asarray(~np.isnan(y).all(axis=1))
             tested = piece.where(known)
             tallies.add(y[known], tested.inputs, tested.noise)
             num_rows, num_missing = num_rows + len(y), num_missing + int((~known).sum())

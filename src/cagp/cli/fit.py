@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     model = _fitted(arguments, table.train, folder)
     seconds = time.perf_counter() - start
     voice.say(f"\nFitted in {seconds:.1f} s.\n{model.fit_report_}")
-    interrupted = model.fit_result_.interrupted
+    interrupted = any(result.interrupted for result in model.fit_results_)
     model.save(arguments.out, dtype="float32" if arguments.store_float32 else None)
     if not interrupted:
         shutil.rmtree(folder)
@@ -146,6 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "interrupted": interrupted,
                 "fit_report": model.fit_report_,
                 "guarantee": model.guarantee_,
+                "target_transforms": list(model.target_transforms_),
                 "metrics": None if tallies is None else tallies.record(),
                 "model": str(arguments.out),
                 "bytes": num_bytes,
@@ -222,7 +223,8 @@ def _memory(arguments: argparse.Namespace, train: "tables.Part", folder: Path) -
 def _key(arguments: argparse.Namespace, train: "tables.Part") -> str:
     """What a fit depends on, as a short text: the rows, the method, its options."""
     plain: dict[str, Any] = options.options_of(arguments)
-    plain |= {name: getattr(arguments, name) for name in ("method", "kernel", "mean", "max_epochs", "seed", "device")}
+    chosen = ("method", "kernel", "mean", "target_transform", "max_epochs", "seed", "device")
+    plain |= {name: getattr(arguments, name) for name in chosen}
     arrays = [train.inputs.matrix, train.targets.to_numpy(float)]
     return storage.fingerprint(plain, *arrays, *([] if train.noise is None else [train.noise]))
 

@@ -52,16 +52,18 @@ def _words(record: dict[str, Any]) -> str:
         f"{record['file']}: {size(record['bytes'])}, written {record['written']}, checksum verified",
         f"Saved by cagp {record['library_version']} from {article} {record['class']}.",
         "",
-        f"Method: {method_words(record['method'])}.",
+        *_methods(record),
         f"Prior mean: {MEANS[record['mean']]}.",
         _holding(record),
         "",
         f"{'Target' if len(record['targets']) == 1 else 'Targets'}:",
     ]
     for target in record["targets"]:
+        scale = "on a log scale, " if target["transform"] == "log" else ""
+        rows = f" ({count(target['rows'], 'row')})" if target["rows"] != record["train_rows"] else ""
         lines.append(
-            f"  {target['name']}: mean {number(target['mean'])}, standard deviation {number(target['std'])}; "
-            f"standard deviation of its noise {number(target['noise_std'])}"
+            f"  {target['name']}{rows}: {scale}mean {number(target['mean'])}, standard deviation "
+            f"{number(target['std'])}; standard deviation of its noise {number(target['noise_std'])}"
         )
     lines += ["", f"{count(len(record['inputs']), 'input')}:"]
     lines += [f"  {column['name']}: {_encoding(column)}" for column in record["inputs"]]
@@ -73,6 +75,14 @@ def _words(record: dict[str, Any]) -> str:
     if record["guarantee"] not in record["fit_report"]:  # older versions did not write it
         lines.append(record["guarantee"])
     return "\n".join(lines)
+
+
+def _methods(record: dict[str, Any]) -> list[str]:
+    """What was fitted; to each target where methods differ."""
+    if len(set(record["methods"])) == 1:
+        return [f"Method: {method_words(record['method'])}."]
+    pairs = zip(record["targets"], record["methods"], strict=True)
+    return [f"Method for {target['name']}: {method_words(method)}." for target, method in pairs]
 
 
 def _holding(record: dict[str, Any]) -> str:

@@ -19,6 +19,9 @@ SPLIT_WORDS = (
     "groups; COLUMN is not an input)"
 )
 
+TARGET_TRANSFORMS = ("auto", "identity", "log")
+"""Values of ``CaGPRegressor(target=...)``."""
+
 
 class HelpFormatter(argparse.HelpFormatter):
     """Fills paragraphs to the width of the terminal, and keeps lines that are indented: examples."""
@@ -198,6 +201,14 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
         metavar="MEAN",
         help="the prior mean: zero, or trees (boosted trees, fitted out of fold; the Gaussian process learns what they "
         'leave); auto is zero, or what the method "auto" finds best (default: %(default)s)',
+    )
+    command.add_argument(
+        "--target-transform",
+        choices=TARGET_TRANSFORMS,
+        default="auto",
+        metavar="NAME",
+        help="fit the target as it is (identity) or its logarithm (log); auto: the logarithm of a positive, skewed "
+        "target where that predicts held-out training rows better (default: %(default)s)",
     )
     command.add_argument(
         "--max-time",

@@ -42,7 +42,7 @@ class SplitTable(NamedTuple):
     train: Part
     test: Part
     num_rows: int  # of the table
-    num_missing: int  # rows without a target, which are in neither part
+    num_missing: int  # rows without any target, which are in neither part
     num_moved: int  # rows drawn for testing that are trained on: no other row has their levels
     num_unknown: int  # rows to test on that are in neither part: no training row has their levels
 
@@ -65,7 +65,7 @@ def split_table(
     noise: str | None = None,
     rule: SplitRule = RANDOM,
 ) -> SplitTable:
-    """Read a table, leave out rows whose target is missing, encode the others and split them.
+    """Read a table, leave out rows without any target, encode the others and split them.
 
     Rows keep their order. The column of groups is not an input.
     """
@@ -73,7 +73,7 @@ def split_table(
     frame, inputs, values = read_columns(path, targets, not_inputs, noise, rule)
     known = None if noise is None else noise_column(frame, noise, path)
     encoder, matrix = Encoder.fit_codes(inputs)  # errors name the rows of the table
-    missing = encode_target(values, "the target").missing
+    missing = encode_target(values, "the target").empty
     kept = np.flatnonzero(~missing)
     if len(kept) < 2:
         raise ValueError(f"{path} has {len(kept)} rows with a target, expected at least 2.")

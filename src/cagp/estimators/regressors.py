@@ -50,6 +50,9 @@ class CaGPRegressor(GPRegressor):
         warm_start: start a further fit at the hyperparameters (and inducing points) of the last one.
         checkpoint_dir: folder for checkpoints. After a crash, the same call with the same data resumes there. Each
             fit has a subfolder, so that fits of other data or options can share the folder.
+        target: "log" fits the logarithm of y, which must be positive: predictions are lognormal, in the units of y.
+            "identity" fits y as it is. "auto" takes the logarithm of a positive, skewed target if that predicts
+            held-out training rows clearly better; ``fit_report_`` says what it found.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class CaGPRegressor(GPRegressor):
         mean: str = "auto",
         effort: str = "default",
         objective: str = "auto",
+        target: str = "auto",
     ):
         self.method = method
         self.n_actions = n_actions
@@ -81,7 +85,8 @@ class CaGPRegressor(GPRegressor):
         self.effort = effort
         self.objective = objective
         limits = (max_epochs, max_time, max_memory)
-        super().__init__(kernel, *limits, device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean)
+        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target)
+        super().__init__(kernel, *limits, *general)
 
     def _recipe(self) -> Recipe:
         return recipe_for(self.method, {name: getattr(self, name) for name in OPTIONS})
@@ -126,10 +131,12 @@ class InducingRegressor(GPRegressor):
         warm_start: bool = False,
         checkpoint_dir: str | Path | None = None,
         mean: str = "auto",
+        target: str = "auto",
     ):
         self.n_inducing = n_inducing
         limits = (max_epochs, max_time, max_memory)
-        super().__init__(kernel, *limits, device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean)
+        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target)
+        super().__init__(kernel, *limits, *general)
 
 
 @final

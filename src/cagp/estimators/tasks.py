@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cagp import kernel_registry
 from cagp.engine import DEFAULT_MAX_BYTES
+from cagp.estimators.target_choice import CHOICES
 from cagp.estimators.units import TrainingRows, Units
 from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
 from cagp.memory import default_memory_limit
@@ -43,6 +44,8 @@ def check_parameters(model: "GPRegressor") -> None:
         raise ValueError(f'mean is {model.mean!r}, expected "auto", "zero" or "trees".')
     if model.dtype != "auto" and model.dtype not in DTYPES:
         raise ValueError(f'dtype is {model.dtype!r}, expected "auto", "float32" or "float64".')
+    if model.target not in CHOICES:
+        raise ValueError(f'target is {model.target!r}, expected "auto", "identity" or "log".')
     if model.max_epochs is not None and not is_positive_integer(model.max_epochs):
         raise ValueError(f"max_epochs is {model.max_epochs!r}, expected a positive integer (or None).")
     seconds_of(model.max_time)
@@ -64,13 +67,25 @@ def _check_device(device: str | torch.device) -> None:
         ) from error
 
 
-def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows, began: float) -> Task:
+def new_task(
+    model: "GPRegressor",
+    recipe: Recipe,
+    units: Units,
+    rows: TrainingRows,
+    *,
+    began: float,
+    target: int | None = None,
+    of_rows: int | None = None,
+) -> Task:
     """The rows in standard units, with the limits of the regressor and its starting values.
 
     Args:
         began: when the fit began, on the clock ``time.perf_counter()``: ``max_time`` counts from there.
+        target: the number of the target that ``units`` and ``rows`` are of; None for all.
+        of_rows: the number of rows of all targets together, which share a dtype; None for that of ``rows``.
     """
-    dtype = DTYPES[recipe.default_dtype(len(rows.inputs)) if model.dtype == "auto" else model.dtype]
+    num_rows = len(rows.inputs) if of_rows is None else of_rows
+    dtype = DTYPES[recipe.default_dtype(num_rows) if model.dtype == "auto" else model.dtype]
     memory = default_memory_limit() if model.max_memory is None else bytes_of(model.max_memory)
     scaler = units.scaler
 
@@ -79,7 +94,7 @@ def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingR
 
     # Divided twice: the square of a tiny unit would be zero.
     noise = None if rows.noise is None else torch.from_numpy(rows.noise) / scaler.target_std / scaler.target_std
-    kernel, kernels, from_data, starts, points = _starting_values(model, units, rows)
+    kernel, kernels, from_data, starts, points = _starting_values(model, units, rows, target)
     kernel.tell(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
     task = Task(
         X=tensor(units.scaled(rows.inputs)),
@@ -141,7 +156,7 @@ class _Start(NamedTuple):
     points: Tensor | None = None  # inducing points
 
 
-def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows) -> _Start:
+def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows, target: int | None) -> _Start:
     """A named kernel starts where the data suggest; a kernel object starts where its owner put it.
 
     With ``warm_start``, a fit with the same kernel and targets starts where the last one ended, with the kernel that
@@ -152,8 +167,8 @@ def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows) -> 
         start = _Start(named_kernel(names[0], len(units.encoder.names_out)), names, True)
     else:
         start = _Start(copy.deepcopy(model.kernel), (), False)
-    last = getattr(model, "posteriors_", None)
-    if not model.warm_start or last is None or len(last) != rows.targets.shape[1]:
+    last, own = getattr(model, "posteriors_", None), slice(None) if target is None else slice(target, target + 1)
+    if not model.warm_start or last is None or len(last := last[own]) != rows.targets.shape[1]:
         return start
     known = last[0].prior.kernel
     if _structure(start.kernel) != _structure(known):
@@ -167,7 +182,8 @@ def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows) -> 
     scaler, points = model.units_.scaler, None
     if isinstance(last[0], InducingPosterior):
         points = last[0].X.double().cpu() * scaler.input_std + scaler.input_mean
-    return _Start(kernel, (), False, ((model.noise_std_ / scaler.target_std.numpy()) ** 2).tolist(), points)
+    noise = ((model.noise_std_ / scaler.target_std.numpy()) ** 2)[own].tolist()
+    return _Start(kernel, (), False, noise, points)
 
 
 def _structure(kernel: Kernel) -> list[Any]:

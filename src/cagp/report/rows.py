@@ -44,6 +44,11 @@ def held_out_rows(model: GPRegressor, X: Any, y: Any, max_rows: int | None, samp
         raise ValueError(f"max_rows is {max_rows}, expected at least 1, or None for all rows.")
     kept = np.flatnonzero(~target.missing)
     num_missing = len(values) - len(kept)
+    if len(kept) == 0:
+        raise ValueError(
+            f"y_test contains NaN in every row, in at least one of {model.n_outputs_} targets; a report needs rows "
+            "with all of them."
+        )
     if max_rows is not None and len(kept) > max_rows:
         kept = np.sort(np.random.default_rng(SEED).choice(kept, max_rows, replace=False))
     noise = known_variances(sample_noise, values.shape)
