@@ -391,7 +391,7 @@ def test_every_metric_has_a_column():
     assert {text({}) for text in score_columns().values()} == {"failed", ""}
 
 
-@pytest.mark.parametrize("suite", ["", "engine", "step", "fit", "presets", "local"])
+@pytest.mark.parametrize("suite", ["", "engine", "step", "fit", "presets", "local", "tables", "structures"])
 def test_help_is_wrapped_once(monkeypatch, capsys, suite):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):

@@ -179,9 +179,15 @@ def for_trees(X: pd.DataFrame, X_test: pd.DataFrame) -> tuple[pd.DataFrame, pd.D
         elif pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
             train[name], test[name] = (part.astype(np.float64) for part in (column, new))
         else:
-            levels = pd.CategoricalDtype(sorted(set(column.dropna().astype(str))))
-            train[name], test[name] = (part.astype("string").astype(levels) for part in (column, new))
+            levels = sorted(set(column.dropna().astype(str)))
+            train[name], test[name] = (_levels(part, levels) for part in (column, new))
     return pd.DataFrame(train), pd.DataFrame(test)
+
+
+def _levels(values: pd.Series, levels: list[str]) -> pd.Series:
+    """Text as categories; what is not one of the levels is missing."""
+    text = values.astype("string")
+    return text.where(text.isin(levels)).astype(pd.CategoricalDtype(levels))
 
 
 def _days(values: pd.Series) -> pd.Series:

@@ -160,7 +160,7 @@ def _climate(rng: np.random.Generator, num_rows: int) -> Sample:
 def _rough(rng: np.random.Generator, num_rows: int) -> Sample:
     """Frequencies of Matérn 1/2 are those of a Cauchy distribution: a normal one divided by another's size."""
     X = rng.uniform(size=(num_rows + TEST_ROWS, 2))
-    frequencies = rng.normal(size=(2, 2000)) / np.abs(rng.normal(size=2000)) / 0.3
+    frequencies = rng.normal(size=(2, 1000)) / np.abs(rng.normal(size=1000)) / 0.3
     return _with_noise(rng, X, _fourier(rng, X, frequencies), 0.05)
 
 

@@ -70,7 +70,8 @@ def _line(table: str, method: str, group: list[dict[str, Any]], runs: dict[tuple
 
 
 def _values(record: dict[str, Any]) -> dict[str, float]:
-    return {**record, "seconds": record["fit_s"] + record["predict_s"]}
+    found = {**record, "seconds": record["fit_s"] + record["predict_s"]}
+    return {key: float(found[key]) for key in SHOWN}
 
 
 # ---- as text ----
