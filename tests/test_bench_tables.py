@@ -431,8 +431,7 @@ def test_the_summary_fits_a_terminal_and_hides_nothing():
     ]
     records.append({"table": "bike", "method": "catboost", "seed": 0, "error": "no"})
     text = summary_text(summarize(records), 80)
-    wide = [line for line in text.splitlines() if len(line) > 80]
-    assert all("is best or level" in line for line in wide)
+    assert max(map(len, text.splitlines())) <= 80
     for shown in ("failed", "0 of 1", "90.0 ± 0.0 %", "1.5", "500", "minus default", *names):
         assert shown in text
 

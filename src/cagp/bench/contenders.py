@@ -11,7 +11,7 @@ import torch
 
 from cagp import metrics
 from cagp.bench.choices import CONTENDERS
-from cagp.bench.peers import PEERS, Outcome
+from cagp.bench.peers import PEERS, Outcome, peer_outcome
 from cagp.bench.previous_default import fit_previous_default
 from cagp.data import Encoder, Standardizer
 from cagp.estimators import CaGPRegressor
@@ -42,7 +42,7 @@ def answers_of(
     options = CONTENDERS[name].options
     if options is not None:
         return _regressor(options, X, y, X_test, y_test)
-    outcome = _before(X, y, X_test) if name == "before" else PEERS[name].outcome(X, y, X_test, seed)
+    outcome = _before(X, y, X_test) if name == "before" else peer_outcome(name, X, y, X_test, seed)
     mean, std = outcome.prediction.mean.numpy(), outcome.prediction.variance.sqrt().numpy()
     density = _gaussian_log_density(y_test, mean, std)
     return Answers(mean, std, density, None, outcome.fit_s, outcome.predict_s, outcome.details)

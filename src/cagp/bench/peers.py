@@ -1,7 +1,7 @@
 """What a person with a table would reach for besides this package, each set up as its documentation advises.
 
-LightGBM and CatBoost choose their number of trees (LightGBM also the size of a tree) on validation rows, which are cut
-from the training rows, and are then fitted to all training rows. All peers use as many threads as torch.
+LightGBM and CatBoost choose the number and the size of their trees on validation rows, which are cut from the training
+rows, and are then fitted to all training rows. All peers use as many threads as torch.
 """
 
 import importlib
@@ -22,6 +22,7 @@ VALIDATION_SHARE = 0.1
 MAX_TREES, PATIENCE = 5_000, 100
 LIGHTGBM_RATE = 0.05
 LIGHTGBM_LEAVES = (15, 31, 63, 127)
+CATBOOST_DEPTHS = (4, 6, 8)
 GPBOOST_NEIGHBOURS = 20
 
 
@@ -66,14 +67,12 @@ def gpboost_outcome(
 
 
 def gpboost_on_frame(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
-    """The same for a table as it comes, encoded and standardised with its training rows, in the unit of ``y``."""
+    """The same for a table as it comes, encoded and standardised with its training rows."""
     encoder, matrix = Encoder.fit_transform(X)
     inputs, targets = torch.from_numpy(np.ascontiguousarray(matrix)), torch.from_numpy(y)
-    scaler = Standardizer.fit(inputs, targets)
     points = torch.from_numpy(np.ascontiguousarray(encoder.transform(X_test)))
-    outcome = gpboost_outcome(scaler.inputs(inputs), scaler.targets(targets), scaler.inputs(points), seed)
-    mean, variance = outcome.prediction
-    return outcome._replace(prediction=Prediction(scaler.restore_mean(mean), scaler.restore_variance(variance)))
+    scaler = Standardizer.fit(inputs, targets)
+    return gpboost_outcome(scaler.inputs(inputs), targets, scaler.inputs(points), seed)
 
 
 def lightgbm_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
@@ -107,7 +106,7 @@ def lightgbm_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed:
 
 
 def catboost_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
-    """CatBoost that learns mean and variance of each row; the number of trees from validation rows."""
+    """CatBoost that learns mean and variance of each row; depth and number of trees from validation rows."""
     catboost = _installed("catboost")
     start = time.perf_counter()
     X, X_test = for_trees(X, X_test)
@@ -118,14 +117,20 @@ def catboost_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed:
     fixed = {"loss_function": "RMSEWithUncertainty", "random_seed": seed, "thread_count": torch.get_num_threads()}
     fixed |= {"allow_writing_files": False, "verbose": False, "cat_features": text}
     judges = catboost.Pool(X.iloc[validation], y[validation], cat_features=text)
-    tried = catboost.CatBoostRegressor(iterations=MAX_TREES, early_stopping_rounds=PATIENCE, **fixed)
-    tried.fit(X.iloc[train], y[train], eval_set=judges, use_best_model=True)
-    model = catboost.CatBoostRegressor(iterations=tried.tree_count_, learning_rate=tried.learning_rate_, **fixed)
-    model.fit(X, y)
+    found = {}
+    for depth in CATBOOST_DEPTHS:
+        tried = catboost.CatBoostRegressor(depth=depth, iterations=MAX_TREES, early_stopping_rounds=PATIENCE, **fixed)
+        tried.fit(X.iloc[train], y[train], eval_set=judges, use_best_model=True)
+        nll = float(tried.best_score_["validation"]["RMSEWithUncertainty"])
+        found[depth] = nll, tried.tree_count_, tried.learning_rate_
+    depth = min(found, key=lambda name: found[name])
+    _, num_trees, rate = found[depth]
+    model = catboost.CatBoostRegressor(depth=depth, iterations=num_trees, learning_rate=rate, **fixed).fit(X, y)
     fitted = time.perf_counter()
     new = model.predict(X_test, prediction_type="RMSEWithUncertainty")
     seconds = time.perf_counter() - fitted
-    details = {"catboost": catboost.__version__, "trees": tried.tree_count_, "learning_rate": tried.learning_rate_}
+    tuned = {str(name): {"nll": nll, "trees": trees} for name, (nll, trees, _) in found.items()}
+    details = {"catboost": catboost.__version__, "depth": depth, "trees": num_trees, "rate": rate, "tuned": tuned}
     prediction = Prediction(*(torch.from_numpy(np.ascontiguousarray(column)) for column in new.T))
     return Outcome(prediction, fitted - start, seconds, details)
 
@@ -153,7 +158,7 @@ def hist_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int
 class Peer(NamedTuple):
     """Another package, and its settings, by which records of a run are found again."""
 
-    outcome: Callable[[pd.DataFrame, np.ndarray, pd.DataFrame, int], Outcome]  # in the unit of the targets
+    outcome: Callable[[pd.DataFrame, np.ndarray, pd.DataFrame, int], Outcome]  # for standardised targets
     settings: dict[str, Any]
 
 
@@ -161,9 +166,20 @@ _STOPPED = {"max_trees": MAX_TREES, "patience": PATIENCE, "validation": VALIDATI
 PEERS = {
     "gpboost": Peer(gpboost_on_frame, {"k": GPBOOST_NEIGHBOURS}),
     "lightgbm": Peer(lightgbm_outcome, {**_STOPPED, "rate": LIGHTGBM_RATE, "leaves": list(LIGHTGBM_LEAVES)}),
-    "catboost": Peer(catboost_outcome, {**_STOPPED, "loss": "RMSEWithUncertainty"}),
+    "catboost": Peer(catboost_outcome, {**_STOPPED, "depths": list(CATBOOST_DEPTHS)}),
     "hist": Peer(hist_outcome, {**_STOPPED, "rate": LIGHTGBM_RATE}),
 }
+
+
+def peer_outcome(name: str, X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
+    """What a peer learns from training rows and predicts for test rows, in the unit of the targets.
+
+    Peers see standardised targets: LightGBM keeps them in float32, and what CatBoost learns depends on their scale.
+    """
+    mean, std = float(y.mean()), float(y.std(ddof=1)) or 1.0
+    outcome = PEERS[name].outcome(X, (y - mean) / std, X_test, seed)
+    found = outcome.prediction
+    return outcome._replace(prediction=Prediction(found.mean * std + mean, found.variance * std**2))
 
 
 def for_trees(X: pd.DataFrame, X_test: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

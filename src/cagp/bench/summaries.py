@@ -1,6 +1,7 @@
 """Means over the splits of a table, and paired differences to the default, with their standard errors."""
 
 import math
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,7 +96,10 @@ def summary_text(lines: list[Line], width: int) -> str:
             f"minus {REFERENCE}": [line.method for line in others],
             **{METRICS[key].label: [_cell(line.differences, key, "+") for line in others] for key in COMPARED},
         }
-        parts += [table_of_text(cells, width, num_keys=2), "\n".join(verdicts(lines))]
+        parts += [
+            table_of_text(cells, width, num_keys=2),
+            "\n".join(fill(verdict, width) for verdict in verdicts(lines)),
+        ]
     return "\n\n".join(parts)
 
 
