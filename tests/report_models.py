@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import norm
 
 from cagp.estimators import GPRegressor
 
@@ -43,7 +44,16 @@ class KnownModel:
     def noise_std(self, X):
         return np.tile(self.noise_std_, (len(X), 1))
 
-    def predict(self, X, return_std=False, return_components=False, sample_noise=None):
+    def log_predictive_density(self, X, y, sample_noise=None):
+        mean, std = self.predict(X, return_std=True, sample_noise=sample_noise)
+        return norm.logpdf(np.asarray(y, float).reshape(np.shape(mean)), mean, std)
+
+    def predict_interval(self, X, level=0.95, sample_noise=None):
+        mean, std = self.predict(X, return_std=True, sample_noise=sample_noise)
+        half = norm.ppf(0.5 + level / 2) * std
+        return mean - half, mean + half
+
+    def predict(self, X, return_std=False, return_components=False, sample_noise=None, noise=True):
         self.num_asked += len(X)
         mean = np.asarray(self.function(X), float)
         mean = mean[:, 0] if self.n_outputs_ == 1 else mean
@@ -53,7 +63,7 @@ class KnownModel:
             noise, lost = np.full_like(latent, self.noise**2), 0.25 * latent
             lost = np.full_like(latent, np.nan) if self.kind == "unknown" else lost
             return mean, {"noise": noise, "latent": latent, "computational": lost, "computational_kind": self.kind}
-        return (mean, np.sqrt(latent + self.noise**2)) if return_std else mean
+        return (mean, np.sqrt(latent + (self.noise**2 if noise else 0.0))) if return_std else mean
 
 
 GPRegressor.register(KnownModel)

@@ -71,16 +71,28 @@ def tiles(items: Sequence[tuple[str, str, str]]) -> str:
     return f'<dl class="tiles">{inner}</dl>'
 
 
-def number(value: float) -> str:
-    """Four significant digits, with commas; powers of ten only for tiny and huge numbers."""
+def number(value: float, digits: int = 4) -> str:
+    """Significant digits, with commas; powers of ten only for tiny and huge numbers."""
     if not isfinite(value):
         return "–"
     if value == 0:
         return "0"
     size = floor(log10(abs(value)))
     if -4 <= size < 9:
-        return f"{value:,.{max(0, 3 - size)}f}".replace("-", "−")
-    return f"{value:.3e}".replace("-", "−")
+        return f"{value:,.{max(0, digits - 1 - size)}f}".replace("-", "−")
+    return f"{value:.{digits - 1}e}".replace("-", "−")
+
+
+def with_error(value: float, error: float) -> str:
+    """A number and its standard error, rounded where the second digit of the error is."""
+    if not (isfinite(value) and isfinite(error)) or error <= 0:
+        return number(value)
+    size = floor(log10(error))
+    if not -6 <= size < 6 or abs(value) >= 1e9:
+        return f"{number(value, 2)} ± {number(error, 2)}"
+    digits = max(0, 1 - size)
+    rounded = round(value, digits) + 0.0  # without the sign of a zero
+    return f"{rounded:,.{digits}f} ± {error:,.{digits}f}".replace("-", "−")
 
 
 def share(value: float) -> str:
