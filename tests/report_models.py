@@ -1,5 +1,6 @@
-"""A model with the interface of the regressors whose answers are known in closed form, for tests of the report."""
+"""A model with the interface of the regressors whose answers are known in closed form, and a reader of reports."""
 
+from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
@@ -98,3 +99,61 @@ def strange(num_rows: int = 120, num_targets: int = 1):
     model.lengthscales_ = np.array([1.0, *range(5, 12), 20.0, 21.0, 2.0, 3.0])
     y = function(X) + 0.5 * rng.normal(size=(num_rows, num_targets))
     return model, X, pd.DataFrame(y, columns=targets)
+
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Elements and text of a page; raises where elements are not closed in their order."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.words, self._open = "", []
+        self.feed(html)
+        self.close()
+        assert not self._open, self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag, tag
+
+    def handle_data(self, data):
+        if "style" not in self._open[-1:]:
+            self.words += data
+        if {"td", "th"} & set(self._open):
+            self.rows[-1][-1] += data
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def row(self, header):
+        return next(row for row in self.rows if row and row[0] == header)
+
+
+def read(path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def plain(num_rows=500, num_inputs=3, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (num_rows, num_inputs))
+
+    def function(X):
+        return (np.sin(X[:, 0]) + np.square(X[:, 1:]).sum(1))[:, None]
+
+    model = KnownModel(function, None, [f"x{j}" for j in range(num_inputs)], ["y"], **options)
+    return model, X, function(X)[:, 0] + 0.5 * rng.normal(size=num_rows)

@@ -4,7 +4,7 @@ Arrays are numpy's. Nothing here touches matplotlib's global state.
 """
 
 from cagp.plots.effects import VALUE_COLORS, category_effect, effect, fit_in_one_input, importance, relevance, surface
-from cagp.plots.errors import ERROR_COLORS, coverage_by_group, map_of_rows, residuals
+from cagp.plots.errors import ERROR_COLORS, coverage_by_group, degree_shape, map_of_rows, residuals
 from cagp.plots.maps import ELEVATION_COLORS, STD_COLORS, Forecast, Map, poster, relief, scale_bar, spread, summit
 from cagp.plots.over_time import Curve, Point, curves, methods_against_time, quality_against_time
 from cagp.plots.quality import (
@@ -60,6 +60,7 @@ __all__ = [
     "coverage_by_group",
     "curves",
     "date_axis",
+    "degree_shape",
     "effect",
     "fit_in_one_input",
     "importance",

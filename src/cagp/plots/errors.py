@@ -27,7 +27,7 @@ def residuals(
 ) -> Axes:
     """Residuals against ``x``, and their means over bins of rows with 95 % intervals, red where ``flagged``.
 
-    The vertical axis shows the residuals but for the largest hundredth.
+    The vertical axis shows the residuals but for the largest twentieth.
 
     Args:
         bins: the rows in each bin.
@@ -46,7 +46,7 @@ def residuals(
             at = centre[chosen], mean[chosen]
             ax.plot(*segments(at[0], at[1] - half[chosen], at[1] + half[chosen]), color=color, linewidth=1.5)
             ax.plot(*at, "o", color=color, markersize=4.2, markeredgewidth=0)
-    reach = max([float(np.quantile(np.abs(residual), 0.99)), *(np.abs(mean) + half)]) or 1.0
+    reach = max([float(np.quantile(np.abs(residual), 0.95)), *(np.abs(mean) + half)]) or 1.0
     ax.set_ylim(-1.06 * reach, 1.06 * reach)
     return styled(ax, shortened(xlabel, 36), "actual − predicted")
 
@@ -77,6 +77,12 @@ def coverage_by_group(
     return ax
 
 
+def degree_shape(latitude: Vector) -> float:
+    """The height of a degree of latitude in degrees of longitude, in the middle of these latitudes: 1 / cos φ."""
+    middle = np.radians((np.min(latitude) + np.max(latitude)) / 2)
+    return 1 / max(float(np.cos(middle)), 0.05)
+
+
 def map_of_rows(
     ax: Axes,
     longitude: Vector,
@@ -85,26 +91,25 @@ def map_of_rows(
     label: str,
     colors: Colormap,
     limits: tuple[float, float],
-    num_cells: int = 40,
 ) -> Axes:
     """Values of rows at their places, a degree of longitude as wide as it is in the middle of the map.
 
     Up to 600 rows are drawn one by one; of more, the mean in each hexagon.
     """
     longitude, latitude = np.asarray(longitude, float), np.asarray(latitude, float)
-    norm = Normalize(*limits)
-    middle = np.radians((latitude.min() + latitude.max()) / 2)
-    shape = 1 / max(float(np.cos(middle)), 0.05)
+    norm, shape = Normalize(*limits), degree_shape(latitude)
     if len(values) <= 600:
         drawn: Any = ax.scatter(longitude, latitude, 9, values, cmap=colors, norm=norm, linewidths=0)
     else:
-        wide, high = max(np.ptp(longitude), 1e-9), max(np.ptp(latitude), 1e-9)
-        across = int(np.clip(num_cells * min(1.0, wide / (high * shape)), 6, num_cells))
-        up = int(np.clip(across * high * shape / wide / np.sqrt(3), 4, num_cells))
+        # About ten rows in a hexagon, if rows are everywhere.
+        wide, high = max(float(np.ptp(longitude)), 1e-9), max(shape * float(np.ptp(latitude)), 1e-9)
+        cells = float(np.clip(len(values) / 10, 60, 1600))
+        across = int(np.clip(np.sqrt(cells * wide / high / 1.15), 5, 60))
+        up = int(np.clip(across * high / wide / np.sqrt(3), 3, 40))
         drawn = ax.hexbin(longitude, latitude, values, gridsize=(across, up), cmap=colors, norm=norm, linewidths=0.2)
     drawn.set_rasterized(True)
     ax.set_aspect(shape)
-    bar = ax.figure.colorbar(drawn, ax=ax, aspect=28, pad=0.03, shrink=0.9)
+    bar = ax.figure.colorbar(drawn, ax=ax, aspect=28, pad=0.03)
     bar.set_label(label, fontsize=SMALL, color=INK, parse_math=False)
     bar.ax.tick_params(labelsize=SMALL - 0.5, colors=INK, length=3)
     bar.outline.set_visible(False)

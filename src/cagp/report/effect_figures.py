@@ -48,8 +48,8 @@ def effect_figures_of(draw: Drawing, target: Target, learned: list[Effect] | Sur
         "is far from those that occur, and what correlated columns do is not counted twice. All figures have the same "
         "vertical scale; marks at the bottom are test rows.",
         "The band is ± 1.96 times the mean standard deviation of the function (without noise) at rows near this value. "
-        "It shows where the model knows the function well. It does not say how much the line itself varies, which is "
-        "usually less.",
+        "It shows where the model knows the function well. It is not an interval of the line, which is an average and "
+        "usually better known.",
     ]
     if any(effect.column.kind == "levels" for effect in learned):
         paragraphs.append(

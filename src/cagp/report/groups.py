@@ -137,10 +137,10 @@ def _level_table(grouping: Grouping) -> str:
         for group in sorted(grouping.groups, key=lambda group: -group.rmse)
     ]
     caption = (
-        f"By {text(grouping.name, 60)}: RMSE and mean error (actual minus predicted) with standard errors, and the "
-        "coverage of the 95 % intervals, marked if it is beyond chance."
+        f"By {text(grouping.name, 60)}: RMSE and bias (the mean of actual minus predicted values) with standard "
+        "errors, and the coverage of the 95 % intervals, marked if it is beyond chance."
     )
-    return table(["Level", "Rows", "RMSE", "Mean error", "Coverage"], cells, caption, kind="dense groups")
+    return table(["Level", "Rows", "RMSE", "Bias", "Coverage"], cells, caption, kind="dense")
 
 
 def _group(name: str, target: Target, inside: NDArray[np.bool_], rows: NDArray[np.intp], num_groups: int) -> Group:

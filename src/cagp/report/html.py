@@ -8,6 +8,7 @@ from math import floor, isfinite, log10
 
 from cagp.plots import shortened
 
+NBSP = "\N{NO-BREAK SPACE}"
 STYLE = files("cagp.report").joinpath("style.css").read_text(encoding="utf-8")
 
 
@@ -16,7 +17,7 @@ def whole_page(title: str, header: str, links: Sequence[tuple[str, str]], main: 
 
     Its content security policy forbids scripts and external resources: a name could not bring them in, even unescaped.
     """
-    main, header = (re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", part) for part in (main, header))
+    main, header = (re.sub(r"(?<=\d) %", f"{NBSP}%", part) for part in (main, header))
     items = "".join(f'<li><a href="#{escape(target)}">{text(name)}</a></li>' for target, name in links)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -89,10 +90,10 @@ def with_error(value: float, error: float) -> str:
         return number(value)
     size = floor(log10(error))
     if not -6 <= size < 6 or abs(value) >= 1e9:
-        return f"{number(value, 2)} ± {number(error, 2)}"
+        return f"{number(value, 2)} ±{NBSP}{number(error, 2)}"
     digits = max(0, 1 - size)
     rounded = round(value, digits) + 0.0  # without the sign of a zero
-    return f"{rounded:,.{digits}f} ± {error:,.{digits}f}".replace("-", "−")
+    return f"{rounded:,.{digits}f} ±{NBSP}{error:,.{digits}f}".replace("-", "−")
 
 
 def share(value: float) -> str:

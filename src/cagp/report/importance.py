@@ -164,8 +164,8 @@ def importance_figures(draw: Drawing, target: Target, found: Importance) -> list
     weak = [name for name, value, error in zip(names, rmse, rmse_error, strict=True) if value <= plots.Z95 * error]
     remarks = []
     if weak and len(weak) < len(names):
-        what = "this column is" if len(weak) == 1 else "these columns is"
-        remarks.append(f"What {what} worth cannot be told from zero: {text(listed(weak), 320)}.")
+        which = "For this column" if len(weak) == 1 else "For these columns"
+        remarks.append(f"{which}, the increase of the RMSE cannot be told from zero: {text(listed(weak), 320)}.")
     if found.not_measured:
         left = listed([column.name for column in found.not_measured])
         remarks.append(

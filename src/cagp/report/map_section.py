@@ -32,7 +32,7 @@ class Places(NamedTuple):
 
 
 def places_of(columns: Sequence[InputColumn]) -> Places | None:
-    """The first pair of columns that are longitude and latitude by their names ("lon", "start_lat", ...) and ranges."""
+    """The first pair of columns that are longitude and latitude by name ("lon", "start_lat", ...) and ranges."""
     named = {}
     for column in columns:
         words = [word.lower() for word in re.split(r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])", column.name) if word]
@@ -67,22 +67,23 @@ def map_figures(draw: Drawing, target: Target, places: Places) -> list[str]:
     def one(ax: Axes, values: Vector, label: str, colors: Colormap, limits: tuple[float, float]) -> None:
         plots.map_of_rows(ax, *at, values, label, colors, limits)
 
-    return [
-        "<p>The test rows where they are. Red: the prediction was too low; blue: too high. Colours end at the 95 % "
-        "quantile of the absolute errors, and at the 2 % and 98 % quantiles of the other values.</p>",
-        _neighbours_agree(at, error),
-        side_by_side(
-            *(
-                draw(
-                    partial(one, values=values, label=label, colors=colors, limits=limits),
-                    f"Map of {what.lower()} of {target.name}.",
-                    what,
-                    3.0,
-                )
-                for what, values, label, colors, limits in figures
-            )
-        ),
-    ]
+    shape = plots.degree_shape(at[1]) * np.ptp(at[1]) / max(float(np.ptp(at[0])), 1e-9)
+    height = float(np.clip(0.6 + 2.6 * shape, 1.7, 3.6))  # inches, for a map about 2.6 wide
+    errors, *others = (
+        draw(
+            partial(one, values=values, label=label, colors=colors, limits=limits),
+            f"Map of {what.lower()} of {target.name}.",
+            what,
+            height,
+        )
+        for what, values, label, colors, limits in figures
+    )
+    words = (
+        "<p>The test rows where they are; of many rows, means over hexagons. Red: the predictions were too low; blue: "
+        "too high. Colours end at the 95 % quantile of the absolute errors, and at the 2 % and 98 % quantiles of the "
+        f"other values.</p>{_neighbours_agree(at, error)}"
+    )
+    return [side_by_side(errors, f"<div>{words}</div>", *others)]
 
 
 def _neighbours_agree(at: tuple[Vector, Vector], error: Vector) -> str:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from cagp.metrics import LEVEL
 from cagp.report.columns import InputColumn
-from cagp.report.html import number, table, text
+from cagp.report.html import NBSP, number, table, text
 from cagp.report.rows import HeldOutRows, as_matrix
 from cagp.report.subject import Model
 from cagp.report.targets import Target
@@ -55,7 +55,7 @@ def _table(
         z = (target.y[row] - target.mean[row]) / target.std[row]
         cells.append(
             [
-                f"Row {text(rows.label(int(row)), 30)}",
+                text(rows.label(int(row)), 30),
                 number(float(target.y[row])),
                 number(float(target.mean[row])),
                 f"{z:+.1f}".replace("-", "−"),
@@ -66,4 +66,4 @@ def _table(
         )
         interval = f"95 % interval {number(float(low[k]))} to {number(float(high[k]))}"
         notes.append(f"{interval}; {inputs}" if inputs else interval)
-    return table(["Row", "Actual", "Predicted", "Error in std"], cells, caption, notes)
+    return table(["Row", "Actual", "Predicted", f"Error{NBSP}/{NBSP}std"], cells, caption, notes)
