@@ -33,7 +33,7 @@ def effect_figures_of(draw: Drawing, target: Target, learned: list[Effect] | Sur
         ax.axhline(0, color=plots.INK, linewidth=0.9, linestyle=(0, (4, 3)))
         _one_effect(ax, effect, j)
         ax.set_ylim(limits)
-        ax.set_ylabel(f"change of {shortened(target.name, 20)}", parse_math=False)
+        ax.set_ylabel(f"change of {shortened(target.name, 15)}", parse_math=False)
 
     drawn = [
         draw(partial(one, effect=e), f"Accumulated effect of {e.column.name} on {name}, with a band.", "", 2.4)

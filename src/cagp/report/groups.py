@@ -12,7 +12,7 @@ from cagp import plots
 from cagp.metrics import LEVEL
 from cagp.plots import Vector
 from cagp.report.columns import InputColumn
-from cagp.report.html import number, share, side_by_side, table, text, with_error
+from cagp.report.html import NBSP, number, share, side_by_side, table, text, with_error
 from cagp.report.residuals import CHANCE, equal_bins
 from cagp.report.rows import HeldOutRows, Matrix, as_matrix
 from cagp.report.subject import Model
@@ -132,15 +132,21 @@ def _level_table(grouping: Grouping) -> str:
             f"{group.num_rows:,}",
             with_error(group.rmse, group.rmse_error),
             with_error(group.bias, group.bias_error),
-            f'<span class="off">{share(group.coverage)}</span>' if group.is_beyond else share(group.coverage),
+            _marked(group),
         ]
         for group in sorted(grouping.groups, key=lambda group: -group.rmse)
     ]
     caption = (
         f"By {text(grouping.name, 60)}: RMSE and bias (the mean of actual minus predicted values) with standard "
-        "errors, and the coverage of the 95 % intervals, marked if it is beyond chance."
+        "errors, and the coverage of the 95 % intervals, with ↓ or ↑ if it is beyond chance."
     )
     return table(["Level", "Rows", "RMSE", "Bias", "Coverage"], cells, caption, kind="dense")
+
+
+def _marked(group: Group) -> str:
+    if not group.is_beyond:
+        return share(group.coverage)
+    return f'<span class="off">{share(group.coverage)}{NBSP}{"↓" if group.coverage < LEVEL else "↑"}</span>'
 
 
 def _group(name: str, target: Target, inside: NDArray[np.bool_], rows: NDArray[np.intp], num_groups: int) -> Group:

@@ -45,7 +45,7 @@ def places_of(columns: Sequence[InputColumn]) -> Places | None:
         other = named.get((rest, False))
         if not is_longitude or other is None or other is column:
             continue
-        if _within(column.values, -180, 360) and _within(other.values, -90, 90):
+        if _within(column.values, -180.0, 360.0) and _within(other.values, -90.0, 90.0):
             return Places(column, other)
     return None
 
