@@ -101,12 +101,13 @@ def map_of_rows(
     if len(values) <= 600:
         drawn: Any = ax.scatter(longitude, latitude, 9, values, cmap=colors, norm=norm, linewidths=0)
     else:
-        # About ten rows in a hexagon, if rows are everywhere.
+        # About ten rows in a hexagon, if rows are everywhere; smooth edges would double the size of the image.
         wide, high = max(float(np.ptp(longitude)), 1e-9), max(shape * float(np.ptp(latitude)), 1e-9)
-        cells = float(np.clip(len(values) / 10, 60, 1600))
+        cells = float(np.clip(len(values) / 10, 60, 700))
         across = int(np.clip(np.sqrt(cells * wide / high / 1.15), 5, 60))
         up = int(np.clip(across * high / wide / np.sqrt(3), 3, 40))
         drawn = ax.hexbin(longitude, latitude, values, gridsize=(across, up), cmap=colors, norm=norm, linewidths=0.2)
+        drawn.set_antialiased(False)
     drawn.set_rasterized(True)
     ax.set_aspect(shape)
     bar = ax.figure.colorbar(drawn, ax=ax, aspect=28, pad=0.03)

@@ -15,7 +15,7 @@ from cagp.report.html import section, text, whole_page
 from cagp.report.importance import importance_figures, importance_of
 from cagp.report.input_effects import input_effects_of
 from cagp.report.map_section import map_figures, places_of
-from cagp.report.residuals import residual_figures
+from cagp.report.residuals import NUM_INPUTS, residual_figures
 from cagp.report.rows import HeldOutRows, held_out_rows, predictions
 from cagp.report.subject import Model, subject_of
 from cagp.report.svg import Drawing, listed
@@ -37,6 +37,9 @@ HEADINGS = {
     "uncertainty": ("Uncertainty", "Where the uncertainty comes from"),
 }
 """The sections on a target, in their order: what the links call them, and their headings."""
+
+FEW_TARGETS = 3
+"""With more targets, the sections on each have fewer figures of residuals and fewer maps."""
 
 
 def write_report(
@@ -103,6 +106,7 @@ class _TargetSections:
 
     def __init__(self, model: Model, rows: HeldOutRows):
         self.draw, self._model, self._rows = Drawing(), model, rows
+        self._is_brief = rows.y.shape[1] > FEW_TARGETS
         columns = input_columns(rows)
         self._places = places_of(columns)
         self._importance = importance_of(model, rows, columns)
@@ -123,14 +127,14 @@ class _TargetSections:
             "importance": importance_figures(draw, target, self._importance),
             "effects": effect_figures_of(draw, target, self._learned),
             "errors": accuracy.errors(draw, target),
-            "residuals": residual_figures(draw, target, ranked),
+            "residuals": residual_figures(draw, target, ranked, 2 if self._is_brief else NUM_INPUTS),
             "worst": worst_rows(self._model, self._rows, target, ranked),
             "calibration": calibration_figures(draw, target),
             "groups": group_figures(draw, target, self._inside, ranked),
             "uncertainty": variance_figures(draw, target, self._parts, self._model.guarantee_),
         }
         if self._places is not None:
-            contents["map"] = map_figures(draw, target, self._places)
+            contents["map"] = map_figures(draw, target, self._places, errors_alone=self._is_brief)
         return [
             section(level, f"{prefix}{name}", title, *contents[name])
             for name, (_, title) in HEADINGS.items()

@@ -50,8 +50,8 @@ def places_of(columns: Sequence[InputColumn]) -> Places | None:
     return None
 
 
-def map_figures(draw: Drawing, target: Target, places: Places) -> list[str]:
-    """Maps of the errors, the predictions and the error bars."""
+def map_figures(draw: Drawing, target: Target, places: Places, errors_alone: bool = False) -> list[str]:
+    """Maps of the errors, and of the predictions and the error bars unless ``errors_alone``."""
     known = np.isfinite(places.longitude.values) & np.isfinite(places.latitude.values)
     at = places.longitude.values[known], places.latitude.values[known]
     error = (target.y - target.mean)[known]
@@ -76,7 +76,7 @@ def map_figures(draw: Drawing, target: Target, places: Places) -> list[str]:
             what,
             height,
         )
-        for what, values, label, colors, limits in figures
+        for what, values, label, colors, limits in figures[: 1 if errors_alone else None]
     )
     words = (
         "<p>The test rows where they are; of many rows, means over hexagons. Red: the predictions were too low; blue: "

@@ -19,7 +19,7 @@ from cagp.report.targets import Target
 
 NUM_INPUTS = 5
 MAX_BINS, ROWS_PER_BIN = 16, 40
-DOTS = 500
+DOTS = 300
 CHANCE = 0.05
 """The probability that chance alone flags anything among all bins of a section, or all groups of one."""
 
@@ -61,12 +61,14 @@ def beyond_chance(panels: Sequence[BinnedResiduals]) -> list[NDArray[np.bool_]]:
     return [np.abs(panel.t) > limit for panel, limit in zip(panels, limits, strict=True)]
 
 
-def residual_figures(draw: Drawing, target: Target, columns: Sequence[InputColumn]) -> list[str]:
+def residual_figures(
+    draw: Drawing, target: Target, columns: Sequence[InputColumn], num_inputs: int = NUM_INPUTS
+) -> list[str]:
     """Residuals against the predictions and against the first of these columns, and what stands out."""
     residual = target.y - target.mean
     panels = [binned("prediction", target.mean, residual)]
     ordered = [column for column in columns if column.is_ordered]
-    panels += [binned(column.label, column.values, residual, column) for column in ordered[:NUM_INPUTS]]
+    panels += [binned(column.label, column.values, residual, column) for column in ordered[:num_inputs]]
     panels = [panel for panel in panels if len(panel.bins) > 1]
     if not panels:
         return ["<p>There are too few test rows to see a pattern in their errors.</p>"]
