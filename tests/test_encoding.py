@@ -81,6 +81,18 @@ def test_fit_transform_gives_the_encoder_of_fit_and_its_matrix(frame):
     assert matrix.tobytes() == encoder.transform(frame).tobytes()
 
 
+@given(frames())
+def test_codes_are_one_column_for_each_column_and_expand_to_the_matrix(frame):
+    encoder, codes = Encoder.fit_codes(frame)
+    assert codes.tobytes() == encoder.codes(frame).tobytes()
+    assert codes.shape == frame.shape
+    places = [j for j, name in enumerate(frame.columns) if name.startswith("text")]
+    assert encoder.categorical == tuple(places)
+    for j in places:  # pandas numbers sorted levels in the same way
+        np.testing.assert_array_equal(codes[:, j], pd.factorize(frame.iloc[:, j], sort=True)[0])
+    assert encoder.expand(codes).tobytes() == encoder.transform(frame).tobytes()
+
+
 @pytest.mark.parametrize("make", [np.asarray, pd.DataFrame], ids=["array", "frame"])
 def test_fit_encodes_each_column_once(make, monkeypatch):
     calls, check = [], encoding.check_values

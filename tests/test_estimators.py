@@ -139,7 +139,7 @@ def test_text_and_categories_become_inputs():
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"kernel": "cubic"}, "kernel is 'cubic', expected one of matern12"),
+        ({"kernel": "cubic"}, "kernel is 'cubic', expected \"auto\", one of matern12"),
         ({"kernel": 3}, "kernel is a int"),
         ({"dtype": "float16"}, "dtype is 'float16'"),
         ({"device": "abacus"}, "device is 'abacus'"),

@@ -15,7 +15,14 @@ from cagp.cli import main
 from cagp.recipes import OPTIONS, RECIPES, Recipe, recipe_for, users_of
 from cagp.recipes.options import N_NEIGHBORS
 
-CHANGED = {"n_actions": 7, "n_neighbors": 5, "local_scale": None, "n_inducing": 9}
+CHANGED = {
+    "n_actions": 7,
+    "n_neighbors": 5,
+    "local_scale": None,
+    "n_inducing": 9,
+    "objective": "ordered",
+    "effort": "fast",
+}
 """A value other than the default for each option."""
 
 

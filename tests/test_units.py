@@ -20,13 +20,13 @@ def frame(num_rows: int = 50) -> tuple[pd.DataFrame, pd.Series]:
 def test_training_rows_are_encoded_once(monkeypatch):
     X, y = frame()
     encoded = []
-    transform = Encoder.transform
+    codes = Encoder.codes
 
     def watch(self, table, *arguments):
         encoded.append(len(table))
-        return transform(self, table, *arguments)
+        return codes(self, table, *arguments)
 
-    monkeypatch.setattr(Encoder, "transform", watch)
+    monkeypatch.setattr(Encoder, "codes", watch)
     model = ExactGPRegressor(max_epochs=2).fit(X, y)
     assert encoded in ([], [len(X)])
     encoded.clear()
@@ -36,8 +36,7 @@ def test_training_rows_are_encoded_once(monkeypatch):
 
 def test_an_encoded_table_is_as_good_as_the_table():
     X, y = frame()
-    encoder, matrix = Encoder.fit_transform(X)
-    table = EncodedTable(encoder, matrix)
+    table = EncodedTable(*Encoder.fit_codes(X))
     direct, encoded = (ExactGPRegressor(max_epochs=3).fit(rows, y) for rows in (X, table))
     assert encoded.n_features_in_ == direct.n_features_in_ == 2
     assert encoded.feature_names_in_.tolist() == direct.feature_names_in_.tolist()

@@ -36,3 +36,9 @@ KERNELS: dict[str, KernelEntry] = {
 
 NAMES: tuple[str, ...] = tuple(entry.name for entry in KERNELS.values() if entry.selectable)
 """The names a user can choose from."""
+
+AUTO = "auto"
+"""Stands for a kernel that the method chooses; methods that choose none take the first of ``CHOICES``."""
+
+CHOICES: tuple[str, ...] = ("matern32", "matern12", "matern52", "rbf", "rational_quadratic")
+"""The kernels that "auto" chooses from, the usual one first."""

@@ -33,12 +33,17 @@ def rmse(y: Float[Tensor, " n"], mean: Float[Tensor, " n"]) -> float:
     return float((y.double() - mean.double()).square().mean().sqrt())
 
 
-def crps(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> float:
-    """Mean continuous ranked probability score; lower is better; the unit of the targets."""
+def row_crps(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Continuous ranked probability score of each target; lower is better; the unit of the targets."""
     std = variance.double().sqrt()
     z = (y.double() - mean.double()) / std
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
-    return float((std * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))).mean())
+    return std * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))
+
+
+def crps(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> float:
+    """Mean continuous ranked probability score; lower is better; the unit of the targets."""
+    return float(row_crps(y, mean, variance).mean())
 
 
 def coverage(

@@ -1,6 +1,7 @@
 """The noise that suits a method: by its loss before training, by held-out rows after it."""
 
 import math
+import time
 from collections.abc import Callable
 
 import torch
@@ -24,15 +25,20 @@ def raise_noise(
     X: Float[Tensor, "n d"],
     y: Float[Tensor, "n *q"],
     row_noise: Float[Tensor, "n *q"] | None = None,
+    *,
+    until: float = math.inf,
 ) -> None:
     """Multiply the noise of the method by ``RAISED_BY`` as long as its loss falls; for the start of a fit.
 
     What a method does not explain is noise to it, at most the variance of the targets. If the noise is far too small,
     training would spend its first steps on it alone. A noise that is not trained stays as it is.
+
+    Args:
+        until: a time of ``time.perf_counter()`` after which nothing more is tried.
     """
     limit = float(y.double().var(correction=0))
     for noise in _trained_noises(method):
-        _follow(noise, RAISED_BY, lambda: float(method.objective(X, y, row_noise)), limit)
+        _follow(noise, RAISED_BY, lambda: float(method.objective(X, y, row_noise)), limit, until)
 
 
 @torch.no_grad()
@@ -44,6 +50,8 @@ def calibrate_noise(
     y_held_out: Float[Tensor, " t"],
     row_noise: Float[Tensor, " n"] | None = None,
     row_noise_held_out: Float[Tensor, " t"] | None = None,
+    *,
+    until: float = math.inf,
 ) -> None:
     """Change the noise of a fitted method, by factors of √2, as long as held-out rows become more likely.
 
@@ -57,6 +65,7 @@ def calibrate_noise(
         y_held_out: their targets.
         row_noise: known noise variance of each row of ``X``.
         row_noise_held_out: known noise variance of each held-out row.
+        until: a time of ``time.perf_counter()`` after which nothing more is tried.
     """
 
     def score() -> float:
@@ -65,9 +74,9 @@ def calibrate_noise(
 
     for noise in _trained_noises(method):
         before = noise.noise.clone()
-        _follow(noise, 1 / CALIBRATED_BY, score)
+        _follow(noise, 1 / CALIBRATED_BY, score, until=until)
         if torch.equal(noise.noise, before):
-            _follow(noise, CALIBRATED_BY, score)
+            _follow(noise, CALIBRATED_BY, score, until=until)
 
 
 def _trained_noises(method: Trainable) -> list[GaussianNoise]:
@@ -75,10 +84,14 @@ def _trained_noises(method: Trainable) -> list[GaussianNoise]:
     return [noise for noise in noises if noise.raw_noise.requires_grad]
 
 
-def _follow(noise: GaussianNoise, factor: float, score: Callable[[], float], limit: float = math.inf) -> None:
+def _follow(
+    noise: GaussianNoise, factor: float, score: Callable[[], float], limit: float = math.inf, until: float = math.inf
+) -> None:
     """Multiply the noise by the factor as long as the score falls and the noise is below the limit, above its floor."""
+    if time.perf_counter() >= until:
+        return
     lowest = _score(score)
-    while float(noise.noise) < limit:
+    while float(noise.noise) < limit and time.perf_counter() < until:
         before = noise.noise.clone()
         if factor * before <= noise.noise_floor:
             return

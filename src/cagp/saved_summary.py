@@ -57,6 +57,8 @@ def _summary(state: State) -> dict[str, Any]:
         "library_version": state["library"],
         "class": state["class"],
         "method": state["method"],
+        "mean": "zero" if state.get("trees") is None else "trees",
+        "tried": state.get("tried", []),
         "guarantee": _guarantee(state["posteriors"]),
         "train_rows": state["num_rows"],
         "rows_held": 0 if inducing else num_held,

@@ -125,6 +125,9 @@ def run(arguments: argparse.Namespace) -> int:
                 "targets": list(table.train.targets.columns),
                 "seed": arguments.seed,
                 "method": model.method_,
+                "choice": model.choice_,
+                "tried": model.choices_,
+                "mean": "zero" if model.trees_ is None else "trees",
                 "fit_seconds": seconds,
                 "status": model.fit_result_.status.value,
                 "interrupted": interrupted,
@@ -206,7 +209,7 @@ def _memory(arguments: argparse.Namespace, train: "tables.Part", folder: Path) -
 def _key(arguments: argparse.Namespace, train: "tables.Part") -> str:
     """What a fit depends on, as a short text: the rows, the method, its options."""
     plain: dict[str, Any] = options.options_of(arguments)
-    plain |= {name: getattr(arguments, name) for name in ("method", "kernel", "max_epochs", "seed", "device")}
+    plain |= {name: getattr(arguments, name) for name in ("method", "kernel", "mean", "max_epochs", "seed", "device")}
     arrays = [train.inputs.matrix, train.targets.to_numpy(float)]
     return storage.fingerprint(plain, *arrays, *([] if train.noise is None else [train.noise]))
 

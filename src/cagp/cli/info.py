@@ -43,6 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+MEANS = {"zero": "zero, in standard units", "trees": "boosted trees; the Gaussian process is of what they leave"}
+
+
 def _words(record: dict[str, Any]) -> str:
     article = "an" if record["class"].startswith(("Exact", "SGPR", "SVGP")) else "a"
     lines = [
@@ -50,6 +53,7 @@ def _words(record: dict[str, Any]) -> str:
         f"Saved by cagp {record['library_version']} from {article} {record['class']}.",
         "",
         f"Method: {method_words(record['method'])}.",
+        f"Prior mean: {MEANS[record['mean']]}.",
         _holding(record),
         "",
         f"{'Target' if len(record['targets']) == 1 else 'Targets'}:",

@@ -29,6 +29,7 @@ def regressor(method: str, arguments: argparse.Namespace, **choices: Any) -> "es
     options = {name: value for name, value in options_of(arguments).items() if name in used}
     parameters = {
         "kernel": arguments.kernel,
+        "mean": arguments.mean,
         "max_epochs": arguments.max_epochs,
         "max_time": arguments.max_time,
         "max_memory": arguments.max_memory,

@@ -166,6 +166,14 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
         )
     add_kernel(command)
     command.add_argument(
+        "--mean",
+        choices=("auto", "zero", "trees"),
+        default="auto",
+        metavar="MEAN",
+        help="the prior mean: zero, or trees (boosted trees, fitted out of fold; the Gaussian process learns what they "
+        'leave); auto is zero, or what the method "auto" finds best (default: %(default)s)',
+    )
+    command.add_argument(
         "--max-time",
         type=duration,
         default=max_time,
@@ -188,10 +196,11 @@ def add_kernel(command: argparse.ArgumentParser) -> None:
     """Which covariance."""
     command.add_argument(
         "--kernel",
-        choices=kernel_registry.NAMES,
-        default="matern32",
+        choices=(kernel_registry.AUTO, *kernel_registry.NAMES),
+        default=kernel_registry.AUTO,
         metavar="KERNEL",
-        help=f"one of {', '.join(kernel_registry.NAMES)} (default: %(default)s)",
+        help=f"one of {', '.join(kernel_registry.NAMES)} (default: auto: {kernel_registry.CHOICES[0]}, or what the "
+        'method "auto" finds best)',
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cagp.cli import options
 from cagp.cli.words import UsageError
+from cagp.kernel_registry import AUTO, CHOICES
 from cagp.lazy import lazy_module
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         folder=arguments.out,
         num_actions=arguments.n_actions,
         lrs=arguments.lr,
-        kernel=arguments.kernel,
+        kernel=CHOICES[0] if arguments.kernel == AUTO else arguments.kernel,
         seed=arguments.seed,
         num_steps=arguments.steps,
         max_time=arguments.max_time,

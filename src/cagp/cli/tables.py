@@ -56,7 +56,7 @@ def split_table(
     """
     frame, inputs, values = read_columns(path, targets, drop, noise)
     known = None if noise is None else noise_column(frame, noise, path)
-    encoder, matrix = Encoder.fit_transform(inputs)  # errors name the rows of the table
+    encoder, matrix = Encoder.fit_codes(inputs)  # errors name the rows of the table
     missing = encode_target(values, "the target").missing
     kept = np.flatnonzero(~missing)
     if len(kept) < 2:
@@ -64,7 +64,7 @@ def split_table(
     if len(kept) < len(missing):  # levels that only rows without a target have are not inputs
         inputs, values = inputs.iloc[kept], values.iloc[kept]
         known = None if known is None else known[kept]
-        encoder, matrix = Encoder.fit_transform(inputs)
+        encoder, matrix = Encoder.fit_codes(inputs)
     train, test, num_moved = np.arange(len(kept)), np.arange(0), 0
     if test_fraction > 0:
         rows = split(len(kept), test_fraction, seed)
@@ -199,7 +199,7 @@ def pieces(
     encoder = model.encoder_
     for chunk in stream_table(path, rows, [*encoder.text_names, *text]):
         known = None if noise is None else noise_column(chunk.frame, noise, path)
-        matrix = encoder.transform(inputs_of(model, chunk.frame, path, noise), chunk.rows_from)
+        matrix = encoder.codes(inputs_of(model, chunk.frame, path, noise), chunk.rows_from)
         yield Piece(chunk.frame, EncodedTable(encoder, matrix), chunk.fraction, known)
 
 

@@ -67,11 +67,11 @@ def fitted_column(values: pd.Series, name: str) -> Column:
     return Column(name, LEVELS, tuple(levels))
 
 
-def encoded_column(column: Column, values: pd.Series, rows_from: int) -> np.ndarray:
-    """The column's part of the matrix, with shape (n, number of its names_out); NaN for missing values."""
+def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarray:
+    """The column as one number for each row, (n,): levels as their places 0, 1, 2, ...; NaN for missing values."""
     kind = kind_of(values, column.name)
     if column.kind == LEVELS and kind in (LEVELS, NUMBER, EMPTY):
-        return _encoded_levels(column, values, rows_from)
+        return _level_codes(column, values, rows_from)
     if column.kind == DATETIME and kind == LEVELS:
         values, kind = _parsed_dates(column, values, rows_from), DATETIME
     if kind not in (column.kind, EMPTY):
@@ -80,8 +80,16 @@ def encoded_column(column: Column, values: pd.Series, rows_from: int) -> np.ndar
             f"{first_text(values, rows_from) if kind == LEVELS else ''}; convert it."
         )
     if kind == EMPTY:
-        return np.full((len(values), 1), np.nan)
-    return {NUMBER: numbers_of, DATETIME: _days_since_epoch, TIMEDELTA: _days}[kind](values)[:, None]
+        return np.full(len(values), np.nan)
+    return {NUMBER: numbers_of, DATETIME: _days_since_epoch, TIMEDELTA: _days}[kind](values)
+
+
+def expanded_column(column: Column, codes: np.ndarray) -> np.ndarray:
+    """The inputs that the column becomes, (n, number of its names_out): a 0/1 column for each coded level."""
+    if column.kind != LEVELS:
+        return codes[:, None]
+    offset = len(column.levels) - len(column.coded_levels)
+    return (codes[:, None] == np.arange(offset, len(column.levels))).astype(np.float64)
 
 
 def first_text(values: pd.Series, rows_from: int) -> str:
@@ -94,7 +102,7 @@ def first_text(values: pd.Series, rows_from: int) -> str:
 # ---- levels ----
 
 
-def _encoded_levels(column: Column, values: pd.Series, rows_from: int) -> np.ndarray:
+def _level_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarray:
     codes, found = pd.factorize(values)
     labels = [_label(level) for level in found]
     unknown = next((code for code, label in enumerate(labels) if label not in column.levels), None)
@@ -104,11 +112,8 @@ def _encoded_levels(column: Column, values: pd.Series, rows_from: int) -> np.nda
             f"{rows_from + int((codes == unknown).argmax())}), which it did not have at fit; its levels at fit were "
             f"{listed(column.levels)}. Drop such rows, replace the value by one of these levels, or fit again with it."
         )
-    place = np.array([*(column.levels.index(label) for label in labels), -1])[codes]  # missing: code -1, the last entry
-    offset = len(column.levels) - len(column.coded_levels)
-    block = (place[:, None] == np.arange(offset, len(column.levels))).astype(np.float64)
-    block[codes < 0] = np.nan
-    return block
+    places = np.array([*(column.levels.index(label) for label in labels), np.nan])
+    return places[codes]  # missing: code -1, the last entry
 
 
 def _label(level: Any) -> str:

@@ -8,7 +8,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from cagp.column_kinds import DATETIME, LEVELS, NUMBER, TIMEDELTA, WORDS, Column
-from cagp.data.column_values import encoded_column, fitted_column
+from cagp.data.column_values import column_codes, expanded_column, fitted_column
 from cagp.data.table_checks import Table, as_table, check_frame, check_values, columns_text, listed, names_of
 
 
@@ -37,6 +37,12 @@ class Encoder:
     @classmethod
     def fit_transform(cls, X: Any) -> tuple["Encoder", Float64[np.ndarray, "n p"]]:
         """The encoder for tables like ``X``, and the rows of ``X`` as its ``transform`` gives them."""
+        encoder, codes = cls.fit_codes(X)
+        return encoder, encoder.expand(codes)
+
+    @classmethod
+    def fit_codes(cls, X: Any) -> tuple["Encoder", Float64[np.ndarray, "n c"]]:
+        """The encoder for tables like ``X``, and the rows of ``X`` as its ``codes`` gives them."""
         table = as_table(X)
         if isinstance(table, pd.DataFrame):
             check_frame(table)
@@ -45,7 +51,7 @@ class Encoder:
         else:
             kind = {"M": DATETIME, "m": TIMEDELTA}.get(table.dtype.kind, NUMBER)
             encoder = cls([Column(f"x{j}", kind) for j in range(table.shape[1])], has_names=False)
-        return encoder, encoder._matrix(table, 0)
+        return encoder, encoder._codes(table, 0)
 
     @property
     def names_in(self) -> tuple[str, ...] | None:
@@ -54,7 +60,7 @@ class Encoder:
 
     @property
     def names_out(self) -> tuple[str, ...]:
-        """The names of the matrix's columns: "column", or "column=level"; "x0", "x1", ... for arrays."""
+        """The names of the columns of ``transform``: "column", or "column=level"; "x0", "x1", ... for arrays."""
         return tuple(name for column in self._columns for name in column.names_out)
 
     @property
@@ -62,16 +68,34 @@ class Encoder:
         """The columns of levels: those to read from a file as text (see ``cagp.data.read_table``)."""
         return tuple(column.name for column in self._columns if column.kind == LEVELS)
 
+    @property
+    def categorical(self) -> tuple[int, ...]:
+        """The positions of the columns of levels in ``codes``."""
+        return tuple(j for j, column in enumerate(self._columns) if column.kind == LEVELS)
+
     def transform(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n p"]:
-        """The rows of ``X`` as finite numbers, writable; shares memory with ``X`` if that already is such a matrix.
+        """The rows of ``X`` as inputs of a Gaussian process: ``expand(codes(X))``.
+
+        Writable; shares memory with ``X`` if that already is such a matrix.
 
         Args:
             rows_from: the number of the first row, for error messages about a table that comes in pieces.
         """
+        return self.expand(self.codes(X, rows_from))
+
+    def codes(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n c"]:
+        """The rows of ``X`` in compact form, with a column for each column of the table: levels as 0, 1, 2, ..."""
         table = as_table(X)
         if isinstance(table, pd.DataFrame):
             check_frame(table)
-        return self._matrix(table, rows_from)
+        return self._codes(table, rows_from)
+
+    def expand(self, codes: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, "n p"]:
+        """The inputs for rows in the form of ``codes``: a 0/1 column for each level; numbers stay as they are."""
+        if not self.categorical:
+            return codes
+        parts = [expanded_column(column, codes[:, j]) for j, column in enumerate(self._columns)]
+        return np.concatenate(parts, axis=1)
 
     def state(self) -> dict[str, Any]:
         """The whole encoder as dicts, lists, text and booleans, for ``from_state``."""
@@ -87,24 +111,21 @@ class Encoder:
                 raise ValueError(f"column {column.name!r} has the kind {column.kind!r}, expected one of {list(WORDS)}.")
         return cls(columns, state["has_names"])
 
-    def _matrix(self, table: Table, rows_from: int) -> Float64[np.ndarray, "n p"]:
+    def _codes(self, table: Table, rows_from: int) -> Float64[np.ndarray, "n c"]:
         if isinstance(table, pd.DataFrame):
             parts = [table.iloc[:, j] for j in self._places(table)]
         else:
             self._check_width(table.shape[1])
             if table.dtype.kind == "f" and all(column.kind == NUMBER for column in self._columns):
-                check_values(table, self._columns, range(table.shape[1]), rows_from)
+                check_values(table, self._columns, rows_from)
                 return table
             parts = [pd.Series(table[:, j]) for j in range(table.shape[1])]
 
-        matrix = np.empty((len(table), len(self.names_out)))
-        starts, end = [], 0
-        for column, values in zip(self._columns, parts, strict=True):
-            starts.append(end)
-            end += len(column.names_out)
-            matrix[:, starts[-1] : end] = encoded_column(column, values, rows_from)
-        check_values(matrix, self._columns, starts, rows_from)
-        return matrix
+        codes = np.empty((len(table), len(self._columns)))
+        for j, (column, values) in enumerate(zip(self._columns, parts, strict=True)):
+            codes[:, j] = column_codes(column, values, rows_from)
+        check_values(codes, self._columns, rows_from)
+        return codes
 
     def _places(self, frame: pd.DataFrame) -> list[int]:
         """Where the columns of fit are in this frame."""

@@ -117,15 +117,9 @@ def check_duplicates(names: Sequence[str], table: str) -> None:
         raise ValueError(f"{table} has more than one {columns_text(twice)}; drop or rename the others.")
 
 
-def check_values(
-    matrix: Float64[np.ndarray, "n p"], columns: Sequence[Column], starts: Iterable[int], rows_from: int
-) -> None:
-    """Raise ValueError for values that are missing, infinite or too large; it names all columns that have any.
-
-    Args:
-        starts: the first column of the matrix for each of ``columns``.
-    """
-    least, largest = matrix.min(), matrix.max()  # NaN if there is one
+def check_values(codes: Float64[np.ndarray, "n c"], columns: Sequence[Column], rows_from: int) -> None:
+    """Raise ValueError for values that are missing, infinite or too large; it names all columns that have any."""
+    least, largest = codes.min(), codes.max()  # NaN if there is one
     if least >= -LARGEST and largest <= LARGEST:
         return
     complaints = {
@@ -140,8 +134,8 @@ def check_values(
     for what, (remedy, test) in complaints.items():
         found = [
             f"column {column.name!r} has {int(wrong.sum())} (first at row {rows_from + int(wrong.argmax())})"
-            for column, start in zip(columns, starts, strict=True)
-            if (wrong := test(matrix[:, start])).any()
+            for column, values in zip(columns, codes.T, strict=True)
+            if (wrong := test(values)).any()
         ]
         if found:
             sentences.append(f"X has {what}: {', '.join(found)}. {remedy}")

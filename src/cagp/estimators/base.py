@@ -1,6 +1,7 @@
 """The contract of every regressor: tables in, answers in the user's units out."""
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -24,12 +25,15 @@ from cagp.estimators.tasks import check_parameters, new_task, seed_of
 from cagp.estimators.units import EncodedTable, Points, Quantity, Units, as_array, known_variances
 from cagp.kernels import Kernel
 from cagp.lazy import lazy_module
+from cagp.memory import peak_memory
 from cagp.methods.common import lengthscale_of
 from cagp.metrics import Calibration
 from cagp.posteriors import LocalPosterior, Posterior
 from cagp.prior import GaussianNoise
-from cagp.recipes import Recipe, guarantee_words
+from cagp.quantities import size
+from cagp.recipes import Recipe, guarantee_words, train_with_mean, tried_in_words
 from cagp.training import FitResult
+from cagp.trees import Trees
 
 report_page: Any = lazy_module("cagp.report")  # it draws, and comes above this layer
 
@@ -45,7 +49,11 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     Attributes, after ``fit``:
         method_: the name of the method that was fitted; what "auto" chose.
-        choice_: why "auto" chose it, in one sentence; None where nothing was chosen.
+        choice_: why "auto" chose it, in words; None where nothing was chosen.
+        choices_: what "auto" tried, a dict for each model: in words ("model"), its scores on held-out rows ("nll" and
+            "crps", in standard units), what it gains over the best model before it, in nats per row ("gain",
+            "gain_error"), its "steps", "seconds" and "outcome".
+        trees_: the boosted trees in the prior mean (``cagp.trees.Trees``); None where it is zero.
         guarantee_: what holds for the variance of its predictions, in one sentence.
         fit_report_: what a user should know about the fit, in words.
         fit_result_: steps, losses and status of training, see ``cagp.FitResult``.
@@ -62,13 +70,15 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     fit_result_: FitResult
     method_: str
     choice_: str | None
+    choices_: list[dict[str, Any]]
+    trees_: Trees | None
     fit_report_: str
     n_rows_: int
     n_features_in_: int
 
     def __init__(
         self,
-        kernel: str | Kernel = "matern32",
+        kernel: str | Kernel = "auto",
         max_epochs: int | None = None,
         max_time: float | str | None = None,
         max_memory: int | str | None = None,
@@ -78,6 +88,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         verbose: bool = False,
         warm_start: bool = False,
         checkpoint_dir: str | Path | None = None,
+        mean: str = "auto",
     ):
         self.kernel = kernel
         self.max_epochs = max_epochs
@@ -89,6 +100,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         self.verbose = verbose
         self.warm_start = warm_start
         self.checkpoint_dir = checkpoint_dir
+        self.mean = mean
 
     @abstractmethod
     def _recipe(self) -> Recipe:
@@ -114,6 +126,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         """
         if unknown:
             _refuse(unknown)
+        began = time.perf_counter()
         check_parameters(self)
         recipe = self._recipe()
         if y is None:
@@ -123,20 +136,21 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         if rows.num_missing:
             total = len(rows.inputs) + rows.num_missing
             notes.append(f"Left out {rows.num_missing:,} of {total:,} rows, whose target is missing.")
-        task = new_task(self, recipe, units, rows)
+        task = new_task(self, recipe, units, rows, began)
         with notices.collected() as warned:
-            fitted = recipe.train(task)
+            fitted = train_with_mean(recipe, task)
         counts = Counter(str(warning) for warning in warned)
         notes += [f"{text} ({times:,} times in this fit)" for text, times in counts.items()]
 
         self._remember_columns(X)
         self.units_, self.n_rows_ = units, len(rows.inputs)
         self.method_, self.posteriors_, self.fit_result_ = fitted.method, fitted.posteriors, fitted.result
-        self.choice_ = fitted.choice
+        self.choice_, self.choices_, self.trees_ = fitted.choice, fitted.tried, fitted.trees
         known = None if task.row_noise is None or fitted.held is None else task.row_noise[fitted.held]
         self._row_noise = [None if known is None else known[:, j].contiguous() for j in range(units.num_targets)]
-        chosen = [] if fitted.choice is None else [fitted.choice]
-        self.fit_report_ = "\n".join([*notes, *chosen, *fitted.notes, str(fitted.result), self.guarantee_])
+        chosen = [] if fitted.choice is None else [fitted.choice, *tried_in_words(fitted.tried)]
+        spent = f"The fit took {time.perf_counter() - began:,.1f} s; the process held at most {size(peak_memory())}."
+        self.fit_report_ = "\n".join([*notes, *chosen, *fitted.notes, str(fitted.result), self.guarantee_, spent])
         if self.verbose:
             print(self.fit_report_)
         return self
@@ -195,6 +209,11 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             return mean, {**shown, "computational_kind": kind}
         return mean
 
+    def prior_mean(self, X: Any) -> Any:
+        """The prior mean at each row, in the unit of the targets: what trees predict, or a constant without them."""
+        points = self._points(X)
+        return self.units_.answer(self.units_.restore(self._prior_mean(points.inputs), Quantity.VALUE), points)
+
     def predict_interval(
         self, X: Any, level: float = 0.95, sample_noise: Any = None, noise: bool = True
     ) -> tuple[Any, Any]:
@@ -248,7 +267,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             draws.append(
                 as_array(posterior.sample(Z, n_samples, noise=noise, row_noise=row_noise, generator=generator).mT)
             )
-        return self.units_.answer(self.units_.restore(np.stack(draws, 1), Quantity.VALUE), points)
+        values = np.stack(draws, 1) + self._prior_mean(points.inputs)[:, :, None]
+        return self.units_.answer(self.units_.restore(values, Quantity.VALUE), points)
 
     def log_predictive_density(self, X: Any, y: Any, sample_noise: Any = None) -> Any:
         """log p(y | X) of each row, in nats; higher is better. With several targets, a column for each."""
@@ -372,22 +392,29 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def _tiles(self, points: Points):
         return self.units_.tiles(points, self.posteriors_[0], bool(self.verbose))
 
+    def _prior_mean(self, inputs: np.ndarray) -> np.ndarray:
+        """What the trees predict at some rows, (n, q), in standard units; the posteriors are of what they leave."""
+        return np.zeros((len(inputs), self.n_outputs_)) if self.trees_ is None else self.trees_.mean(inputs)
+
     def _mean(self, points: Points) -> np.ndarray:
         """The mean at each point, (n, q)."""
         mean = np.empty((len(points.inputs), self.n_outputs_))
         for rows, Z in self._tiles(points):
+            prior_mean = self._prior_mean(points.inputs[rows])
             for j, posterior in enumerate(self.posteriors_):
-                mean[rows, j] = as_array(posterior.mean(Z))
+                mean[rows, j] = as_array(posterior.mean(Z)) + prior_mean[:, j]
         return self.units_.restore(mean, Quantity.VALUE)
 
     def _moments(self, points: Points, known: np.ndarray | None, noise: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of new observations, or of the function, (n, q) each."""
         mean, variance = np.empty((2, len(points.inputs), self.n_outputs_))
         for rows, Z in self._tiles(points):
+            prior_mean = self._prior_mean(points.inputs[rows])
             for j, posterior in enumerate(self.posteriors_):
                 row_noise = self.units_.standard_noise(known, j, rows, Z)
                 found = posterior.predict(Z, noise=noise, row_noise=row_noise)
-                mean[rows, j], variance[rows, j] = as_array(found.mean), as_array(found.variance)
+                mean[rows, j] = as_array(found.mean) + prior_mean[:, j]
+                variance[rows, j] = as_array(found.variance)
         restore = self.units_.restore
         return restore(mean, Quantity.VALUE), restore(np.sqrt(variance), Quantity.DEVIATION)
 

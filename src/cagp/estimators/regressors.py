@@ -8,7 +8,7 @@ import torch
 from cagp.estimators.base import GPRegressor
 from cagp.estimators.saved import load_model
 from cagp.kernels import Kernel
-from cagp.recipes import Recipe, recipe_for
+from cagp.recipes import OPTIONS, Recipe, recipe_for
 
 
 @final
@@ -54,9 +54,9 @@ class CaGPRegressor(GPRegressor):
         self,
         method: str = "auto",
         n_actions: int | Literal["auto"] = "auto",
-        n_neighbors: int = 32,
+        n_neighbors: int | Literal["auto"] = "auto",
         local_scale: float | Literal["auto"] | None = "auto",
-        kernel: str | Kernel = "matern32",
+        kernel: str | Kernel = "auto",
         max_epochs: int | None = None,
         max_time: float | str | None = None,
         max_memory: int | str | None = None,
@@ -67,19 +67,22 @@ class CaGPRegressor(GPRegressor):
         warm_start: bool = False,
         checkpoint_dir: str | Path | None = None,
         n_inducing: int = 512,
+        mean: str = "auto",
+        effort: str = "default",
+        objective: str = "auto",
     ):
         self.method = method
         self.n_actions = n_actions
         self.n_neighbors = n_neighbors
         self.local_scale = local_scale
         self.n_inducing = n_inducing
-        super().__init__(
-            kernel, max_epochs, max_time, max_memory, device, dtype, random_state, verbose, warm_start, checkpoint_dir
-        )
+        self.effort = effort
+        self.objective = objective
+        limits = (max_epochs, max_time, max_memory)
+        super().__init__(kernel, *limits, device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean)
 
     def _recipe(self) -> Recipe:
-        options = ("n_actions", "n_neighbors", "local_scale", "n_inducing")
-        return recipe_for(self.method, {name: getattr(self, name) for name in options})
+        return recipe_for(self.method, {name: getattr(self, name) for name in OPTIONS})
 
 
 @final
@@ -110,7 +113,7 @@ class InducingRegressor(GPRegressor):
     def __init__(
         self,
         n_inducing: int = 512,
-        kernel: str | Kernel = "matern32",
+        kernel: str | Kernel = "auto",
         max_epochs: int | None = None,
         max_time: float | str | None = None,
         max_memory: int | str | None = None,
@@ -120,11 +123,11 @@ class InducingRegressor(GPRegressor):
         verbose: bool = False,
         warm_start: bool = False,
         checkpoint_dir: str | Path | None = None,
+        mean: str = "auto",
     ):
         self.n_inducing = n_inducing
-        super().__init__(
-            kernel, max_epochs, max_time, max_memory, device, dtype, random_state, verbose, warm_start, checkpoint_dir
-        )
+        limits = (max_epochs, max_time, max_memory)
+        super().__init__(kernel, *limits, device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean)
 
 
 @final

@@ -12,6 +12,7 @@ from cagp.estimators.units import Units
 from cagp.kernels import Kernel
 from cagp.persistence import posterior_from_state, posterior_state, prior_from_state, prior_state
 from cagp.prior import GP
+from cagp.recipes.means import state_of, trees_from_state
 from cagp.saved_summary import KIND, VERSION
 from cagp.tensor_files import load_state, save_state
 from cagp.training import FitResult
@@ -42,6 +43,8 @@ def save_model(model: "GPRegressor", path: str | Path, dtype: str | None, librar
         "num_features": model.n_features_in_,
         "method": model.method_,
         "choice": model.choice_,
+        "tried": model.choices_,
+        "trees": None if model.trees_ is None else state_of(model.trees_),
         "report": model.fit_report_,
         "status": result.status.value,
         "result": result.state(),
@@ -88,6 +91,11 @@ def _restored(state: dict[str, Any], classes: "dict[str, type[GPRegressor]]", ke
         model.feature_names_in_ = np.asarray(state["feature_names"], dtype=object)
     model.method_, model.fit_report_ = state["method"], state["report"]
     model.choice_ = state.get("choice")  # files of version 0.1 say it in the report alone
+    model.choices_ = list(state.get("tried", []))
+    stored = state.get("trees")
+    model.trees_ = None if stored is None else trees_from_state(stored)
+    if model.trees_ is not None and model.trees_.num_targets != model.units_.num_targets:
+        raise ValueError(f"the model has trees for {model.trees_.num_targets} of {model.units_.num_targets} targets.")
     model.fit_result_ = FitResult.from_state(state["result"], state.get("status"))  # nor have they a status
     model._row_noise, model.posteriors_ = list(state["row_noise"]), posteriors
     return model

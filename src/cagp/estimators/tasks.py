@@ -3,7 +3,7 @@
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,16 +26,21 @@ if TYPE_CHECKING:
     from cagp.estimators.base import GPRegressor
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+MEANS = ("auto", "zero", "trees")
 
 
 def check_parameters(model: "GPRegressor") -> None:
     """Raise ValueError for a parameter that every regressor has and that is not right."""
     if isinstance(model.kernel, str):
-        if model.kernel not in kernel_registry.NAMES:
+        if model.kernel not in (kernel_registry.AUTO, *kernel_registry.NAMES):
             listed = ", ".join(kernel_registry.NAMES)
-            raise ValueError(f"kernel is {model.kernel!r}, expected one of {listed}, or a kernel of cagp.kernels.")
+            raise ValueError(
+                f'kernel is {model.kernel!r}, expected "auto", one of {listed}, or a kernel of cagp.kernels.'
+            )
     elif not isinstance(model.kernel, Kernel):
         raise ValueError(f"kernel is a {type(model.kernel).__name__}, expected a name or a kernel of cagp.kernels.")
+    if not isinstance(model.mean, str) or model.mean not in MEANS:
+        raise ValueError(f'mean is {model.mean!r}, expected "auto", "zero" or "trees".')
     if model.dtype != "auto" and model.dtype not in DTYPES:
         raise ValueError(f'dtype is {model.dtype!r}, expected "auto", "float32" or "float64".')
     if model.max_epochs is not None and not is_positive_integer(model.max_epochs):
@@ -59,8 +64,12 @@ def _check_device(device: str | torch.device) -> None:
         ) from error
 
 
-def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows) -> Task:
-    """The rows in standard units, with the limits of the regressor and its starting values."""
+def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows, began: float) -> Task:
+    """The rows in standard units, with the limits of the regressor and its starting values.
+
+    Args:
+        began: when the fit began, on the clock ``time.perf_counter()``: ``max_time`` counts from there.
+    """
     dtype = DTYPES[recipe.default_dtype(len(rows.inputs)) if model.dtype == "auto" else model.dtype]
     memory = default_memory_limit() if model.max_memory is None else bytes_of(model.max_memory)
     scaler = units.scaler
@@ -70,12 +79,16 @@ def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingR
 
     # Divided twice: the square of a tiny unit would be zero.
     noise = None if rows.noise is None else torch.from_numpy(rows.noise) / scaler.target_std / scaler.target_std
-    kernel, from_data, starts, points = _starting_values(model, rows)
+    kernel, kernels, from_data, starts, points = _starting_values(model, units, rows)
     task = Task(
-        X=tensor(scaler.inputs(torch.from_numpy(rows.inputs))),
+        X=tensor(units.scaled(rows.inputs)),
         y=tensor(scaler.targets(torch.from_numpy(rows.targets))),
         row_noise=None if noise is None else tensor(noise),
+        inputs=rows.inputs,
+        categorical=units.encoder.categorical,
+        mean=_mean(model, from_data),
         kernel=kernel.to(torch.device(model.device)),
+        kernels=kernels,
         noise=starts,
         from_data=from_data,
         seed=seed_of(model.random_state),
@@ -88,6 +101,7 @@ def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingR
         verbose=bool(model.verbose),
         names=None if units.encoder.names_in is None else units.encoder.names_out,
         points=None if points is None else tensor(scaler.inputs(points)),
+        began=began,
     )
     if model.checkpoint_dir is None:
         return task
@@ -99,31 +113,54 @@ def _key(task: Task, recipe: Recipe) -> str:
     tensors = [t for t in (*task.data, task.points, *task.kernel.state_dict().values()) if t is not None]
     kernel = [type(part).__name__ for part in task.kernel.modules()]
     plain = [recipe.name, vars(recipe), kernel, task.noise, task.from_data, task.seed, task.max_epochs]
+    plain += [task.mean, task.kernels]
     return fingerprint(plain, *(t.detach().cpu().numpy() for t in tensors))[:12]
 
 
-def _starting_values(
-    model: "GPRegressor", rows: TrainingRows
-) -> tuple[Kernel, bool, list[float] | None, Tensor | None]:
-    """The kernel, whether the data give its starting values, the noise of each target, and inducing points.
+def _mean(model: "GPRegressor", from_data: bool) -> str:
+    """The prior mean to train with; a warm start keeps the one that "auto" chose."""
+    if model.mean == "auto" and not from_data and getattr(model, "trees_", None) is not None:
+        return "trees"
+    return model.mean
 
-    A named kernel starts where the data suggest; a kernel object starts where its owner put it. With ``warm_start``, a
-    fit with the same kernel and targets starts where the last one ended.
+
+class _Start(NamedTuple):
+    """Where the hyperparameters start."""
+
+    kernel: Kernel
+    kernels: tuple[str, ...]  # names to choose from; none for a kernel that is given
+    from_data: bool  # whether the data give the starting values
+    noise: list[float] | None = None  # of each target
+    points: Tensor | None = None  # inducing points
+
+
+def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows) -> _Start:
+    """A named kernel starts where the data suggest; a kernel object starts where its owner put it.
+
+    With ``warm_start``, a fit with the same kernel and targets starts where the last one ended, with the kernel that
+    the last one chose.
     """
     if isinstance(model.kernel, str):
-        kernel, from_data = Scale(kernel_class(model.kernel)(rows.inputs.shape[1])), True
+        names = kernel_registry.CHOICES if model.kernel == kernel_registry.AUTO else (model.kernel,)
+        start = _Start(Scale(kernel_class(names[0])(len(units.encoder.names_out))), names, True)
     else:
-        kernel, from_data = copy.deepcopy(model.kernel), False
+        start = _Start(copy.deepcopy(model.kernel), (), False)
     last = getattr(model, "posteriors_", None)
     if not model.warm_start or last is None or len(last) != rows.targets.shape[1]:
-        return kernel, from_data, None, None
-    if _structure(kernel) != _structure(last[0].prior.kernel):
-        return kernel, from_data, None, None
-    kernel.load_state_dict(last[0].prior.kernel.state_dict())
+        return start
+    known = last[0].prior.kernel
+    if _structure(start.kernel) != _structure(known):
+        chosen = [name for name in start.kernels if type(getattr(known, "kernel", None)) is kernel_class(name)]
+        if not chosen or len(known.kernel.lengthscale) != len(units.encoder.names_out):
+            return start
+        kernel = copy.deepcopy(known).requires_grad_(True)
+    else:
+        kernel = start.kernel
+        kernel.load_state_dict(known.state_dict())
     scaler, points = model.units_.scaler, None
     if isinstance(last[0], InducingPosterior):
         points = last[0].X.double().cpu() * scaler.input_std + scaler.input_mean
-    return kernel, False, ((model.noise_std_ / scaler.target_std.numpy()) ** 2).tolist(), points
+    return _Start(kernel, (), False, ((model.noise_std_ / scaler.target_std.numpy()) ** 2).tolist(), points)
 
 
 def _structure(kernel: Kernel) -> list[Any]:

@@ -34,7 +34,7 @@ class EncodedTable(NamedTuple):
     """A table whose columns are numbers already: a regressor takes it where it takes a table, and encodes nothing."""
 
     encoder: Encoder
-    matrix: np.ndarray
+    matrix: np.ndarray  # Encoder.codes
 
     def take(self, rows: "Rows") -> "EncodedTable":
         """Some of its rows."""
@@ -44,7 +44,7 @@ class EncodedTable(NamedTuple):
 class TrainingRows(NamedTuple):
     """The rows to learn from, in the user's units."""
 
-    inputs: np.ndarray  # (n, p), encoded
+    inputs: np.ndarray  # (n, c), as Encoder.codes gives them
     targets: np.ndarray  # (n, q)
     noise: np.ndarray | None  # (n, q), known variances
     num_missing: int  # rows left out, for want of a target
@@ -53,7 +53,7 @@ class TrainingRows(NamedTuple):
 class Points(NamedTuple):
     """Test points as numbers, and where answers to them belong."""
 
-    inputs: np.ndarray
+    inputs: np.ndarray  # (n, c), as Encoder.codes gives them
     device: torch.device | None  # answers are tensors on this device; None for arrays
 
 
@@ -70,7 +70,7 @@ class Units:
     @classmethod
     def learn(cls, X: Any, y: Any, sample_noise: Any) -> tuple["Units", TrainingRows]:
         """The units of a table, and its rows: encoded once, without those whose target is missing."""
-        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_transform(X)
+        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X)
         inputs = np.ascontiguousarray(inputs)
         target = encode_target(y)
         values = target.values[:, None] if target.values.ndim == 1 else target.values
@@ -86,7 +86,7 @@ class Units:
             inputs, values, noise = inputs[kept], values[kept], None if noise is None else noise[kept]
         if len(inputs) < 2:
             raise ValueError(f"Found n_samples={len(inputs)} with a target, while a minimum of 2 is required to learn.")
-        scaler = Standardizer.fit(torch.from_numpy(inputs), torch.from_numpy(values))
+        scaler = Standardizer.fit(torch.from_numpy(encoder.expand(inputs)), torch.from_numpy(values))
         dtype = np.dtype(np.float32 if _is_float32(y) else np.float64)
         return cls(encoder, scaler, target.names, _is_matrix(y), dtype), TrainingRows(
             inputs, values, noise, num_missing
@@ -101,7 +101,7 @@ class Units:
 
     def points(self, X: Any) -> Points:
         """Test points as numbers."""
-        matrix = X.matrix if isinstance(X, EncodedTable) else self.encoder.transform(X)
+        matrix = X.matrix if isinstance(X, EncodedTable) else self.encoder.codes(X)
         return Points(np.ascontiguousarray(matrix), X.device if isinstance(X, Tensor) else None)
 
     def tiles(self, points: Points, posterior: Posterior, verbose: bool = False) -> Iterator[tuple[Rows, Tensor]]:
@@ -121,11 +121,15 @@ class Units:
                 progress.advance(part.stop - start)
 
     def standard(self, inputs: np.ndarray, posterior: Posterior) -> Tensor:
-        """Inputs in standard units, in the dtype and on the device of the posterior."""
+        """Codes as inputs in standard units, in the dtype and on the device of the posterior."""
         like = posterior.X
         # Squares must stay finite. At this distance from all rows, no kernel tells places apart.
         farthest = torch.finfo(like.dtype).max ** 0.4
-        return self.scaler.inputs(torch.from_numpy(inputs)).clamp(-farthest, farthest).to(like)
+        return self.scaled(inputs).clamp(-farthest, farthest).to(like)
+
+    def scaled(self, inputs: np.ndarray) -> Tensor:
+        """Codes as inputs in standard units, in float64."""
+        return self.scaler.inputs(torch.from_numpy(self.encoder.expand(inputs)))
 
     def standard_noise(self, noise: np.ndarray | None, j: int, rows: Rows, like: Tensor) -> Tensor | None:
         """Known variances of some rows of one target, in standard units."""

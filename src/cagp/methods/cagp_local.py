@@ -15,7 +15,7 @@ from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.local_inference import SharedActions, local_nll
 from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, trained
 from cagp.methods.common import ACTION_RATE, dtype_name, lengthscale_of, prior_findings
-from cagp.methods.local_scale import ScaleChoice, choose_local_scale
+from cagp.methods.local_scale import SCALE_ROWS, ScaleChoice, choose_local_scale
 from cagp.neighbours import IndexKind, NeighbourIndex
 from cagp.posteriors import LocalPosterior
 from cagp.posteriors.nearest_rows import checked_scale
@@ -238,15 +238,21 @@ class CaGPLocal(Method):
         options = {"max_bytes": self.max_bytes, "local_scale": self.local_scale}
         return LocalPosterior(prior, X, y, row_noise, min(k, X.shape[0]), index, shared, **options)
 
-    def choose_local_scale(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> ScaleChoice:
+    def choose_local_scale(
+        self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, num_rows: int = SCALE_ROWS
+    ) -> ScaleChoice:
         """The local scale with which rows are predicted best from their neighbours, at the present hyperparameters.
 
         Nothing changes: ``with_local_scale`` gives a method that uses it. Shared actions play no part, since they have
         seen the rows.
+
+        Args:
+            num_rows: rows that choose, at most.
         """
         self.check(X, y, row_noise)
         index, k = self._index(X, lengthscale_of(self.prior.kernel)), self.num_neighbours_predict
-        return choose_local_scale(self.prior, X, y, row_noise, index, k, seed=self.seed, max_bytes=self.max_bytes)
+        options = {"seed": self.seed, "max_bytes": self.max_bytes, "num_rows": num_rows}
+        return choose_local_scale(self.prior, X, y, row_noise, index, k, **options)
 
     def with_local_scale(self, local_scale: float | None) -> "CaGPLocal":
         """The same method with this local scale; the two share prior, actions and nothing else that changes."""

@@ -41,14 +41,15 @@ def choose_local_scale(
     *,
     seed: int,
     max_bytes: int,
+    num_rows: int = SCALE_ROWS,
 ) -> ScaleChoice:
     """The local scale with which rows are predicted best from their neighbours, at the hyperparameters of ``prior``.
 
-    ``SCALE_ROWS`` rows, each predicted from others alone, choose among ``LOCAL_SCALES``. If the best gains less than
-    ``SCALE_GAIN`` nats per row, or may gain by chance, the choice is None: one scale everywhere.
+    At most ``num_rows`` rows, each predicted from others alone, choose among ``LOCAL_SCALES``. If the best gains less
+    than ``SCALE_GAIN`` nats per row, or may gain by chance, the choice is None: one scale everywhere.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(X.shape[0], generator=generator)[:SCALE_ROWS].to(X.device)
+    rows = torch.randperm(X.shape[0], generator=generator)[:num_rows].to(X.device)
     k = min(num_neighbours, X.shape[0] - 1)
     if k == 0:
         raise ValueError("a local scale needs neighbours; expected num_neighbours_predict and rows to have some.")

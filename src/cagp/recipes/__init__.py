@@ -14,6 +14,7 @@ from cagp.recipes.cggp import CGGPRecipe
 from cagp.recipes.exact import Exact
 from cagp.recipes.hybrid import Hybrid
 from cagp.recipes.local import Local
+from cagp.recipes.means import train_with_mean
 from cagp.recipes.opt import Opt
 from cagp.recipes.options import OPTIONS, Option
 from cagp.recipes.sgpr import SGPRRecipe
@@ -82,4 +83,29 @@ def guarantee_words(never_below_exact: bool, has_local_scale: bool) -> str:
     return "The variance can be below that of the exact Gaussian process with the same hyperparameters."
 
 
-__all__ = ["OPTIONS", "RECIPES", "Option", "Recipe", "guarantee_words", "method_words", "recipe_for", "users_of"]
+def tried_in_words(tried: list[dict[str, Any]]) -> list[str]:
+    """A line for each model that "auto" tried."""
+    lines = []
+    for trial in tried:
+        if "nll" not in trial:
+            lines.append(f"  {trial['model']}: {trial['outcome']}")
+            continue
+        gain = "" if trial["gain"] is None else f", gain {trial['gain']:+.3f} ± {trial['gain_error']:.3f}"
+        scores = f"negative log density {trial['nll']:.3f}, CRPS {trial['crps']:.4f}{gain}"
+        cost = f"{trial['steps']:,} steps, {trial['seconds']:.1f} s"
+        lines.append(f"  {trial['model']}: {scores}; {cost}; {trial['outcome']}")
+    return ["Tried, on held-out rows:", *lines] if lines else []
+
+
+__all__ = [
+    "OPTIONS",
+    "RECIPES",
+    "Option",
+    "Recipe",
+    "guarantee_words",
+    "method_words",
+    "recipe_for",
+    "train_with_mean",
+    "tried_in_words",
+    "users_of",
+]

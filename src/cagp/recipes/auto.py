@@ -1,71 +1,348 @@
-"""The choice of a method for a table."""
+"""The choice of a model for a table: several are tried on held-out rows, cheap ones first."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 from cagp import limits
 from cagp.lazy import lazy_module
 from cagp.recipes.base import Recipe
 from cagp.recipes.exact import Exact
 from cagp.recipes.opt import started_at, train_opt
-from cagp.recipes.options import LOCAL_SCALE, N_ACTIONS, N_NEIGHBORS
+from cagp.recipes.options import EFFORT, LOCAL_SCALE, N_ACTIONS, N_NEIGHBORS, OBJECTIVE
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
     from cagp.methods import cholesky
-    from cagp.recipes import steps
+    from cagp.recipes import exact_choice, means, race, steps
     from cagp.recipes import task as tasks
+    from cagp.training import FitResult
 else:
-    cholesky, steps = map(lazy_module, ("cagp.methods.cholesky", "cagp.recipes.steps"))
+    np, torch, cholesky = map(lazy_module, ("numpy", "torch", "cagp.methods.cholesky"))
+    exact_choice = lazy_module("cagp.recipes.exact_choice")
+    means, race, steps = map(lazy_module, ("cagp.recipes.means", "cagp.recipes.race", "cagp.recipes.steps"))
 
 REFINING_STEPS = 50
 """Steps of CaGP-Opt after the hyperparameters were found and it was chosen."""
 
 
+class Effort(NamedTuple):
+    """How much is tried."""
+
+    first_steps: int  # of every mean and start
+    more_steps: int  # of those that are not clearly behind
+    other_steps: int  # of other kernels and objectives, which start where the best one is
+    last_steps: int  # of the winner
+    starts: tuple[float, ...] = (1.0,)  # of the lengthscales, times those that the data suggest
+    tree_starts: tuple[float, ...] = (0.4,)  # what trees leave is rough
+    kernels: tuple[str, ...] = ()  # beside Matérn 3/2
+    more_neighbours: tuple[int, ...] = ()  # in predictions
+    train_neighbours: tuple[int, ...] = ()  # in training and predictions
+    objectives: bool = False  # whether the ordered objective is tried
+    trees: bool = True
+    screen_rows: int = 50_000  # models are compared on at most this many rows to learn from
+    judging_rows: int = 2_000
+
+
+EFFORTS = {
+    "fast": Effort(300, 0, 0, 0, trees=False, screen_rows=2**62),
+    "default": Effort(
+        first_steps=40,
+        more_steps=60,
+        other_steps=40,
+        last_steps=60,
+        starts=(1.0, 0.4),
+        kernels=("matern12", "matern52", "rational_quadratic"),
+        more_neighbours=(128,),
+        objectives=True,
+    ),
+    "thorough": Effort(
+        first_steps=100,
+        more_steps=200,
+        other_steps=150,
+        last_steps=200,
+        starts=(1.0, 0.4, 0.1),
+        tree_starts=(1.0, 0.4),
+        kernels=("matern12", "matern52", "rbf", "rational_quadratic"),
+        more_neighbours=(128, 256),
+        train_neighbours=(64, 128),
+        objectives=True,
+        screen_rows=200_000,
+        judging_rows=5_000,
+    ),
+}
+BATCH_SIZE = 1024
+"""Rows in a step of CaGP-Local."""
+
+LEAST_TIME = 0.4
+"""The share of ``max_time`` that must be left for a further model to be tried."""
+
+COSTLIER_GAIN = 0.02
+"""Nats per row that more neighbours must gain: predictions then take several times as long."""
+
+
 @final
 @dataclass(frozen=True)
 class Auto(Recipe):
-    """The method that suits the table."""
+    """The model that suits the table."""
 
     n_actions: int | str = N_ACTIONS.field()
-    n_neighbors: int = N_NEIGHBORS.field()
+    n_neighbors: int | str = N_NEIGHBORS.field()
     local_scale: float | str | None = LOCAL_SCALE.field()
+    objective: str = OBJECTIVE.field()
+    effort: str = EFFORT.field()
 
     name: ClassVar[str] = "auto"
-    words: ClassVar[str] = "the method that predicts held-out training rows best"
+    words: ClassVar[str] = "the model that predicts held-out training rows best"
     summary: ClassVar[str] = (
-        f"exact up to {limits.EXACT_ROWS:,} rows; beyond, the method that predicts held-out training rows best"
+        f"exact up to {limits.EXACT_ROWS:,} rows; beyond, the model that predicts held-out training rows best"
     )
+    chooses_mean: ClassVar[bool] = True
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
-        """Exact for few rows; else local, compared on held-out rows with what shared actions would add."""
+        """Exact for few rows; else local with the kernel, mean and neighbours that predict held-out rows best."""
         n = task.num_rows
         if n <= limits.EXACT_ROWS and cholesky.memory_needed(n) <= task.memory:
-            reason = f"Chose exact inference: {n:,} rows are few enough (at most {limits.EXACT_ROWS:,})."
-            return Exact().train(task)._replace(choice=reason)
-        _, train, held_out = steps.hold_out(task)
-        priors = train.priors(task.low_noise_floor)
-        result = steps.train_local(train, self.n_neighbors, priors)
+            return self._exact(task)
+        effort = EFFORTS[self.effort]
+        parts = steps.hold_out(task, effort.judging_rows)
+        contest = race.Race(_few_rows(parts, effort.screen_rows), self.local_scale)
+        winner = _Contest(self, effort, contest, task).winner()
+        if len(contest.parts.train.X) < len(parts.train.X):
+            contest, winner = _on_all_rows(parts, contest, winner, effort, self.local_scale)
+        else:
+            winner = _resumed(contest, winner, effort.last_steps)
+        return self._fitted(task, parts, contest, winner)
+
+    def _exact(self, task: "tasks.Task") -> "tasks.Fitted":
+        """Exact inference with the kernel and the mean that predict each row best from all others."""
+        reason = f"Chose exact inference: {task.num_rows:,} rows are few enough (at most {limits.EXACT_ROWS:,})."
+        effort = EFFORTS[self.effort]
+        choice = exact_choice.choose_exact(task, effort.kernels, effort.trees)
+        fitted = Exact().train(choice.task)
+        if choice.tried:
+            reason = f"{reason} {_chosen(choice.candidate.words, choice.tried)}"
+        if choice.trees is not None:
+            fitted.notes.insert(0, means.words_of(choice.trees, task))
+        chosen_trees = None if choice.trees is None else choice.trees.trees
+        return fitted._replace(choice=reason, tried=choice.tried, trees=chosen_trees)
+
+    def _fitted(
+        self, task: "tasks.Task", parts: "steps.Parts", contest: "race.Race", winner: "race.Trial"
+    ) -> "tasks.Fitted":
+        """The winner with all rows, after a comparison with shared actions."""
+        candidate, found = winner.candidate, contest.trees if winner.candidate.mean == "trees" else None
+        rest, notes = task, []
+        if found is not None:
+            mean = np.empty(tuple(task.y.shape))
+            mean[parts.rows.cpu().numpy()] = found.mean
+            mean[parts.held_rows.cpu().numpy()] = contest.trees_at_held_out
+            rest = task.without_mean(mean)
+            notes.append(means.words_of(found, parts.train))
         num_actions = steps.number_of_actions(self.n_actions, task)
-        reason = None
-        if result.interrupted:
-            reason = "Chose local: the fit was interrupted before other methods could be compared."
-        elif limits.action_bytes(n, num_actions) > task.memory:
-            reason = f"Chose local: the memory limit does not allow {num_actions:,} shared actions."
-        if reason is not None:
-            fitted = steps.condition_local(task, priors, self.n_neighbors, self.local_scale, None, result)
-            return fitted._replace(choice=reason)
+        method, reason = self._shared(task, num_actions, contest, winner)
+        chosen = {"choice": f"Chose {method}: {reason}. {_chosen(candidate.words, contest.tried)}"}
+        chosen |= {"tried": contest.tried}
+        chosen |= {"trees": None if found is None else found.trees}
+        result = _joined(winner.results)
+        if method == "opt":
+            fitted = train_opt(rest, winner.priors, self.n_actions, learned=True, most_steps=REFINING_STEPS)
+            return fitted._replace(notes=[*notes, started_at(result)], **chosen)
+        near, num_shared = candidate.neighbours, num_actions if method == "hybrid" else None
+        fitted = steps.condition_local(rest, winner.priors, near, self.local_scale, num_shared, result)
+        learned = f"Hyperparameters were learned without the held-out rows; predictions use all {task.num_rows:,} rows."
+        return fitted._replace(notes=[*notes, learned, *fitted.notes], **chosen)
+
+    def _shared(
+        self, task: "tasks.Task", num_actions: int, contest: "race.Race", winner: "race.Trial"
+    ) -> "steps.Choice":
+        """Whether shared actions replace nearest rows, or help them, at the hyperparameters of the winner."""
+        if winner.interrupted:
+            return steps.Choice("local", "the fit was interrupted before other methods could be compared")
+        if limits.action_bytes(task.num_rows, num_actions) > task.memory:
+            return steps.Choice("local", f"the memory limit does not allow {num_actions:,} shared actions")
+        if not _in_time(task):
+            return steps.Choice("local", "the time limit does not allow shared actions to be compared")
+        train, held_out = contest.learning(winner.candidate.mean), contest.judging(winner.candidate.mean)
         num_shared = steps.number_of_actions(self.n_actions, train)
-        shared = steps.constant_actions(priors[0].kernel, train.X, num_shared, task.seed)
-        methods = steps.local_methods(train, priors, self.n_neighbors, self.local_scale)
+        shared = steps.constant_actions(winner.priors[0].kernel, train.X, num_shared, task.seed)
+        methods = steps.local_methods(train, winner.priors, winner.candidate.neighbours, self.local_scale)
         if self.local_scale == "auto":
             methods, _ = steps.with_local_scales(methods, train)
-        choice = steps.choose(methods, shared, train, held_out)
-        reason = f"Chose {choice.method}: {choice.reason}."
-        if choice.method == "opt":
-            within = {"most_steps": REFINING_STEPS, "max_time": task.time_left()}
-            fitted = train_opt(task, priors, self.n_actions, learned=True, **within)
-            return fitted._replace(notes=[started_at(result)], choice=reason)
-        num_shared = num_actions if choice.method == "hybrid" else None
-        fitted = steps.condition_local(task, priors, self.n_neighbors, self.local_scale, num_shared, result)
-        learned = f"Hyperparameters were learned without the held-out rows; predictions use all {n:,} rows."
-        return fitted._replace(notes=[learned, *fitted.notes], choice=reason)
+        return steps.choose(methods, shared, train, held_out)
+
+
+class _Contest:
+    """The rounds: means and starts, kernels, objectives, neighbours. Each round starts from the best of the last."""
+
+    def __init__(self, recipe: Auto, effort: Effort, contest: "race.Race", task: "tasks.Task"):
+        self.recipe, self.effort, self.race, self.task = recipe, effort, contest, task
+        near = steps.Neighbours.of(recipe.n_neighbors, recipe.objective)
+        kernel = task.kernels[0] if task.kernels else None
+        self.base = race.Candidate(kernel, "trees" if task.mean == "trees" else "zero", neighbours=near)
+
+    def winner(self) -> "race.Trial":
+        """The best trial of all rounds."""
+        best = self._means_and_starts()
+        for candidate in self._kernels(best):
+            best = self._challenge(best, candidate)
+        for candidate in self._training(best):
+            best = self._challenge(best, candidate)
+        if isinstance(self.recipe.n_neighbors, str):
+            best = self._more_neighbours(best)
+        return best
+
+    def _means_and_starts(self) -> "race.Trial":
+        """Every mean with its starts for some steps; then the best start of each, if it is not clearly behind."""
+        trials = self._first_round()
+        best = self._best(trials)
+        remaining = []
+        for mean in dict.fromkeys(trial.candidate.mean for trial in trials):
+            group = [trial for trial in trials if trial.candidate.mean == mean]
+            kept = self._best(group)
+            for trial in group:
+                if trial is not kept:
+                    self.race.note(trial, kept, "another start is better")
+            behind = self.race.difference(best, kept)
+            if behind.gain > race.CLEARLY * max(behind.error, race.LEAST_GAIN):
+                self.race.note(kept, best, f"clearly behind after {kept.num_steps:,} steps")
+            else:
+                remaining.append(kept)
+        holder, *others = [_resumed(self.race, trial, self.effort.more_steps) for trial in remaining]
+        self.race.note(holder, None, "first")
+        return self._better(holder, others)
+
+    def _best(self, trials: "list[race.Trial]") -> "race.Trial":
+        return max(trials, key=lambda trial: self.race.difference(trial, trials[0]).gain)
+
+    def _better(self, holder: "race.Trial", others: "list[race.Trial]") -> "race.Trial":
+        """The holder, or the last of the others that is clearly better than the one before."""
+        for trial in others:
+            better = self.race.difference(trial, holder).is_clear
+            self.race.note(trial, holder, "better" if better else "not better")
+            holder = trial if better else holder
+        return holder
+
+    def _first_round(self) -> "list[race.Trial]":
+        candidates = []
+        if self.task.mean != "trees":
+            starts = self.effort.starts if self.task.from_data else (1.0,)
+            candidates += [replace(self.base, mean="zero", start=start) for start in starts]
+        if self.task.mean == "trees" or (self.task.mean == "auto" and self.effort.trees):
+            starts = self.effort.tree_starts if self.task.from_data else (1.0,)
+            candidates += [replace(self.base, mean="trees", start=start) for start in starts]
+        trials = []
+        for candidate in candidates:
+            if trials and not self._may_try(candidate, trials):
+                continue
+            trials.append(self.race.start(candidate, _allowed(self.task, None, self.effort.first_steps)))
+        return trials
+
+    def _kernels(self, best: "race.Trial") -> "list[race.Candidate]":
+        others = [name for name in self.effort.kernels if name in self.task.kernels and name != best.candidate.kernel]
+        return [replace(best.candidate, kernel=name) for name in others]
+
+    def _training(self, best: "race.Trial") -> "list[race.Candidate]":
+        """Other objectives and neighbours in training."""
+        near, found = best.candidate.neighbours, []
+        if self.effort.objectives and self.recipe.objective == "auto":
+            found.append(near._replace(objective="ordered"))
+        if isinstance(self.recipe.n_neighbors, str):
+            found += [near._replace(in_training=k) for k in self.effort.train_neighbours]
+        return [replace(best.candidate, neighbours=other) for other in found]
+
+    def _challenge(self, holder: "race.Trial", candidate: "race.Candidate") -> "race.Trial":
+        """The better of the two; the challenger starts at the hyperparameters of the holder."""
+        if not self._may_try(candidate, [holder]):
+            return holder
+        steps_now = _allowed(self.task, None, self.effort.other_steps)
+        return self._better(holder, [self.race.start(candidate, steps_now, like=holder)])
+
+    def _more_neighbours(self, best: "race.Trial") -> "race.Trial":
+        """Predictions from more neighbours, as long as they gain enough for what they cost."""
+        for count in self.effort.more_neighbours:
+            near = best.candidate.neighbours._replace(in_predictions=count)
+            known = best.candidate.neighbours.in_predictions or 2 * near.in_training
+            if known >= count or count >= self.race.parts.train.num_rows:
+                continue
+            candidate = replace(best.candidate, neighbours=near)
+            if not self._may_try(candidate, [best]):
+                break
+            trial = self.race.judge_again(best, near)
+            found = self.race.difference(trial, best)
+            better = found.is_clear and found.gain > COSTLIER_GAIN
+            self.race.note(trial, best, "better" if better else "not better by enough for its cost")
+            if not better:
+                break
+            best = trial
+        return best
+
+    def _may_try(self, candidate: "race.Candidate", trials: "list[race.Trial]") -> bool:
+        if any(trial.interrupted for trial in trials):
+            self.race.tried.append(race.left_out(candidate, "the fit was interrupted"))
+            return False
+        if not _in_time(self.task):
+            self.race.tried.append(race.left_out(candidate, "the time limit"))
+            return False
+        return True
+
+
+def _on_all_rows(
+    parts: "steps.Parts", screened: "race.Race", winner: "race.Trial", effort: Effort, local_scale: Any
+) -> "tuple[race.Race, race.Trial]":
+    """The winner on all rows to learn from; where trees won, also without them, since more rows may not need them."""
+    contest = race.Race(parts, local_scale)
+    contest.tried = screened.tried
+    trial = contest.start(winner.candidate, _allowed(parts.train, None, effort.last_steps), like=winner)
+    contest.note(trial, None, f"on all {parts.train.num_rows:,} rows")
+    return contest, trial
+
+
+def _few_rows(parts: "steps.Parts", most: int) -> "steps.Parts":
+    """The same held-out rows, and at most ``most`` rows to learn from."""
+    n = parts.train.num_rows
+    if n <= most:
+        return parts
+    rows = torch.randperm(n, generator=torch.Generator().manual_seed(parts.train.seed))[:most].to(parts.rows.device)
+    return parts._replace(rows=parts.rows[rows], train=parts.train.rows(rows))
+
+
+def _resumed(contest: "race.Race", trial: "race.Trial", num_steps: int) -> "race.Trial":
+    """The trial after further steps, as far as limits allow."""
+    task = contest.parts.train
+    allowed = _allowed(task, trial, num_steps)
+    return contest.resume(trial, allowed) if allowed and not trial.interrupted and _in_time(task) else trial
+
+
+def _allowed(task: "tasks.Task", trial: "race.Trial | None", num_steps: int) -> int:
+    """The further steps that ``max_epochs`` allows, at most ``num_steps``."""
+    limit = task.step_limit(BATCH_SIZE)
+    done = 0 if trial is None else trial.num_steps
+    return num_steps if limit is None else max(0, min(num_steps, limit - done))
+
+
+def _in_time(task: "tasks.Task") -> bool:
+    """Whether ``max_time`` leaves room for more than what must still be done."""
+    return task.max_time is None or task.time_left() > LEAST_TIME * (task.deadline - task.began)
+
+
+def _chosen(words: str, tried: list[dict[str, Any]]) -> str:
+    """Which of the models that were tried, in a sentence."""
+    compared = sum("nll" in trial for trial in tried)
+    model = f"The model is {words}"
+    return f"{model}." if compared < 2 else f"{model}, the best of {compared} on held-out rows."
+
+
+def _joined(results: "list[FitResult]") -> "FitResult":
+    """Fits one after the other as one."""
+    last, joined, seconds = results[-1], [], 0.0
+    for result in results:
+        joined += [
+            replace(step, number=len(joined) + j + 1, seconds=seconds + step.seconds)
+            for j, step in enumerate(result.steps)
+        ]
+        seconds += result.seconds
+    failures = [failure for result in results for failure in result.failures]
+    best = len(joined) - len(last.steps) + last.best_step
+    return replace(last, steps=joined, best_step=best, seconds=seconds, failures=failures)

@@ -32,7 +32,7 @@ class Exact(Recipe):
                 f"exact inference on {n:,} rows needs about {cholesky.memory_needed(n) / 1e6:,.0f} MB, max_memory is "
                 f'{limit}; allow more, use fewer rows, or choose method="local".'
             )
-        priors = task.priors(task.low_noise_floor)
+        priors = task.priors()
         method = methods.Several([methods.CholeskyGP(prior, task.max_bytes) for prior in priors])
         result = task.run(method, "exact", optimizer="lbfgs", num_steps=100, min_improvement=1e-4, window=5)
         return tasks.Fitted(self.name, method.condition(*task.data), result, [], task.every_row())

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from cagp.lazy import lazy_module
 from cagp.recipes.base import Recipe
-from cagp.recipes.options import LOCAL_SCALE, N_NEIGHBORS
+from cagp.recipes.options import LOCAL_SCALE, N_NEIGHBORS, OBJECTIVE
 
 if TYPE_CHECKING:
     from cagp.recipes import steps
@@ -19,8 +19,9 @@ else:
 class Local(Recipe):
     """The nearest rows of each test point."""
 
-    n_neighbors: int = N_NEIGHBORS.field()
+    n_neighbors: int | str = N_NEIGHBORS.field()
     local_scale: float | str | None = LOCAL_SCALE.field()
+    objective: str = OBJECTIVE.field()
 
     name: ClassVar[str] = "local"
     words: ClassVar[str] = "CaGP-Local, which predicts each test point from its nearest rows"
@@ -28,6 +29,6 @@ class Local(Recipe):
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Minibatches of rows, each predicted from its neighbours."""
-        priors = task.priors(task.low_noise_floor)
-        result = steps.train_local(task, self.n_neighbors, priors)
-        return steps.condition_local(task, priors, self.n_neighbors, self.local_scale, None, result)
+        priors, neighbours = task.priors(), steps.Neighbours.of(self.n_neighbors, self.objective)
+        result = steps.train_local(task, neighbours, priors)
+        return steps.condition_local(task, priors, neighbours, self.local_scale, None, result)

@@ -1,5 +1,6 @@
 """CaGP-Opt."""
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -21,6 +22,9 @@ else:
 EVALUATE_EVERY, PATIENCE = 20, 4
 """Steps between judgements by held-out rows, and judgements without a gain that end the fit."""
 
+START_SHARE, FINAL_JUDGEMENTS = 0.3, 6
+"""With a time limit: the share of the time for the starting values, and the judgements that fit in after training."""
+
 
 @final
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Opt(Recipe):
     """Learned actions, shared by all test points."""
 
     n_actions: int | str = N_ACTIONS.field()
-    n_neighbors: int = N_NEIGHBORS.field()
+    n_neighbors: int | str = N_NEIGHBORS.field()
 
     name: ClassVar[str] = "opt"
     words: ClassVar[str] = "CaGP-Opt, a computation-aware Gaussian process with learned actions"
@@ -42,12 +46,13 @@ class Opt(Recipe):
         parts, notes = steps.hold_out(task), []
         priors, most_steps = parts.train.priors(), None
         if task.from_data:
-            method = methods.Several(steps.local_methods(parts.train, priors, self.n_neighbors))
-            local = parts.train.in_double().run(method, "start", most_steps=starting.LOCAL_STEPS)
+            neighbours = steps.Neighbours.of(self.n_neighbors)
+            method = methods.Several(steps.local_methods(parts.train, priors, neighbours))
+            reserve = 0.0 if task.max_time is None else (1 - START_SHARE) * task.time_left()
+            local = parts.train.in_double().run(method, "start", most_steps=starting.LOCAL_STEPS, reserve=reserve)
             most_steps = 1 if local.interrupted else None
             notes = [started_at(local)]
-        within = {"most_steps": most_steps, "max_time": task.time_left()}
-        fitted = train_opt(parts.train, priors, self.n_actions, task.from_data, parts.held_out, **within)
+        fitted = train_opt(parts.train, priors, self.n_actions, task.from_data, parts.held_out, most_steps=most_steps)
         assert fitted.held is not None
         return fitted._replace(held=parts.rows[fitted.held], notes=[*notes, *fitted.notes])
 
@@ -84,7 +89,11 @@ def train_opt(
     others = [methods.CaGPOpt(p, first.actions, first.loss, first.max_bytes, first.reblock_at) for p in priors[1:]]
     method, notes = methods.Several([first, *others]), []
     if learned:
-        noise_tuning.raise_noise(method, *task.data)
+        noise_tuning.raise_noise(method, *task.data, until=task.deadline)
+    if held_out is not None and task.max_time is not None:
+        start = time.perf_counter()
+        steps.held_out_nll(method, task, held_out)
+        changes["reserve"] = FINAL_JUDGEMENTS * (time.perf_counter() - start)
     if held_out is not None:
         changes |= {"evaluate": lambda: {"nll": steps.held_out_nll(method, task, held_out)}, "monitor": "nll"}
         changes |= {"evaluate_every": EVALUATE_EVERY, "patience": PATIENCE}

@@ -42,7 +42,7 @@ class Option:
             value = self.parse(text)
         except ValueError:
             value = text
-        if (isinstance(value, str) and value != "auto") or not self.accepts(value):
+        if not self.accepts(value):
             raise argparse.ArgumentTypeError(f"it is {text!r}, expected {self.expected.replace('None', 'none')}")
         return value
 
@@ -76,12 +76,32 @@ N_ACTIONS = Option(
 )
 N_NEIGHBORS = Option(
     "n_neighbors",
-    32,
+    "auto",
     "K",
-    "training rows that predict each row during training; predictions use twice as many",
-    "a positive integer",
-    is_positive_integer,
-    int,
+    'training rows that predict each row during training; predictions use twice as many; "auto" is 32, and the method '
+    '"auto" also tries more in predictions',
+    'a positive integer (or "auto")',
+    lambda value: _is_auto(value) or is_positive_integer(value),
+    lambda text: text if text == "auto" else int(text),
+)
+OBJECTIVE = Option(
+    "objective",
+    "auto",
+    "NAME",
+    'what hyperparameters are learned from: "loo", each row predicted from its nearest other rows, or "ordered", from '
+    'the nearest rows before it in a random order (Vecchia); "auto" is loo, and the method "auto" compares both',
+    '"auto", "loo" or "ordered"',
+    lambda value: isinstance(value, str) and value in ("auto", "loo", "ordered"),
+    str,
+)
+EFFORT = Option(
+    "effort",
+    "default",
+    "LEVEL",
+    'how much is tried: "fast" (one model), "default" (about twice the time) or "thorough" (about ten times)',
+    '"fast", "default" or "thorough"',
+    lambda value: isinstance(value, str) and value in ("fast", "default", "thorough"),
+    str,
 )
 LOCAL_SCALE = Option(
     "local_scale",
@@ -103,5 +123,5 @@ N_INDUCING = Option(
     int,
 )
 
-OPTIONS = {option.name: option for option in (N_ACTIONS, N_NEIGHBORS, LOCAL_SCALE, N_INDUCING)}
+OPTIONS = {option.name: option for option in (N_ACTIONS, N_NEIGHBORS, LOCAL_SCALE, OBJECTIVE, EFFORT, N_INDUCING)}
 """Every option that some method has."""

@@ -1,5 +1,6 @@
 """Steps that several recipes share: actions, held-out rows, local scales, calibrated noise, inducing points."""
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,10 +13,13 @@ from cagp.data.splits import split
 from cagp.inducing import InducingPoints, choose_inducing_points
 from cagp.kernels import Kernel
 from cagp.methods import SGPR, SVGP, CaGPLocal, Method, Several
+from cagp.methods.cagp_local import Objective
 from cagp.methods.common import is_gain, lengthscale_of
+from cagp.methods.local_scale import SCALE_ROWS
 from cagp.noise_tuning import calibrate_noise
 from cagp.posteriors import Posterior
 from cagp.prior import GP
+from cagp.quantities import seconds_of
 from cagp.recipes.task import Fitted, Task
 from cagp.training import FitResult
 
@@ -24,6 +28,11 @@ SUPPORT_ROWS, SUPPORT_SIZE = 50_000, 32
 """Beyond this many rows, shared actions weigh at most this many rows of each block: their cost is then linear in n."""
 
 VALIDATION_SHARE, VALIDATION_ROWS = 0.1, 2000
+DEFAULT_NEIGHBOURS = 32
+LOCAL_RESERVE, FEW_SCALE_ROWS = 0.25, 250
+"""The share of ``max_time`` that training with nearest rows leaves for the local scale and the posterior, and the rows
+by which the time for a local scale is estimated."""
+
 MARGIN = 0.02
 """Nats per row that a more expensive method must gain on the validation rows, beyond chance, to be chosen."""
 
@@ -70,13 +79,14 @@ class Parts(NamedTuple):
     rows: Tensor  # of the whole task, those of ``train``
     train: Task
     held_out: Task
+    held_rows: Tensor  # of the whole task, those of ``held_out``
 
 
-def hold_out(task: Task) -> Parts:
-    """A tenth of the rows, at most ``VALIDATION_ROWS``, drawn with the task's seed."""
+def hold_out(task: Task, most_rows: int = VALIDATION_ROWS) -> Parts:
+    """A tenth of the rows, at most ``most_rows``, drawn with the task's seed."""
     n, device = task.num_rows, task.X.device
-    train, test = split(n, min(VALIDATION_SHARE, VALIDATION_ROWS / n), task.seed)
-    return Parts(train.to(device), task.rows(train.to(device)), task.rows(test.to(device)))
+    train, test = (rows.to(device) for rows in split(n, min(VALIDATION_SHARE, most_rows / n), task.seed))
+    return Parts(train, task.rows(train), task.rows(test), test)
 
 
 @torch.no_grad()
@@ -95,7 +105,8 @@ def calibrate(method: Method, train: Task, held_out: Task, j: int) -> float:
     """Calibrate the noise of the method of the j-th target on held-out rows; return the factor it changes by."""
     (X, y, row_noise), (X_held_out, y_held_out, row_noise_held_out) = train.column(j), held_out.column(j)
     before = noise_of(method)
-    calibrate_noise(method, X, y, X_held_out, y_held_out, row_noise, row_noise_held_out)
+    held = X_held_out, y_held_out, row_noise, row_noise_held_out
+    calibrate_noise(method, X, y, *held, until=train.deadline)
     return noise_of(method) / before
 
 
@@ -107,34 +118,68 @@ def noise_of(method: Method) -> float:
 # ---- nearest rows ----
 
 
+class Neighbours(NamedTuple):
+    """How nearest rows are used."""
+
+    in_training: int = DEFAULT_NEIGHBOURS
+    in_predictions: int | None = None  # None: twice as many as in training
+    objective: Objective = "loo"
+
+    @classmethod
+    def of(cls, n_neighbors: int | str, objective: str = "auto") -> "Neighbours":
+        """What a user asks for; "auto" is the default."""
+        count = DEFAULT_NEIGHBOURS if isinstance(n_neighbors, str) else int(n_neighbors)
+        return cls(count, None, "ordered" if objective == "ordered" else "loo")
+
+
 def local_methods(
     task: Task,
     priors: list[GP],
-    n_neighbors: int,
+    neighbours: Neighbours,
     local_scale: float | str | None = None,
     shared: BlockActions | None = None,
 ) -> list[CaGPLocal]:
     """CaGP-Local for each target; with ``shared`` actions, the hybrid. A scale of "auto" is still to be chosen."""
     scale = None if local_scale is None or isinstance(local_scale, str) else float(local_scale)
     return [
-        CaGPLocal(prior, int(n_neighbors), shared=shared, seed=task.seed, max_bytes=task.max_bytes, local_scale=scale)
+        CaGPLocal(
+            prior,
+            neighbours.in_training,
+            num_neighbours_predict=neighbours.in_predictions,
+            shared=shared,
+            local_scale=scale,
+            objective=neighbours.objective,
+            seed=task.seed,
+            max_bytes=task.max_bytes,
+        )
         for prior in priors
     ]
 
 
-def with_local_scales(methods: list[CaGPLocal], task: Task) -> tuple[list[CaGPLocal], list[str]]:
+def with_local_scales(
+    methods: list[CaGPLocal], task: Task, num_rows: int = SCALE_ROWS
+) -> tuple[list[CaGPLocal], list[str]]:
     """The methods with the local scale that suits each target, and what was found, in words.
 
     Where predictions see all rows, nothing is local.
+
+    Args:
+        num_rows: rows that choose, at most; fewer where the time is short.
     """
     scaled, notes = [], []
     for j, method in enumerate(methods):
         if method.num_neighbours_predict >= task.num_rows:
             scaled.append(method)
             continue
-        scale, nll, without, num_rows = method.choose_local_scale(*task.column(j))
+        if task.max_time is not None:
+            num_rows = _scale_rows_in_time(method, task, j, len(methods) - j, num_rows)
+            if num_rows == 0:
+                scaled.append(method)
+                notes.append("One scale everywhere: no time was left to choose a local one.")
+                continue
+        scale, nll, without, num_used = method.choose_local_scale(*task.column(j), num_rows=num_rows)
         scaled.append(method.with_local_scale(scale))
-        found = f"negative log density of {num_rows:,} rows, each predicted from others: {without:.3f}"
+        found = f"negative log density of {num_used:,} rows, each predicted from others: {without:.3f}"
         if scale is None:
             notes.append(f"One scale everywhere ({found}; no local scale gains enough).")
         else:
@@ -145,15 +190,31 @@ def with_local_scales(methods: list[CaGPLocal], task: Task) -> tuple[list[CaGPLo
     return scaled, notes
 
 
-def train_local(task: Task, n_neighbors: int, priors: list[GP]) -> FitResult:
-    """Learn the hyperparameters of the priors from nearest rows."""
-    return task.run(Several(local_methods(task, priors, n_neighbors)), "local")
+def _scale_rows_in_time(method: CaGPLocal, task: Task, j: int, num_left: int, num_rows: int) -> int:
+    """The number of rows, at most ``num_rows``, whose local scales half of the time that is left allows to compare."""
+    few = min(FEW_SCALE_ROWS, num_rows)
+    if task.time_left() <= 0:
+        return 0
+    start = time.perf_counter()
+    method.choose_local_scale(*task.column(j), num_rows=few)  # builds the index, which is kept
+    first = time.perf_counter() - start
+    start = time.perf_counter()
+    method.choose_local_scale(*task.column(j), num_rows=few)
+    pace = (time.perf_counter() - start) / few
+    allowed = (task.time_left() - first) / 2 / num_left / pace
+    return min(num_rows, int(allowed)) if allowed >= few else 0
+
+
+def train_local(task: Task, neighbours: Neighbours, priors: list[GP]) -> FitResult:
+    """Learn the hyperparameters of the priors from nearest rows; a part of ``max_time`` is left for what follows."""
+    reserve = 0.0 if task.max_time is None else LOCAL_RESERVE * seconds_of(task.max_time)
+    return task.run(Several(local_methods(task, priors, neighbours)), "local", reserve=reserve)
 
 
 def condition_local(
     task: Task,
     priors: list[GP],
-    n_neighbors: int,
+    neighbours: Neighbours,
     local_scale: float | str | None,
     num_shared: int | None,
     result: FitResult,
@@ -163,7 +224,7 @@ def condition_local(
     if num_shared is not None:
         shared = constant_actions(priors[0].kernel, task.X, num_shared, task.seed)
         notes.append(f"All test points share {shared.num_actions:,} actions of equal weights on nearby rows.")
-    methods = local_methods(task, priors, n_neighbors, local_scale, shared)
+    methods = local_methods(task, priors, neighbours, local_scale, shared)
     if local_scale == "auto":
         methods, found = with_local_scales(methods, task)
         notes += found
@@ -244,6 +305,7 @@ def choose(methods: list[CaGPLocal], shared: BlockActions, train: Task, held_out
     """
     found = []
     for j, local in enumerate(methods):
-        (hybrid,) = local_methods(train, [local.prior], local.num_neighbours, local.local_scale, shared)
+        near = Neighbours(local.num_neighbours, local.num_neighbours_predict, local.objective_name)
+        (hybrid,) = local_methods(train, [local.prior], near, local.local_scale, shared)
         found.append(compare(local, hybrid, train.column(j), held_out.column(j)))
     return Candidates(*(torch.stack(part).mean(0) for part in zip(*found, strict=True))).choose()

@@ -1,24 +1,27 @@
 """What training is given, and what it leaves behind, in standard units."""
 
+import copy
 import math
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cagp.kernels import Kernel
+from cagp.kernels import Kernel, Scale, kernel_class
 from cagp.methods import Several
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
 from cagp.quantities import seconds_of
 from cagp.starting import start_from_data
 from cagp.training import FitResult, fit
+from cagp.trees import Trees
 
-NOISE_FLOOR, LOW_NOISE_FLOOR = 1e-6, 1e-9
-"""In units of the targets' variance. The lower one is for float64 data and methods whose answers resolve it."""
+NOISE_FLOORS = {torch.float32: 1e-6, torch.float64: 1e-9}
+"""The smallest noise that each dtype resolves, in units of the targets' variance."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,11 @@ class Task:
     X: Tensor  # (n, p)
     y: Tensor  # (n, q)
     row_noise: Tensor | None  # (n, q)
+    inputs: np.ndarray  # (n, c), the columns of the table as trees take them: codes of levels, NaN for missing values
+    categorical: tuple[int, ...]  # the columns of ``inputs`` that hold codes of levels
+    mean: str  # "zero", "trees", or "auto" where the recipe chooses
     kernel: Kernel  # with its starting values; all targets share it
+    kernels: tuple[str, ...]  # names to choose from; none where ``kernel`` is the user's choice
     noise: list[float] | None  # the starting value for each target; None to read it off the data
     from_data: bool  # whether starting values are read off the data
     seed: int
@@ -57,8 +64,18 @@ class Task:
         """Inputs, and targets and known noise of one target."""
         return self.X, self.y[:, j].contiguous(), None if self.row_noise is None else self.row_noise[:, j].contiguous()
 
-    def priors(self, noise_floor: float = NOISE_FLOOR) -> list[GP]:
+    def with_kernel(self, name: str | None) -> "Task":
+        """The same task with a kernel of its own: a new one by name, or a copy of the present one for None."""
+        made = copy.deepcopy(self.kernel) if name is None else Scale(kernel_class(name)(self.X.shape[1]))
+        return replace(self, kernel=made.to(self.X.device))
+
+    def without_mean(self, mean: np.ndarray) -> "Task":
+        """The same task with what a prior mean leaves of the targets: ``mean`` is (n, q), in standard units."""
+        return replace(self, y=self.y - torch.from_numpy(mean).to(self.y))
+
+    def priors(self, noise_floor: float | None = None) -> list[GP]:
         """A prior for each target: the same kernel object, a noise of its own."""
+        noise_floor = self.noise_floor if noise_floor is None else noise_floor
         starts = [0.1] * self.y.shape[1] if self.noise is None else self.noise
         priors = [GP(self.kernel, noise=GaussianNoise(max(start, 2 * noise_floor), noise_floor)) for start in starts]
         if self.from_data:
@@ -67,14 +84,15 @@ class Task:
         return [prior.to(self.X.device) for prior in priors]
 
     @property
-    def low_noise_floor(self) -> float:
-        """The smallest noise that methods with float64 answers resolve."""
-        return LOW_NOISE_FLOOR if self.X.dtype == torch.float64 else NOISE_FLOOR
+    def noise_floor(self) -> float:
+        """The smallest noise that the data resolve."""
+        return NOISE_FLOORS[self.X.dtype]
 
     def rows(self, rows: Tensor) -> "Task":
         """The same task with some of its rows."""
         row_noise = None if self.row_noise is None else self.row_noise[rows]
-        return replace(self, X=self.X[rows], y=self.y[rows], row_noise=row_noise)
+        inputs = self.inputs[rows.cpu().numpy()]
+        return replace(self, X=self.X[rows], y=self.y[rows], row_noise=row_noise, inputs=inputs)
 
     def in_double(self) -> "Task":
         """The same task in float64."""
@@ -85,32 +103,42 @@ class Task:
         """The numbers of all rows."""
         return torch.arange(self.num_rows, device=self.X.device)
 
-    def run(self, method: Several, name: str, most_steps: int | None = None, **changes: Any) -> FitResult:
+    def run(
+        self, method: Several, name: str, most_steps: int | None = None, reserve: float = 0.0, **changes: Any
+    ) -> FitResult:
         """Train with the user's limits.
 
         Args:
             name: the subfolder for checkpoints.
             most_steps: a further limit to the number of steps.
+            reserve: seconds before the end of ``max_time`` that are needed for what comes after.
             changes: further settings of ``fit``.
         """
         limits = [limit for limit in (self._num_steps(method), most_steps) if limit is not None]
         if limits:
             changes["num_steps"] = min(limits)
-        changes.setdefault("max_time", self.max_time)
         folder = None if self.folder is None else self.folder / name
-        return fit(method, *self.data, progress=self.verbose, checkpoint_dir=folder, input_names=self.names, **changes)
+        options = {"progress": self.verbose, "checkpoint_dir": folder, "input_names": self.names}
+        return fit(method, *self.data, deadline=self.deadline - reserve, **options, **changes)
 
     def _num_steps(self, method: Several) -> int | None:
-        """An epoch is one pass over the rows: one step, or as many as it takes minibatches."""
+        first = method.minibatch(0, self.num_rows)
+        return self.step_limit(self.num_rows if first is None else len(first))
+
+    def step_limit(self, batch_size: int) -> int | None:
+        """The steps in ``max_epochs``: an epoch is one pass over the rows, as many steps as it takes minibatches."""
         if self.max_epochs is None:
             return None
-        first = method.minibatch(0, self.num_rows)
-        batch = self.num_rows if first is None else len(first)
-        return math.ceil(self.max_epochs * max(1.0, self.num_rows / batch))
+        return math.ceil(self.max_epochs * max(1.0, self.num_rows / batch_size))
+
+    @property
+    def deadline(self) -> float:
+        """The end of ``max_time`` on the clock ``time.perf_counter()``; infinity without a limit."""
+        return self.began + seconds_of(self.max_time)
 
     def time_left(self) -> float:
-        """Seconds of ``max_time`` that remain since the task began."""
-        return max(seconds_of(self.max_time) - (time.perf_counter() - self.began), 1e-9)
+        """Seconds until the deadline."""
+        return self.deadline - time.perf_counter()
 
 
 class Fitted(NamedTuple):
@@ -122,3 +150,5 @@ class Fitted(NamedTuple):
     notes: list[str]  # what the fit report says besides
     held: Tensor | None  # the rows of the task that each posterior holds, in its order; None for inducing points
     choice: str | None = None  # why this method was chosen, in one sentence
+    trees: Trees | None = None  # the prior mean; the posteriors are of what it leaves
+    tried: list[dict[str, Any]] = []  # what "auto" compared, in the order it was tried

@@ -20,7 +20,7 @@ from cagp.training.optimizers import Optimizer
 from cagp.training.result import FitResult, FitStatus
 from cagp.training.settings import PRESETS, Settings
 from cagp.training.step_progress import StepProgress
-from cagp.training.summary import memory, trend
+from cagp.training.summary import trend
 from cagp.training.trainable import Trainable
 
 LinAlgError: type[Exception] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
@@ -53,6 +53,7 @@ def fit(
     checkpoint_dir: Path | str | None = None,
     progress: bool = False,
     input_names: tuple[str, ...] | None = None,
+    deadline: float | None = None,
     **changes: Any,
 ) -> FitResult:
     """Minimise the method's objective in place, and leave it with the best parameters found.
@@ -70,6 +71,8 @@ def fit(
             it; the result is bit for bit that of a fit that was never interrupted.
         progress: show a progress bar (a line now and then where the output is not a terminal).
         input_names: what the columns of ``X`` are called in the report; None for their numbers.
+        deadline: a time of ``time.perf_counter()`` after which no further step begins, whatever the time was spent on;
+            the first step is always taken.
         changes: single fields of ``Settings``, e.g. ``num_steps=50``.
     """
     if isinstance(settings, str):
@@ -78,7 +81,8 @@ def fit(
         settings = PRESETS[settings]
     settings = settings.with_changes(**changes)
     method.check(X, y, row_noise)
-    run = _Run(method, X, y, row_noise, settings, evaluate, callback, checkpoint_dir, input_names)
+    until = math.inf if deadline is None else deadline
+    run = _Run(method, X, y, row_noise, settings, evaluate, callback, checkpoint_dir, input_names, until)
     with StepProgress(run.settings.num_steps, enabled=progress) as bar:
         return run.run(bar)
 
@@ -86,9 +90,11 @@ def fit(
 class _Run:
     """The state of one fit; what a checkpoint must hold of it is in ``_save``."""
 
-    def __init__(self, method: Trainable, X, y, row_noise, settings, evaluate, callback, checkpoint_dir, input_names):
+    def __init__(
+        self, method: Trainable, X, y, row_noise, settings, evaluate, callback, checkpoint_dir, input_names, deadline
+    ):
         self.method, self.data, self.settings = method, (X, y, row_noise), settings
-        self.evaluate, self.callback, self.input_names = evaluate, callback, input_names
+        self.evaluate, self.callback, self.input_names, self.deadline = evaluate, callback, input_names, deadline
         if settings.monitor != "loss" and evaluate is None:
             raise ValueError(f"monitor is {settings.monitor!r}, which needs an evaluate function that returns it.")
         if settings.patience is not None and settings.monitor == "loss":
@@ -132,7 +138,7 @@ class _Run:
             self.best["value"],
             self.seconds,
             self.failures,
-            [*trend(self.history.steps), *self.method.findings(X, y, self.input_names), memory()],
+            [*trend(self.history.steps), *self.method.findings(X, y, self.input_names)],
             end.status,
         )
 
@@ -251,6 +257,8 @@ class _Run:
         if self.seconds >= seconds_of(settings.max_time):
             reason = f"Reached the time limit ({settings.max_time}) after {len(steps)} steps."
             return _End(FitStatus.TIME_LIMIT, reason)
+        if steps and time.perf_counter() >= self.deadline:
+            return _End(FitStatus.TIME_LIMIT, f"Reached the time limit after {len(steps)} steps.")
         if settings.patience is not None and self.without_gain >= settings.patience:
             evaluations = f"No better {settings.monitor} in {self.without_gain} evaluations"
             return _End(FitStatus.NO_BETTER, f"{evaluations}; stopped after {len(steps)} steps.")

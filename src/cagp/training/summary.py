@@ -1,6 +1,5 @@
 """What a user should know about a fit, in plain words. What depends on the method comes from the method."""
 
-from cagp.memory import peak_memory
 from cagp.training.history import Step
 
 
@@ -15,8 +14,3 @@ def trend(steps: list[Step]) -> list[str]:
     if total > 0 and late > 0.01 * total:
         return [f"The loss was still falling ({late / total:.0%} of all progress in the last tenth): take more steps."]
     return []
-
-
-def memory() -> str:
-    """The peak of memory, in words."""
-    return f"The process held at most {peak_memory() / 1e9:.1f} GB."

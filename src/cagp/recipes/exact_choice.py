@@ -1,0 +1,143 @@
+"""The choice of a kernel and a mean for exact inference: every row judges, predicted from all others."""
+
+import math
+import time
+from dataclasses import replace
+from typing import Any, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from cagp import metrics
+from cagp.engine import kernel_product
+from cagp.linalg import NotPositiveDefiniteError, safe_cholesky
+from cagp.methods import CholeskyGP, Several
+from cagp.prior import GP, GaussianNoise
+from cagp.quantities import seconds_of
+from cagp.recipes import means
+from cagp.recipes.race import Candidate, Mean, Score, difference, left_out, record
+from cagp.recipes.task import Task
+from cagp.trees import OutOfFold
+
+FEW_ROWS, FEW_STEPS = 500, 30
+"""Models that are only compared learn from at most this many rows, in this many steps."""
+
+LEAST_TREE_ROWS = 200
+"""With fewer rows, trees have too little to learn from."""
+
+LEAST_TIME = 0.5
+"""The share of ``max_time`` that must be left for a further model to be tried."""
+
+
+class Choice(NamedTuple):
+    """A kernel, a mean, and what was compared."""
+
+    candidate: Candidate
+    task: Task  # with the kernel, at what was learned of it, and what the mean leaves of the targets
+    trees: OutOfFold | None
+    tried: list[dict[str, Any]]
+
+
+def choose_exact(task: Task, kernels: tuple[str, ...], trees: bool) -> Choice:
+    """The kernel and the mean with which each row is predicted best from all others.
+
+    Args:
+        kernels: names to compare with the task's own kernel.
+        trees: whether trees in the mean are tried, if the task leaves that open.
+    """
+    found = None
+    tasks: dict[str, Task] = {"zero": replace(task, mean="zero")}
+    if task.mean == "trees" or (task.mean == "auto" and trees and task.num_rows >= LEAST_TREE_ROWS):
+        found = means.trees_of(task)
+        tasks["trees"] = replace(task.without_mean(found.mean), mean="zero")
+    if task.mean == "trees":
+        del tasks["zero"]
+    own = task.kernels[0] if task.kernels else None
+    others = [name for name in kernels if name in task.kernels and name != own]
+    first = [Candidate(own, mean) for mean in get_args(Mean) if mean in tasks]
+    if len(first) == 1 and not others:
+        return Choice(first[0], tasks[first[0].mean], found, [])
+    contest = _Contest(task, tasks)
+    for candidate in first:
+        contest.challenge(candidate)
+    for name in others:
+        contest.challenge(replace(contest.best.candidate, kernel=name))
+    best = contest.best
+    return Choice(best.candidate, best.learned, found if best.candidate.mean == "trees" else None, contest.tried)
+
+
+class _Trial(NamedTuple):
+    """A candidate, the task at hyperparameters that some of its rows taught, and the score of all rows there."""
+
+    candidate: Candidate
+    learned: Task
+    score: Score
+
+
+class _Contest:
+    """The best candidate so far, and what was tried."""
+
+    def __init__(self, task: Task, tasks: dict[str, Task]):
+        self.task, self.tasks = task, tasks
+        self.tried: list[dict[str, Any]] = []
+        self._best: _Trial | None = None
+        self._unit = 1.0
+
+    @property
+    def best(self) -> _Trial:
+        assert self._best is not None
+        return self._best
+
+    def challenge(self, candidate: Candidate) -> None:
+        """Try a candidate, and keep it if it is better than the best so far."""
+        task = self.task
+        if self._best is not None and task.time_left() < LEAST_TIME * seconds_of(task.max_time) < math.inf:
+            self.tried.append(left_out(candidate, "the time limit"))
+            return
+        start = time.perf_counter()
+        trial, num_steps = _tried(candidate, self.tasks[candidate.mean].with_kernel(candidate.kernel))
+        if self._best is None:
+            gained, outcome, self._unit = None, "first", float(trial.score.crps.mean())
+        else:
+            gained = difference(trial.score, self._best.score, self._unit)
+            outcome = "better" if gained.is_clear else "not better"
+        self.tried.append(record(candidate, trial.score, gained, num_steps, time.perf_counter() - start, outcome))
+        if outcome != "not better":
+            self._best = trial
+
+
+def _tried(candidate: Candidate, task: Task) -> tuple[_Trial, int]:
+    """A trial of the candidate, and the steps that it took."""
+    rows = torch.randperm(task.num_rows, generator=torch.Generator().manual_seed(task.seed))[:FEW_ROWS]
+    few = replace(task.rows(rows.to(task.X.device)), folder=None, verbose=False)
+    priors = few.priors()
+    method = Several([CholeskyGP(prior, task.max_bytes) for prior in priors])
+    result = few.run(method, "", optimizer="lbfgs", most_steps=FEW_STEPS, min_improvement=1e-3, window=5)
+    nll, crps = [], []
+    for j, prior in enumerate(priors):
+        X, y, row_noise = task.column(j)
+        found = leave_one_out(prior, X, y, row_noise)
+        nll.append(metrics.row_nll(y, *found))
+        crps.append(metrics.row_crps(y, *found))
+    noise = [float(part.noise.noise.detach()) for part in priors if isinstance(part.noise, GaussianNoise)]
+    learned = replace(task, kernel=priors[0].kernel, from_data=False, noise=noise)
+    score = Score(torch.stack(nll).mean(0), torch.stack(crps).mean(0))
+    return _Trial(candidate, learned, score), len(result.steps)
+
+
+@torch.no_grad()
+def leave_one_out(prior: GP, X: Tensor, y: Tensor, row_noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each target given all others: yᵣ - wᵣ / Pᵣᵣ and 1 / Pᵣᵣ, with P = K̂⁻¹ and w = P(y - m).
+
+    Time O(n³), memory O(n²).
+    """
+    K = kernel_product(prior.kernel, X, X).double()
+    K = K.diagonal_scatter(K.diagonal() + prior.noise_variance(X, row_noise))
+    residual = (y - prior.mean(X)).double()
+    try:
+        chol = safe_cholesky(K, "K̂")
+    except NotPositiveDefiniteError:
+        return torch.zeros_like(residual), torch.full_like(residual, torch.inf)
+    precision = torch.cholesky_inverse(chol)
+    variance = 1 / precision.diagonal()
+    return y.double() - (precision @ residual) * variance, variance

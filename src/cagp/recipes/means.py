@@ -1,0 +1,77 @@
+"""Trees in the mean of a task: fitted once, kept beside the checkpoints, and left out of what the process learns."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cagp.lazy import lazy_module
+from cagp.recipes.base import Recipe
+
+if TYPE_CHECKING:
+    import torch
+
+    from cagp import tensor_files, trees
+    from cagp.recipes import task as tasks
+else:
+    torch, tensor_files, trees = map(lazy_module, ("torch", "cagp.tensor_files", "cagp.trees"))
+
+KIND, VERSION = "cagp trees", 1
+TREE_SHARE = 0.3
+"""The share of the time that is left which trees may take."""
+
+
+def train_with_mean(recipe: Recipe, task: "tasks.Task") -> "tasks.Fitted":
+    """Train a recipe with the prior mean that the task asks for; a recipe that chooses the mean does it itself."""
+    if recipe.chooses_mean or task.mean != "trees":
+        return recipe.train(task if recipe.chooses_mean else replace(task, mean="zero"))
+    found = trees_of(task)
+    fitted = recipe.train(replace(task.without_mean(found.mean), mean="zero"))
+    return fitted._replace(trees=found.trees, notes=[words_of(found, task), *fitted.notes])
+
+
+def trees_of(task: "tasks.Task") -> "trees.OutOfFold":
+    """Trees for the rows of the task; those of an interrupted fit with the same rows are read from its folder."""
+    path = None if task.folder is None else task.folder / f"trees-{task.num_rows}.cagp"
+    if path is not None and path.exists():
+        return _read(path)
+    y, row_noise = _array(task.y), None if task.row_noise is None else _array(task.row_noise)
+    limits = {"categorical": task.categorical, "seed": task.seed, "max_seconds": TREE_SHARE * task.time_left()}
+    found = trees.fit_trees(task.inputs, y, row_noise, **limits)
+    if path is not None and found.finished:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensor_files.save_state(path, {**state_of(found.trees), "mean": torch.from_numpy(found.mean)}, KIND, VERSION)
+    return found
+
+
+def words_of(found: "trees.OutOfFold", task: "tasks.Task") -> str:
+    """What the trees explain, in words."""
+    y = _array(task.y)
+    explained = 1 - np.square(y - found.mean).sum(0) / np.maximum(np.square(y - y.mean(0)).sum(0), 1e-300)
+    shares = " and ".join(f"{share:.1%}" for share in explained)
+    counts = " and ".join(f"{count:,}" for count in found.trees.num_trees)
+    late = "" if found.finished else " The time limit ended them early."
+    return (
+        f"The prior mean is {counts} boosted trees, fitted out of fold: they explain {shares} of the variance of the "
+        f"targets, and the Gaussian process learns what they leave.{late}"
+    )
+
+
+def state_of(found: "trees.Trees") -> dict[str, list[list["torch.Tensor"]]]:
+    """Trees as tensors of bytes, for a file."""
+    return {"models": [[torch.tensor(list(text.encode()), dtype=torch.uint8) for text in m] for m in found.texts]}
+
+
+def trees_from_state(state: dict[str, list[list["torch.Tensor"]]]) -> "trees.Trees":
+    """The inverse of ``state_of``."""
+    return trees.Trees([[bytes(text.numpy()).decode() for text in models] for models in state["models"]])
+
+
+def _read(path: Path) -> "trees.OutOfFold":
+    state = tensor_files.load_state(path, KIND, VERSION)
+    return trees.OutOfFold(trees_from_state(state), state["mean"].numpy(), finished=True)
+
+
+def _array(values: "torch.Tensor") -> np.ndarray:
+    return values.detach().double().cpu().numpy()

@@ -1,0 +1,193 @@
+"""Gradient-boosted trees as the prior mean: fitted out of fold, so that training rows have residuals like new rows.
+
+The rows are cut into folds. The trees of a fold are fitted without its rows and predict them: these predictions are the
+prior mean at the training rows. At a new row, the prior mean is the mean of the trees of all folds. For a Gaussian
+process the prior mean is a fixed function: the variance does not depend on it.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from cagp.lazy import lazy_module
+
+lightgbm: Any = lazy_module("lightgbm")
+
+LEARNING_RATE, NUM_LEAVES, MOST_ROUNDS, PATIENCE, ROUNDS_AT_ONCE = 0.1, 63, 500, 30, 10
+"""Trees are added, some at once, until the out-of-fold error has not fallen for ``PATIENCE`` rounds."""
+
+FOLDS = ((50_000, 5), (200_000, 3))
+"""The number of folds up to a number of rows; two beyond, where half of the rows are plenty."""
+
+NOISE = 0.3
+"""With known noise, a row weighs as if this share of the variance of the targets came on top of it."""
+
+
+@final
+class Trees:
+    """The prior mean of each target at new rows.
+
+    Args:
+        texts: the models of each target, one for each fold, in LightGBM's text format. They are data: nothing in them
+            can run.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[str]]):
+        self.texts = tuple(tuple(models) for models in texts)
+        if not self.texts or not all(self.texts):
+            raise ValueError("texts is empty, expected at least one model for each target.")
+        self._boosters = [[_booster(text) for text in models] for models in self.texts]
+
+    @property
+    def num_targets(self) -> int:
+        """q."""
+        return len(self.texts)
+
+    @property
+    def num_inputs(self) -> int:
+        """The number of input columns."""
+        return self._boosters[0][0].num_feature()
+
+    @property
+    def num_trees(self) -> list[int]:
+        """The trees that a prediction of each target adds up, those of one fold."""
+        return [models[0].num_trees() for models in self._boosters]
+
+    def mean(self, inputs: Float64[np.ndarray, "n p"]) -> Float64[np.ndarray, "n q"]:
+        """The mean of the predictions of all folds, a thread for each. Time O(n · trees · depth)."""
+        if inputs.shape[1] != self.num_inputs:
+            raise ValueError(f"inputs have {inputs.shape[1]} columns, the trees were fitted to {self.num_inputs}.")
+        out = np.empty((len(inputs), self.num_targets))
+        if len(inputs) == 0:
+            return out
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for j, models in enumerate(self._boosters):
+                out[:, j] = np.mean(list(pool.map(lambda model: _predict(model, inputs), models)), axis=0)
+        return out
+
+    def importances(self) -> Float64[np.ndarray, "q p"]:
+        """How much each column lowers the squared error of each target, as a share of all columns."""
+        gains = np.array([np.sum([m.feature_importance("gain") for m in models], axis=0) for models in self._boosters])
+        return gains / np.maximum(gains.sum(1, keepdims=True), np.finfo(float).tiny)
+
+
+class OutOfFold(NamedTuple):
+    """Fitted trees, and what they predict for the rows they were fitted to."""
+
+    trees: Trees
+    mean: Float64[np.ndarray, "n q"]  # at each row, by trees that were fitted without it
+    finished: bool  # False if the time was up before the error stopped falling
+
+
+def fit_trees(
+    inputs: Float64[np.ndarray, "n p"],
+    y: Float64[np.ndarray, "n q"],
+    row_noise: Float64[np.ndarray, "n q"] | None = None,
+    *,
+    categorical: Sequence[int] = (),
+    seed: int = 0,
+    max_seconds: float = float("inf"),
+) -> OutOfFold:
+    """Fit trees to each target, out of fold; the number of rounds is the one with the least out-of-fold error.
+
+    The same arguments give the same trees on the same machine, unless the time is up.
+
+    Args:
+        inputs: may have NaN for missing values.
+        row_noise: known noise variances; rows with much noise have less weight.
+        categorical: columns that hold codes of levels.
+
+    Time O(rounds · n p · folds) for each target.
+    """
+    num_folds = min(next((folds for rows, folds in FOLDS if len(y) <= rows), 2), len(y))
+    fold = np.random.default_rng(seed).permutation(len(y)) % num_folds
+    folds = [(np.flatnonzero(fold != f), np.flatnonzero(fold == f)) for f in range(num_folds)]
+    mean, texts, finished = np.empty(y.shape), [], True
+    deadline = time.perf_counter() + max_seconds
+    for j in range(y.shape[1]):
+        targets = y[:, j]
+        weight = None if row_noise is None else 1 / (NOISE * targets.var() + row_noise[:, j] + 1e-12)
+        now = time.perf_counter()
+        until = now + (deadline - now) / (y.shape[1] - j)
+        boosters, rounds, whole = _cross_fitted(inputs, targets, weight, folds, list(categorical), seed, until)
+        for booster, (_, left_out) in zip(boosters, folds, strict=True):
+            mean[left_out, j] = _predict(booster, inputs[left_out], rounds)
+        texts.append([booster.model_to_string(num_iteration=rounds) for booster in boosters])
+        finished &= whole
+    return OutOfFold(Trees(texts), mean, finished)
+
+
+def _cross_fitted(
+    inputs: np.ndarray,
+    y: np.ndarray,
+    weight: np.ndarray | None,
+    folds: list[tuple[np.ndarray, np.ndarray]],
+    categorical: list[int],
+    seed: int,
+    until: float,
+) -> tuple[list[Any], int, bool]:
+    """A model for each fold, the best number of rounds for all, and whether the search for it came to its end.
+
+    Every fold has one thread of its own: the result does not depend on the number of threads, and none waits for
+    another on a busy machine.
+    """
+    few = max(1, min(20, len(y) // 20))
+    settings = {
+        "objective": "l2",
+        "learning_rate": LEARNING_RATE,
+        "num_leaves": NUM_LEAVES,
+        "min_data_in_leaf": few,
+        "seed": seed,
+        "deterministic": True,
+        "force_row_wise": True,
+        "num_threads": 1,
+        "verbose": -1,
+    }
+    data = lightgbm.Dataset(
+        inputs,
+        y,
+        weight=weight,
+        categorical_feature=categorical,
+        params={**settings, "min_data_in_bin": min(3, few), "feature_pre_filter": False},
+        free_raw_data=False,
+    ).construct()
+
+    def begin(fold: tuple[np.ndarray, np.ndarray]) -> Any:
+        booster = lightgbm.Booster(settings, data.subset(np.sort(fold[0])))
+        return booster.add_valid(data.subset(np.sort(fold[1])), "left out")
+
+    def advance(booster: Any) -> list[float]:
+        """The error of the rows left out after each of the next rounds; none further where no tree can be added."""
+        errors = []
+        while len(errors) < ROUNDS_AT_ONCE and (not errors or time.perf_counter() < until):
+            booster.update()
+            errors.append(booster.eval_valid()[0][2])
+        return errors
+
+    sizes = np.array([len(left_out) for _, left_out in folds])
+    errors: list[float] = []
+    with ThreadPoolExecutor(min(len(folds), torch.get_num_threads())) as pool:
+        boosters = list(pool.map(begin, folds))
+        while len(errors) < MOST_ROUNDS and time.perf_counter() < until:
+            found = list(pool.map(advance, boosters))
+            rounds = min(map(len, found))
+            errors += [float(np.average([part[r] for part in found], weights=sizes)) for r in range(rounds)]
+            if len(errors) - int(np.argmin(errors)) > PATIENCE or rounds < ROUNDS_AT_ONCE:
+                break
+    return boosters, int(np.argmin(errors)) + 1, time.perf_counter() < until
+
+
+def _predict(booster: Any, inputs: np.ndarray, rounds: int | None = None) -> np.ndarray:
+    return booster.predict(inputs, num_iteration=rounds, num_threads=1)
+
+
+def _booster(text: str) -> Any:
+    try:
+        return lightgbm.Booster(model_str=text)
+    except lightgbm.basic.LightGBMError as error:
+        raise ValueError(f"the stored trees cannot be read: {error}; save the model again.") from error
