@@ -16,6 +16,7 @@ ASKED_WITH_ROWS = (
     "predict_quantiles",
     "log_predictive_density",
     "noise_std",
+    "prior_mean",
     "sample_y",
     "calibration",
 )
