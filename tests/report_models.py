@@ -1,10 +1,12 @@
-"""A model with the interface of the regressors whose answers are known in closed form, for tests of the report."""
+"""A model with the interface of the regressors whose answers are known in closed form, and a reader of reports."""
 
+from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import norm
 
 from cagp.estimators import GPRegressor
 
@@ -45,7 +47,16 @@ class KnownModel:
     def noise_std(self, X):
         return np.tile(self.noise_std_, (len(X), 1))
 
-    def predict(self, X, return_std=False, return_components=False, sample_noise=None):
+    def log_predictive_density(self, X, y, sample_noise=None):
+        mean, std = self.predict(X, return_std=True, sample_noise=sample_noise)
+        return norm.logpdf(np.asarray(y, float).reshape(np.shape(mean)), mean, std)
+
+    def predict_interval(self, X, level=0.95, sample_noise=None):
+        mean, std = self.predict(X, return_std=True, sample_noise=sample_noise)
+        half = norm.ppf(0.5 + level / 2) * std
+        return mean - half, mean + half
+
+    def predict(self, X, return_std=False, return_components=False, sample_noise=None, noise=True):
         self.num_asked += len(X)
         mean = np.asarray(self.function(X), float)
         mean = mean[:, 0] if self.n_outputs_ == 1 else mean
@@ -55,7 +66,7 @@ class KnownModel:
             noise, lost = np.full_like(latent, self.noise**2), 0.25 * latent
             lost = np.full_like(latent, np.nan) if self.kind == "unknown" else lost
             return mean, {"noise": noise, "latent": latent, "computational": lost, "computational_kind": self.kind}
-        return (mean, np.sqrt(latent + self.noise**2)) if return_std else mean
+        return (mean, np.sqrt(latent + (self.noise**2 if noise else 0.0))) if return_std else mean
 
 
 GPRegressor.register(KnownModel)
@@ -90,3 +101,61 @@ def strange(num_rows: int = 120, num_targets: int = 1):
     model.lengthscales_ = np.array([1.0, *range(5, 12), 20.0, 21.0, 2.0, 3.0])
     y = function(X) + 0.5 * rng.normal(size=(num_rows, num_targets))
     return model, X, pd.DataFrame(y, columns=targets)
+
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Elements and text of a page; raises where elements are not closed in their order."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.words, self._open = "", []
+        self.feed(html)
+        self.close()
+        assert not self._open, self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag, tag
+
+    def handle_data(self, data):
+        if "style" not in self._open[-1:]:
+            self.words += data
+        if {"td", "th"} & set(self._open):
+            self.rows[-1][-1] += data
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def row(self, header):
+        return next(row for row in self.rows if row and row[0] == header)
+
+
+def read(path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def plain(num_rows=500, num_inputs=3, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (num_rows, num_inputs))
+
+    def function(X):
+        return (np.sin(X[:, 0]) + np.square(X[:, 1:]).sum(1))[:, None]
+
+    model = KnownModel(function, None, [f"x{j}" for j in range(num_inputs)], ["y"], **options)
+    return model, X, function(X)[:, 0] + 0.5 * rng.normal(size=num_rows)

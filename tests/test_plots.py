@@ -51,8 +51,13 @@ def test_the_chance_band_of_a_calibration_curve_holds_19_right_curves_in_20(ax):
     y, zeros = rng.normal(size=200), np.zeros(200)
     plots.calibration_curve(ax, y, zeros, zeros + 1)
     band = next(c for c in ax.collections if isinstance(c, PolyCollection)).get_paths()[0]
-    half = band.vertices[np.isclose(band.vertices[:, 0], 0.5), 1]
-    inside = [half.min() <= np.mean(np.abs(rng.normal(size=200)) <= norm.ppf(0.75)) <= half.max() for _ in range(2000)]
+    levels = np.arange(1, 20) / 20
+    ends = [band.vertices[np.isclose(band.vertices[:, 0], level), 1] for level in levels]
+    low, high = (np.array([end(values) for values in ends]) for end in (np.min, np.max))
+    limits, inside = norm.ppf(0.5 + levels / 2), []
+    for _ in range(2000):
+        observed = np.mean(np.abs(rng.normal(size=200))[:, None] <= limits, axis=0)
+        inside.append(bool(((low <= observed) & (observed <= high)).all()))
     assert 0.93 < np.mean(inside) < 0.98
 
 

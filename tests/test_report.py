@@ -2,80 +2,22 @@
 
 import re
 import warnings
-from html.parser import HTMLParser
 from importlib.resources import files
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from report_models import STRANGE_NAMES, KnownModel, strange
+from report_models import STRANGE_NAMES, KnownModel, Page, plain, read, strange
 from scipy.stats import norm
 
 from cagp.estimators import CaGPRegressor
 from cagp.report import write_report
 from cagp.report.html import number
-from cagp.report.input_effects import input_effects_of, relevance_of_columns, varying
-from cagp.report.rows import column_names, held_out_rows, sample
+from cagp.report.input_effects import varying
+from cagp.report.rows import held_out_rows
 from cagp.report.svg import PALETTE, Drawing
-from cagp.report.targets import expected_coverage, mean_coverage_error, scores
-
-VOID = {"meta", "br", "hr", "img", "link", "input"}
-
-
-class Page(HTMLParser):
-    """Elements and text of a page; raises where elements are not closed in their order."""
-
-    def __init__(self, html: str):
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.rows: list[list[str]] = []
-        self.words, self._open = "", []
-        self.feed(html)
-        self.close()
-        assert not self._open, self._open
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self._open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag, tag
-
-    def handle_data(self, data):
-        if "style" not in self._open[-1:]:
-            self.words += data
-        if {"td", "th"} & set(self._open):
-            self.rows[-1][-1] += data
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    def row(self, header):
-        return next(row for row in self.rows if row and row[0] == header)
-
-
-def read(path) -> Page:
-    return Page(path.read_text(encoding="utf-8"))
-
-
-def plain(num_rows=500, num_inputs=3, seed=0, **options):
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(-2, 2, (num_rows, num_inputs))
-
-    def function(X):
-        return (np.sin(X[:, 0]) + np.square(X[:, 1:]).sum(1))[:, None]
-
-    model = KnownModel(function, None, [f"x{j}" for j in range(num_inputs)], ["y"], **options)
-    return model, X, function(X)[:, 0] + 0.5 * rng.normal(size=num_rows)
+from cagp.report.targets import mean_coverage_error, scores
 
 
 @pytest.fixture
@@ -117,7 +59,6 @@ def test_the_metrics_are_those_of_brute_force(tmp_path):
 
 
 def test_verdicts_on_coverage_allow_for_chance():
-    assert expected_coverage(0.95, 2000) == (0.94, 0.9595)
     rng = np.random.default_rng(0)
     y = rng.normal(size=4000)
     error, by_chance = mean_coverage_error(y, np.zeros(4000), np.ones(4000))
@@ -127,44 +68,6 @@ def test_verdicts_on_coverage_allow_for_chance():
     assert np.mean(repeated) == pytest.approx(mean_coverage_error(y[:100], *few)[1], rel=0.05)
     assert error < 3 * by_chance
     assert mean_coverage_error(y, np.zeros(4000), np.full(4000, 0.3))[0] > 0.2
-
-
-def test_a_partial_effect_is_the_mean_over_rows_that_keep_their_other_inputs():
-    model, X, y = plain(latent=lambda X: 0.1 + 0.05 * np.abs(X[:, 1]))
-    rows = held_out_rows(model, X, y, None)
-    effects = input_effects_of(model, rows)
-    assert [effect.axis.name for effect in effects] == ["x0", "x1", "x2"]  # shortest lengthscale first
-    background = X[sample(len(X), 24)]
-    for effect in effects:
-        for k in (0, 7, 30):
-            changed = background.copy()
-            changed[:, effect.axis.place] = effect.axis.values[k]
-            assert effect.mean[k, 0] == pytest.approx(model.function(changed).mean())
-            assert effect.std[k, 0] == pytest.approx(model.latent(changed).mean())
-        ends = np.quantile(X[:, effect.axis.place], [0.01, 0.99])
-        np.testing.assert_allclose(effect.axis.values[[0, -1]], ends)
-    assert model.num_asked <= 6 * 31 * 24
-
-
-def test_effects_of_categories_and_dates():
-    model, X, y = strange()
-    rows = held_out_rows(model, X, y, None)
-    effects = {effect.axis.name: effect for effect in input_effects_of(model, rows)}
-    assert list(effects)[:3] == [STRANGE_NAMES[0], "colour", "day"]
-    levels = dict(zip(effects["colour"].axis.nodes, effects["colour"].mean[:, 0], strict=True))
-    assert levels["red"] - levels["blue & co"] == pytest.approx(1)
-    days = effects["day"]
-    assert days.axis.kind == "date"
-    slope = np.diff(days.mean[:, 0]) / np.diff(days.axis.values)
-    np.testing.assert_allclose(slope, 1 / 365, rtol=1e-6)
-
-
-def test_columns_own_their_levels():
-    model, X, _ = strange()
-    relevance = relevance_of_columns(model, column_names(X))
-    assert relevance[list(X.columns).index("colour")] == 1 / 2  # that of red, its most relevant level
-    model.feature_names_out_, model.lengthscales_ = np.array(["a=b", "a=c", "a=b=d"]), np.array([1.0, 2.0, 4.0])
-    assert list(relevance_of_columns(model, ["a", "a=b"])) == [0.5, 1.0]
 
 
 def test_inputs_that_do_not_vary_have_no_relevance(tmp_path):
@@ -178,42 +81,6 @@ def test_inputs_that_do_not_vary_have_no_relevance(tmp_path):
     assert list(varying(model, held_out_rows(model, X, y, None))) == [True, False, True]
     words = read(write_report(model, X, y, tmp_path / "r.html")).words
     assert "Left out: 1 input that does not vary in the test rows." in words
-
-
-def test_durations_are_drawn_in_days():
-    rng = np.random.default_rng(0)
-    X = pd.DataFrame({"wait": pd.to_timedelta(rng.uniform(0, 9, 50), unit="D"), "on": rng.random(50) > 0.5})
-
-    def function(X):
-        return (X["wait"] / pd.Timedelta(days=1) + X.get("on", 0)).to_numpy()[:, None]
-
-    model = KnownModel(function, list(X.columns), ["wait", "on"], ["y"])
-    wait, on = input_effects_of(model, held_out_rows(model, X, function(X), None))
-    assert wait.axis.name == "wait (days)"
-    np.testing.assert_allclose(np.diff(wait.mean[:, 0]), np.diff(wait.axis.values), rtol=1e-9)
-    assert [str(level) for level in on.axis.nodes] == ["False", "True"]
-    assert on.mean[1, 0] - on.mean[0, 0] == pytest.approx(1)
-    alone = X[["wait"]]
-    model = KnownModel(function, ["wait"], ["wait"], ["y"])
-    (wait,) = input_effects_of(model, held_out_rows(model, alone, function(alone), None))
-    np.testing.assert_allclose(wait.mean[:, 0], wait.axis.values, rtol=1e-9)
-
-
-def test_two_inputs_are_a_map():
-    model, X, y = plain(num_inputs=2)
-    found = input_effects_of(model, held_out_rows(model, X, y, None))
-    east, north = found.axes[0].values, found.axes[1].values
-    assert (east[0], north[-1]) == (X[:, 0].min(), X[:, 1].max())
-    assert found.mean[10, 30, 0] == pytest.approx(np.sin(east[30]) + north[10] ** 2)
-    np.testing.assert_allclose(found.std, 0.3)
-
-
-def test_one_input_is_the_fit_itself():
-    model, X, y = plain(num_inputs=1)
-    (effect,) = input_effects_of(model, held_out_rows(model, X, y, None))
-    assert effect.num_background == 0
-    np.testing.assert_allclose(effect.mean[:, 0], np.sin(effect.axis.values))
-    np.testing.assert_allclose(effect.observation_std, 0.5)
 
 
 def test_units_however_tiny_only_scale_the_numbers(tmp_path):

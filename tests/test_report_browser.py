@@ -1,6 +1,7 @@
 """Reports as a reader meets them: in a browser, on a phone and a desktop, light and dark, offline."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from browser import Browser, find
 from report_models import KnownModel, strange
@@ -12,13 +13,19 @@ pytestmark = pytest.mark.skipif(find() is None, reason="no chromium on PATH; ins
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """A page with every kind of figure: strange names and two targets; a map with raster images."""
+    """Pages with every kind of figure: strange names and two targets; raster images; groups that stand out."""
     folder = tmp_path_factory.mktemp("reports")
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(400, 2))
     model = KnownModel(lambda X: np.sin(5 * X).sum(1, keepdims=True), None, ["x0", "x1"], ["height"])
     y = model.predict(X) + 0.5 * rng.normal(size=400)
+    places = pd.DataFrame({"lon": rng.uniform(5, 9, 900), "lat": rng.uniform(45, 47, 900), "h": rng.normal(size=900)})
+    places["a rather long name"] = rng.choice(["meadow", "forest edge", "town"], 900)
+    names = list(places.columns)
+    mixed = KnownModel(lambda X: np.sin(X[["lon"]].to_numpy()), names, names, ["growth (mm)"])
+    growth = mixed.predict(places) + np.where(places["a rather long name"] == "town", 1.2, 0.3) * rng.normal(size=900)
     return {
+        "mixed": write_report(mixed, places, growth, folder / "mixed.html"),
         "strange": write_report(*strange(num_targets=2), folder / "strange.html", title="w" * 200),
         "map": write_report(model, X, y, folder / "map.html"),
     }
@@ -32,7 +39,7 @@ def browser():
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("name", ["strange", "map"])
+@pytest.mark.parametrize("name", ["strange", "map", "mixed"])
 def test_a_report_looks_right(reports, browser, name, width, scheme):
     path = reports[name]
     browser.open(path, width, scheme=scheme)
@@ -57,8 +64,10 @@ def test_a_report_looks_right(reports, browser, name, width, scheme):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_and_lines_stand_out_from_the_page(reports, browser, scheme):
-    browser.open(reports["map"], 1280, scheme=scheme)
-    colors = browser.evaluate("""[...document.querySelectorAll('svg text, p, td, th, figcaption, caption, a')].map(e =>
+    browser.open(reports["mixed"], 1280, scheme=scheme)
+    assert browser.evaluate("document.querySelectorAll('.off').length") > 0
+    words = "svg text, p, td, th, figcaption, caption, a, .off"
+    colors = browser.evaluate(f"""[...document.querySelectorAll('{words}')].map(e =>
         getComputedStyle(e)[e.closest('svg') ? 'fill' : 'color'])""")
     background = browser.evaluate("getComputedStyle(document.querySelector('section')).backgroundColor")
     assert (luminance(background) < 0.1) == (scheme == "dark")

@@ -42,7 +42,7 @@ def main() -> None:
         page.open(path, DESKTOP, HEIGHT)
         left = _screenshot(page, Path(folder))
         page.open(path, PHONE, HEIGHT, scheme="dark")
-        top = int(page.evaluate("document.getElementById('relevance').getBoundingClientRect().top")) - 20
+        top = int(page.evaluate("document.getElementById('importance').getBoundingClientRect().top")) - 20
         right = _screenshot(page, Path(folder))
     left, right = left.crop((0, 0, left.width, HEIGHT)), right.crop((0, top, right.width, top + HEIGHT))
     picture = Image.new("RGB", (left.width + GAP + right.width, HEIGHT), "#c8cdd2")

@@ -3,12 +3,14 @@
 Arrays are numpy's. Nothing here touches matplotlib's global state.
 """
 
-from cagp.plots.effects import VALUE_COLORS, category_effect, effect, fit_in_one_input, relevance, surface
+from cagp.plots.effects import VALUE_COLORS, category_effect, effect, fit_in_one_input, importance, relevance, surface
+from cagp.plots.errors import ERROR_COLORS, coverage_by_group, degree_shape, map_of_rows, residuals
 from cagp.plots.maps import ELEVATION_COLORS, STD_COLORS, Forecast, Map, poster, relief, scale_bar, spread, summit
 from cagp.plots.over_time import Curve, Point, curves, methods_against_time, quality_against_time
 from cagp.plots.quality import (
     Z95,
     calibration_curve,
+    coverage_band,
     learning_curve,
     pit_histogram,
     predicted_against_actual,
@@ -35,6 +37,7 @@ __all__ = [
     "AMBER",
     "BLUE",
     "ELEVATION_COLORS",
+    "ERROR_COLORS",
     "GREEN",
     "INK",
     "LINE_COLORS",
@@ -53,11 +56,16 @@ __all__ = [
     "Vector",
     "calibration_curve",
     "category_effect",
+    "coverage_band",
+    "coverage_by_group",
     "curves",
     "date_axis",
+    "degree_shape",
     "effect",
     "fit_in_one_input",
+    "importance",
     "learning_curve",
+    "map_of_rows",
     "methods_against_time",
     "percent",
     "pit_histogram",
@@ -66,6 +74,7 @@ __all__ = [
     "quality_against_time",
     "relevance",
     "relief",
+    "residuals",
     "save",
     "scale_bar",
     "shortened",

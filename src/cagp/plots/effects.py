@@ -28,6 +28,22 @@ def relevance(ax: Axes, names: Sequence[str], lengthscales: Vector, top: int = 2
     return ax
 
 
+def importance(
+    ax: Axes, names: Sequence[str], increase: Vector, standard_error: Vector, xlabel: str = "", top: int = 20
+) -> Axes:
+    """The increase of an error without each column, for the first ``top`` columns, with ± 1.96 standard errors."""
+    values, half = np.asarray(increase, float)[:top], Z95 * np.asarray(standard_error, float)[:top]
+    places = np.arange(len(values))[::-1].astype(float)
+    ax.barh(places, values, 0.66, color=BLUE, alpha=0.75, linewidth=0)
+    ax.plot(*segments(places, values - half, values + half)[::-1], color=INK, linewidth=1.4)
+    ax.axvline(0, color=INK, linewidth=0.8)
+    ax.set_yticks(places)
+    ax.set_yticklabels([shortened(str(name), 22) for name in names[:top]], parse_math=False)
+    ax.set_ylim(-0.6, len(values) - 0.4)
+    styled(ax, xlabel).grid(visible=False, axis="y")
+    return ax
+
+
 def effect(ax: Axes, x: Vector, mean: Vector, std: Vector, rows: Vector | None = None, xlabel: str = "") -> Axes:
     """A mean as a function of an input, with its 95 % band, ± 1.96 ``std``; ``rows`` are marked at the bottom."""
     x, mean, half = np.asarray(x, float), np.asarray(mean, float), Z95 * np.asarray(std, float)

@@ -13,6 +13,23 @@ DENSITY_COLORS = LinearSegmentedColormap.from_list("density", [(*to_rgb(BLUE), 0
 """From nearly transparent to blue, so that it reads on any background."""
 
 
+SIMULTANEOUS_Z = 2.812
+"""The 95 % quantile of max |B(p)| / √(p (1 - p)) over p = 0.05, 0.10, ..., 0.95, where B is a Brownian bridge.
+
+√n (coverage - p) tends to B(p) if the predictions are right and the rows independent.
+"""
+
+
+def coverage_band(levels: Vector | float, num_rows: int) -> tuple[Vector, Vector]:
+    """Ranges of the observed coverage of central intervals that hold at 19 levels together with probability 95 %.
+
+    This is for predictions that are right and rows that are independent.
+    """
+    tail = float(norm.sf(SIMULTANEOUS_Z))
+    low, high = (binom.ppf(share, num_rows, levels) / num_rows for share in (tail, 1 - tail))
+    return np.asarray(low), np.asarray(high)
+
+
 def learning_curve(ax: Axes, seconds: Vector, losses: Vector, ylabel: str = "loss") -> Axes:
     """The loss after each step against the seconds of training.
 
@@ -85,13 +102,13 @@ def predicted_against_actual(
 def calibration_curve(ax: Axes, y: Vector, mean: Vector, std: Vector) -> Axes:
     """Observed against nominal coverage of central intervals; on the diagonal, the error bars are right.
 
-    If the predictions are right and the rows independent, the observed coverage lies in the grey band with probability
-    95 % at each level.
+    If the predictions are right and the rows independent, the observed coverage of all 19 levels lies in the grey band
+    with probability 95 %.
     """
     found = metrics.calibration(*metrics.scaled(y, mean, std)[:3])
     levels, observed, num_rows = found.levels, found.coverage, len(y)
     fine = np.linspace(0, 1, 101)
-    lower, upper = (binom.ppf(share, num_rows, fine) / num_rows for share in (0.025, 0.975))
+    lower, upper = coverage_band(fine, num_rows)
     ax.fill_between(fine, lower, upper, color=MUTED, alpha=0.25, linewidth=0, label="expected by chance")
     ax.plot([0, 1], [0, 1], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     ax.plot([0, *levels, 1], [0, *observed, 1], color=BLUE, linewidth=2, label="observed")

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import AutoLocator, FixedLocator, MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -29,7 +29,8 @@ def styled(ax: Axes, xlabel: str = "", ylabel: str = "", grid: bool = True) -> A
     ax.set_ylabel(ylabel, fontsize=SMALL, color=INK, parse_math=False)
     ax.tick_params(labelsize=SMALL - 0.5, colors=INK, length=3)
     for axis in (ax.xaxis, ax.yaxis):
-        if axis.get_scale() == "linear" and not isinstance(axis.get_major_locator(), MaxNLocator | FixedLocator):
+        chosen = isinstance(axis.get_major_locator(), MaxNLocator | FixedLocator)
+        if axis.get_scale() == "linear" and (isinstance(axis.get_major_locator(), AutoLocator) or not chosen):
             axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axis.get_offset_text().set(fontsize=SMALL - 1, color=INK)
     ax.spines[["top", "right"]].set_visible(False)

@@ -9,7 +9,8 @@ from cagp.metrics import LEVEL, METRICS, Metric
 from cagp.plots import shortened
 from cagp.report.html import count, number, share, side_by_side, table, text, tiles
 from cagp.report.svg import Drawing
-from cagp.report.targets import Target, expected_coverage, is_calibrated, verdict
+from cagp.report.targets import Target
+from cagp.report.verdicts import expected_coverage, verdict
 
 MAX_TARGETS = 12
 """Targets with sections of their own; the others are in the table of all targets."""
@@ -20,17 +21,17 @@ UNITS = {"nats": ", in nats per row", "target": ", in the unit of {}", "share": 
 def summary(targets: Sequence[Target]) -> str:
     """The result in a sentence or two."""
     if len(targets) > 1:
-        right = sum(is_calibrated(t) for t in targets)
+        right = sum(verdict(t).is_right for t in targets)
         return (
-            f'<p class="lead">{count(len(targets), "target")} on {count(len(targets[0].y), "test row")}. The coverage '
-            f"of the 95 % intervals is as it should be, up to chance, for {right} of {len(targets)} targets.</p>"
+            f'<p class="lead">{count(len(targets), "target")} on {count(len(targets[0].y), "test row")}. The error '
+            f"bars are as they should be at all levels, up to chance, for {right} of {len(targets)} targets.</p>"
         )
     (target,) = targets
     found, base = target.scores, target.baseline
     return (
         f'<p class="lead">On {count(len(target.y), "test row")}, predictions of {text(target.name, 60)} have a root '
         f"mean squared error of {number(found.rmse)}; always predicting the training mean has {number(base.rmse)}. "
-        f"The 95 % intervals contain {share(found.coverage)} of the actual values: {verdict(target)}.</p>"
+        f"The 95 % intervals contain {share(found.coverage)} of the actual values: {verdict(target).words}.</p>"
     )
 
 
@@ -72,8 +73,8 @@ def metrics_table(target: Target) -> str:
     """Every metric beside that of the baseline, with how to read it."""
     low, high = expected_coverage(LEVEL, len(target.y))
     remarks = {
-        "coverage": f" If the intervals are right, it lies between {share(low)} and {share(high)} 19 times in 20. "
-        f"Here: {verdict(target)}."
+        "coverage": f" If the error bars are right, it lies between {share(low)} and {share(high)}, and those of "
+        f"18 other levels in their ranges, 19 times in 20. Here: {verdict(target).words}."
     }
     cells, notes = [], []
     for field, metric in METRICS.items():

@@ -16,87 +16,94 @@ from cagp.report.targets import Target
 
 
 def effect_figures_of(draw: Drawing, target: Target, learned: list[Effect] | Surface) -> list[str]:
-    """Partial effects of the most relevant inputs, the fit if there is one input, or maps if there are two."""
+    """Accumulated effects of the most important columns, the fit if there is one column, or maps if there are two."""
     j, name = target.number, shortened(target.name, 28)
     if isinstance(learned, Surface):
         return _maps(draw, target, learned)
     if not learned:
-        return ["<p>No input varies among the test rows, or none can be drawn.</p>"]
-    if learned[0].num_background == 0:
-        picture = draw(
-            partial(_only, target=target, effect=learned[0]),
-            f"{name} as a function of {learned[0].axis.name}.",
-            "",
-            3.2,
-        )
-        return [
-            side_by_side(
-                picture,
-                "<p>The prediction as a function of the only input, within the range of the test rows. The function "
-                "lies in the shaded band with probability 95 %, a new observation between the dashed lines.</p>",
-            )
-        ]
+        return ["<p>No input varies among the test rows.</p>"]
+    if learned[0].is_alone:
+        return _only(draw, target, learned[0])
     limits = common_limits(
         [float((e.mean - Z95 * e.std)[:, j].min()) for e in learned],
         [float((e.mean + Z95 * e.std)[:, j].max()) for e in learned],
     )
 
     def one(ax: Axes, effect: Effect) -> None:
+        ax.axhline(0, color=plots.INK, linewidth=0.9, linestyle=(0, (4, 3)))
         _one_effect(ax, effect, j)
         ax.set_ylim(limits)
-        ax.set_ylabel(shortened(target.name, 26), parse_math=False)
+        ax.set_ylabel(f"change of {shortened(target.name, 15)}", parse_math=False)
 
     drawn = [
-        draw(partial(one, effect=e), f"Partial effect of {e.axis.name} on {name}, with a 95 % band.", "", 2.4)
+        draw(partial(one, effect=e), f"Accumulated effect of {e.column.name} on {name}, with a band.", "", 2.4)
         for e in learned
     ]
-    which = "This is the input" if len(learned) == 1 else f"These are the {len(learned)} most relevant inputs"
-    background = count(learned[0].num_background, "test row")
-    return [
-        f"<p>{which} that can be drawn. Each line is the mean prediction for {background}, drawn at random, if all of "
-        "them had this value of the input and kept their other inputs. The band is ± 1.96 times the mean standard "
-        "deviation of the function (without noise) at these rows, so it is at least as wide as the 95 % interval of "
-        "the line. Inputs range from the 1 % to the 99 % quantile of the test rows, and marks at the bottom are test "
-        "rows. All figures have the same vertical scale. If inputs are correlated, some of these combinations do not "
-        "occur in practice.</p>",
-        side_by_side(*drawn),
+    which = "This is the column" if len(learned) == 1 else f"These are the {len(learned)} columns that matter most"
+    most = count(max(effect.num_rows for effect in learned), "test row")
+    paragraphs = [
+        f"{which}. A line shows how the prediction changes with the value of a column, compared with its average: an "
+        f"accumulated local effect over at most {most}. Each row is moved a little, to both ends of the bin of values "
+        "that it lies in; the mean changes across the bins are added up. So no row gets a combination of inputs that "
+        "is far from those that occur, and what correlated columns do is not counted twice. All figures have the same "
+        "vertical scale; marks at the bottom are test rows.",
+        "The band is ± 1.96 times the mean standard deviation of the function (without noise) at rows near this value. "
+        "It shows where the model knows the function well. It is not an interval of the line, which is an average and "
+        "usually better known.",
     ]
+    if any(effect.column.kind == "levels" for effect in learned):
+        paragraphs.append(
+            "For text and categories, rows are moved to the other levels. The change between two levels is the mean "
+            "over the rows that have one of the two, and pairs of levels count more if the other columns of their rows "
+            "are alike."
+        )
+    return [f"<p>{'</p><p>'.join(paragraphs)}</p>", side_by_side(*drawn)]
 
 
 def _one_effect(ax: Axes, effect: Effect, j: int) -> None:
-    axis = effect.axis
-    if axis.kind == "levels":
-        plots.category_effect(ax, [str(n) for n in axis.nodes], effect.mean[:, j], effect.std[:, j], axis.name)
+    column = effect.column
+    if column.kind == "levels":
+        names = [column.levels[int(code)] for code in effect.nodes]
+        plots.category_effect(ax, names, effect.mean[:, j], effect.std[:, j], column.name)
         return
-    marks = axis.rows[sample(len(axis.rows), 80)]
-    marks = marks[(marks >= axis.values[0]) & (marks <= axis.values[-1])]
-    plots.effect(ax, axis.values, effect.mean[:, j], effect.std[:, j], marks, axis.name)
-    if axis.kind == "date":
+    marks = column.values[sample(len(column.values), 80)]
+    marks = marks[(marks >= effect.nodes[0]) & (marks <= effect.nodes[-1])]
+    plots.effect(ax, effect.nodes, effect.mean[:, j], effect.std[:, j], marks, column.label)
+    if column.kind == "date":
         plots.date_axis(ax)
 
 
-def _only(ax: Axes, target: Target, effect: Effect) -> None:
-    axis, j = effect.axis, target.number
-    if axis.kind == "levels":
-        _one_effect(ax, effect, j)
-    else:
-        chosen = sample(len(target.y), 2000)
-        points = axis.rows[chosen], target.y[chosen]
-        moments = effect.mean[:, j], effect.std[:, j], effect.observation_std[:, j]
-        plots.fit_in_one_input(ax, axis.values, *moments, points, axis.name)
-        if axis.kind == "date":
-            plots.date_axis(ax)
-    ax.set_ylabel(shortened(target.name, 26), parse_math=False)
+def _only(draw: Drawing, target: Target, effect: Effect) -> list[str]:
+    def one(ax: Axes) -> None:
+        column, j = effect.column, target.number
+        assert effect.observation_std is not None
+        if column.kind == "levels":
+            _one_effect(ax, effect, j)
+        else:
+            chosen = sample(len(target.y), 2000)
+            points = column.values[chosen], target.y[chosen]
+            moments = effect.mean[:, j], effect.std[:, j], effect.observation_std[:, j]
+            plots.fit_in_one_input(ax, effect.nodes, *moments, points, column.label)
+            if column.kind == "date":
+                plots.date_axis(ax)
+        ax.set_ylabel(shortened(target.name, 26), parse_math=False)
+
+    return [
+        side_by_side(
+            draw(one, f"{shortened(target.name, 28)} as a function of {effect.column.name}.", "", 3.2),
+            "<p>The prediction as a function of the only input, within the range of the test rows. The function lies "
+            "in the shaded band with probability 95 %, a new observation between the dashed lines.</p>",
+        )
+    ]
 
 
 def _maps(draw: Drawing, target: Target, learned: Surface) -> list[str]:
-    (first, second), j = learned.axes, target.number
+    (first, second), j = learned.columns, target.number
     chosen = sample(len(target.y), 600)
-    points = first.rows[chosen], second.rows[chosen]
+    points = first.values[chosen], second.values[chosen]
 
     def one(ax: Axes, values: np.ndarray, label: str, colors: Colormap) -> None:
-        names = first.name, second.name
-        plots.surface(ax, first.values, second.values, values, label, colors, points, names)
+        plots.surface(ax, *learned.nodes, values, label, colors, points, (first.name, second.name))
 
     name = shortened(target.name, 24)
     drawings = [("prediction", learned.mean, name, plots.VALUE_COLORS)]

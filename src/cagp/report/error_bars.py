@@ -4,6 +4,7 @@ from cagp import plots
 from cagp.report.html import share, side_by_side
 from cagp.report.svg import Drawing
 from cagp.report.targets import Target, mean_coverage_error
+from cagp.report.verdicts import verdict
 
 
 def calibration_figures(draw: Drawing, target: Target) -> list[str]:
@@ -26,7 +27,8 @@ def calibration_figures(draw: Drawing, target: Target) -> list[str]:
     )
     return [
         "<p>A 95 % interval should contain 95 % of the actual values, a 50 % interval half of them. If the predictions "
-        "are right and the rows independent, each point or bar lies in the grey band 19 times in 20. The coverage "
+        "are right and the rows independent, the whole curve lies in the grey band 19 times in 20, and so does each "
+        f"bar. Here the curve {'stays in' if verdict(target).is_right else 'leaves'} the band. The coverage "
         f"error, the difference between nominal and observed coverage, is {share(error)} on average over 19 levels; "
         f"for right predictions, about {share(expected)} is expected.</p>",
         pictures,

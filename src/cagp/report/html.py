@@ -8,6 +8,7 @@ from math import floor, isfinite, log10
 
 from cagp.plots import shortened
 
+NBSP = "\N{NO-BREAK SPACE}"
 STYLE = files("cagp.report").joinpath("style.css").read_text(encoding="utf-8")
 
 
@@ -16,7 +17,7 @@ def whole_page(title: str, header: str, links: Sequence[tuple[str, str]], main: 
 
     Its content security policy forbids scripts and external resources: a name could not bring them in, even unescaped.
     """
-    main, header = (re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", part) for part in (main, header))
+    main, header = (re.sub(r"(?<=\d) %", f"{NBSP}%", part) for part in (main, header))
     items = "".join(f'<li><a href="#{escape(target)}">{text(name)}</a></li>' for target, name in links)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -71,16 +72,28 @@ def tiles(items: Sequence[tuple[str, str, str]]) -> str:
     return f'<dl class="tiles">{inner}</dl>'
 
 
-def number(value: float) -> str:
-    """Four significant digits, with commas; powers of ten only for tiny and huge numbers."""
+def number(value: float, digits: int = 4) -> str:
+    """Significant digits, with commas; powers of ten only for tiny and huge numbers."""
     if not isfinite(value):
         return "–"
     if value == 0:
         return "0"
     size = floor(log10(abs(value)))
     if -4 <= size < 9:
-        return f"{value:,.{max(0, 3 - size)}f}".replace("-", "−")
-    return f"{value:.3e}".replace("-", "−")
+        return f"{value:,.{max(0, digits - 1 - size)}f}".replace("-", "−")
+    return f"{value:.{digits - 1}e}".replace("-", "−")
+
+
+def with_error(value: float, error: float) -> str:
+    """A number and its standard error, rounded where the second digit of the error is."""
+    if not (isfinite(value) and isfinite(error)) or error <= 0:
+        return number(value)
+    size = floor(log10(error))
+    if not -6 <= size < 6 or abs(value) >= 1e9:
+        return f"{number(value, 2)} ±{NBSP}{number(error, 2)}"
+    digits = max(0, 1 - size)
+    rounded = round(value, digits) + 0.0  # without the sign of a zero
+    return f"{rounded:,.{digits}f} ±{NBSP}{error:,.{digits}f}".replace("-", "−")
 
 
 def share(value: float) -> str:

@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 
-from cagp.estimators import GPRegressor
 from cagp.estimators.overlap import MANY_IN_GROUPS, Overlap, group_words, overlap_with
 from cagp.report.html import count, text
 from cagp.report.rows import HeldOutRows
+from cagp.report.subject import Model, regressor_inputs, regressor_of
 
 
-def overlap_of(model: GPRegressor, rows: HeldOutRows) -> Overlap:
+def overlap_of(model: Model, rows: HeldOutRows) -> Overlap:
     """What the rows of the report have in common with the training rows that the model keeps."""
-    return overlap_with(model, rows.X, rows.y)
+    return overlap_with(regressor_of(model), regressor_inputs(model, rows.X), rows.y)
 
 
 def tested_rows(overlap: Overlap) -> str:

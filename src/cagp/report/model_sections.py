@@ -8,7 +8,6 @@ from importlib.metadata import version
 import numpy as np
 
 from cagp import plots
-from cagp.estimators import GPRegressor
 from cagp.estimators.overlap import Overlap
 from cagp.plots import shortened
 from cagp.recipes import method_words
@@ -17,13 +16,14 @@ from cagp.report.html import count, number, side_by_side, table, text
 from cagp.report.input_effects import varying
 from cagp.report.leakage import tested_rows
 from cagp.report.rows import HeldOutRows, column_names
+from cagp.report.subject import Model, PipelineModel
 from cagp.report.svg import HEIGHT, Drawing, listed
 from cagp.report.targets import Target
 
 TOP_INPUTS = 20
 
 
-def data_and_model(model: GPRegressor, rows: HeldOutRows, targets: Sequence[Target], overlap: Overlap) -> list[str]:
+def data_and_model(model: Model, rows: HeldOutRows, targets: Sequence[Target], overlap: Overlap) -> list[str]:
     """What the model was trained and tested on, and which method was fitted."""
     columns = column_names(rows.X)
     encoded = len(model.feature_names_out_)
@@ -33,6 +33,8 @@ def data_and_model(model: GPRegressor, rows: HeldOutRows, targets: Sequence[Targ
         f"{text(t.name, 60)} ranges from {number(float(t.y.min()))} to {number(float(t.y.max()))}"
         for t in targets[:MAX_TARGETS]
     )
+    if isinstance(model, PipelineModel):
+        coded = f" (which the earlier steps of a pipeline turn into {encoded} numbers)"
     sentences = [
         f"The model was trained on {count(model.n_rows_, 'row')} and is tested on {tested_rows(overlap)} "
         f"It predicts {count(len(targets), 'target')} from {count(len(columns), 'input')}{coded}: "
@@ -49,7 +51,7 @@ def data_and_model(model: GPRegressor, rows: HeldOutRows, targets: Sequence[Targ
     return [f"<p>{' '.join(sentences)}</p>", f"<p>{fitted}</p>"]
 
 
-def learning_curves(draw: Drawing, model: GPRegressor) -> list[str]:
+def learning_curves(draw: Drawing, model: Model) -> list[str]:
     """The loss against training time, and evaluations if there are any."""
     result = model.fit_result_
     steps = [] if result is None else [step for step in result.steps if np.isfinite(step.loss)]
@@ -92,7 +94,7 @@ def learning_curves(draw: Drawing, model: GPRegressor) -> list[str]:
     ]
 
 
-def relevance_figure(draw: Drawing, model: GPRegressor, rows: HeldOutRows) -> list[str]:
+def relevance_figure(draw: Drawing, model: Model, rows: HeldOutRows) -> list[str]:
     """1 / lengthscale of the inputs that matter most."""
     kept = varying(model, rows)
     names = [str(name) for name, keep in zip(model.feature_names_out_, kept, strict=True) if keep]
@@ -111,10 +113,9 @@ def relevance_figure(draw: Drawing, model: GPRegressor, rows: HeldOutRows) -> li
     order = np.argsort(lengthscales, kind="stable")[:number_shown]
     cells = [[text(names[k], 80), number(float(lengthscales[k]))] for k in order[:10]]
     return [
-        "<p>The lengthscale of an input is the distance along it, in standard deviations of the input, over which the "
-        "function changes substantially. Relevance is its inverse: the longer the bar, the faster the function varies "
-        "with the input. An input with a bar near zero has almost no effect. Correlated inputs may share their "
-        "relevance in any proportion.</p>",
+        "<p>The lengthscale of an (encoded) input is the distance along it, in standard deviations of the input, over "
+        "which the function changes substantially. Bars show its inverse: the longer, the faster the function varies "
+        "with the input. That is not how much an input matters: see the importance of columns.</p>",
         side_by_side(
             draw(
                 lambda ax: plots.relevance(ax, names, lengthscales, TOP_INPUTS),
@@ -127,7 +128,7 @@ def relevance_figure(draw: Drawing, model: GPRegressor, rows: HeldOutRows) -> li
     ]
 
 
-def fit_and_settings(model: GPRegressor) -> list[str]:
+def fit_and_settings(model: Model) -> list[str]:
     """The fit report and all settings of the regressor."""
     lines = [line.strip() for line in str(model.fit_report_).splitlines() if line.strip()]
     items = "".join(f"<li>{text(line, 1000)}</li>" for line in lines)

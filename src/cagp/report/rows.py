@@ -8,11 +8,13 @@ import torch
 from numpy.typing import NDArray
 
 from cagp.data.targets import encode_target
-from cagp.estimators import GPRegressor
 from cagp.estimators.units import known_variances
+from cagp.report.subject import Model
 
 Matrix = NDArray[np.float64]
 """(rows, targets)"""
+
+Table = pd.DataFrame | np.ndarray
 
 SEED = 0
 
@@ -20,18 +22,27 @@ SEED = 0
 class HeldOutRows(NamedTuple):
     """The rows that the model is tested on."""
 
-    X: pd.DataFrame | np.ndarray
+    X: Table
     y: Matrix
     num_given: int
     num_missing: int  # rows without a target, which are left out
     noise: Matrix | None  # known noise variances
+    numbers: NDArray[np.intp]  # where the rows are in the table that was given, from 0
 
-    def take(self, rows: NDArray[np.intp]) -> pd.DataFrame | np.ndarray:
+    def take(self, rows: NDArray[np.intp]) -> Table:
         """Some of the inputs."""
         return self.X.iloc[rows] if isinstance(self.X, pd.DataFrame) else self.X[rows]
 
+    def take_noise(self, rows: NDArray[np.intp]) -> Matrix | None:
+        """The known noise variances of some of the rows."""
+        return None if self.noise is None else self.noise[rows]
 
-def held_out_rows(model: GPRegressor, X: Any, y: Any, max_rows: int | None, sample_noise: Any = None) -> HeldOutRows:
+    def label(self, row: int) -> str:
+        """What the user calls a row: its label in the index of a frame, or its number in the table, from 0."""
+        return str(self.X.index[row]) if isinstance(self.X, pd.DataFrame) else str(self.numbers[row])
+
+
+def held_out_rows(model: Model, X: Any, y: Any, max_rows: int | None, sample_noise: Any = None) -> HeldOutRows:
     """The rows with known targets, or ``max_rows`` of them drawn at random, in their order."""
     table, target, num_targets = _inputs_of(model, _table(X)), encode_target(y, "y_test"), model.n_outputs_
     values = target.values[:, None] if target.values.ndim == 1 else target.values
@@ -52,10 +63,10 @@ def held_out_rows(model: GPRegressor, X: Any, y: Any, max_rows: int | None, samp
     if max_rows is not None and len(kept) > max_rows:
         kept = np.sort(np.random.default_rng(SEED).choice(kept, max_rows, replace=False))
     noise = known_variances(sample_noise, values.shape)
-    every = HeldOutRows(table, values, len(values), num_missing, noise)
+    every = HeldOutRows(table, values, len(values), num_missing, noise, np.arange(len(values)))
     if len(kept) == len(values):
         return every
-    return every._replace(X=every.take(kept), y=values[kept], noise=None if noise is None else noise[kept])
+    return every._replace(X=every.take(kept), y=values[kept], noise=every.take_noise(kept), numbers=kept)
 
 
 def sample(num_rows: int, size: int) -> NDArray[np.intp]:
@@ -73,7 +84,7 @@ class Predictions(NamedTuple):
     latent_std: Matrix
 
 
-def predictions(model: GPRegressor, X: pd.DataFrame | np.ndarray, sample_noise: Matrix | None = None) -> Predictions:
+def predictions(model: Model, X: Table, sample_noise: Matrix | None = None) -> Predictions:
     """What the model predicts, all finite."""
     found = model.predict(X, return_std=True, sample_noise=sample_noise)
     mean, std = (as_matrix(part, len(X)) for part in found)
@@ -89,6 +100,18 @@ def predictions(model: GPRegressor, X: pd.DataFrame | np.ndarray, sample_noise: 
     return Predictions(mean, std, std * np.sqrt((1 - noise).clip(0)))
 
 
+def log_densities(model: Model, X: Table, y: Matrix, sample_noise: Matrix | None = None) -> Matrix:
+    """log p(y | X) of each row and target, whatever the shape of the predictive distributions."""
+    found = model.log_predictive_density(X, y, sample_noise=sample_noise)
+    return as_matrix(found, len(X))
+
+
+def function_moments(model: Model, X: Table) -> tuple[Matrix, Matrix]:
+    """Mean and standard deviation of the function without noise."""
+    mean, std = model.predict(X, return_std=True, noise=False)
+    return as_matrix(mean, len(X)), as_matrix(std, len(X))
+
+
 def as_matrix(values: Any, num_rows: int) -> Matrix:
     """Answers of the model as (rows, targets)."""
     if isinstance(values, torch.Tensor):
@@ -96,12 +119,12 @@ def as_matrix(values: Any, num_rows: int) -> Matrix:
     return np.asarray(values, float).reshape(num_rows, -1)
 
 
-def column_names(X: pd.DataFrame | np.ndarray) -> list[str]:
+def column_names(X: Table) -> list[str]:
     """The names of a frame's columns; "x0", "x1", ... for an array."""
     return [str(name) for name in X.columns] if isinstance(X, pd.DataFrame) else [f"x{j}" for j in range(X.shape[1])]
 
 
-def _table(X: Any) -> pd.DataFrame | np.ndarray:
+def _table(X: Any) -> Table:
     if not isinstance(X, pd.DataFrame) and hasattr(X, "to_pandas"):
         X = X.to_pandas()
     if isinstance(X, torch.Tensor):
@@ -116,7 +139,7 @@ def _table(X: Any) -> pd.DataFrame | np.ndarray:
     return array
 
 
-def _inputs_of(model: GPRegressor, table: pd.DataFrame | np.ndarray) -> pd.DataFrame | np.ndarray:
+def _inputs_of(model: Model, table: Table) -> Table:
     """The columns of a frame that the model was fitted with, if all are there; other columns have no effect."""
     names = [str(name) for name in getattr(model, "feature_names_in_", [])]
     if isinstance(table, pd.DataFrame) and names:

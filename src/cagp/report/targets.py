@@ -3,14 +3,13 @@
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import binom
 
 from cagp import metrics
-from cagp.estimators import GPRegressor
 from cagp.estimators.predictive import Predictive, constant_prediction
-from cagp.metrics import Scores
+from cagp.metrics import Calibration, Scores
 from cagp.plots import Vector
 from cagp.report.rows import HeldOutRows, Predictions
+from cagp.report.subject import Model, regressor_of
 
 
 class Target(NamedTuple):
@@ -27,10 +26,10 @@ class Target(NamedTuple):
     interval: tuple[Vector, Vector]  # the ends of the 95 % intervals
 
 
-def targets_of(model: GPRegressor, rows: HeldOutRows, found: Predictions) -> list[Target]:
+def targets_of(model: Model, rows: HeldOutRows, found: Predictions) -> list[Target]:
     """All targets of the model."""
     predicted = Predictive.from_moments(found.mean, found.std, model.target_transforms_)
-    constant = constant_prediction(model, len(rows.y))
+    constant = constant_prediction(regressor_of(model), len(rows.y))
     return [_target(j, str(name), rows, found, predicted, constant) for j, name in enumerate(model.target_names_)]
 
 
@@ -49,13 +48,9 @@ def scores(y: Vector, mean: Vector, std: Vector) -> Scores:
     return one.scores(0, y)
 
 
-def expected_coverage(level: float, num_rows: int) -> tuple[float, float]:
-    """The range in which the observed coverage lies with probability 95 % if the intervals are right.
-
-    Rows are taken to be independent.
-    """
-    low, high = binom.ppf([0.025, 0.975], num_rows, level) / num_rows
-    return float(low), float(high)
+def calibration_of(target: Target) -> Calibration:
+    """Nominal and observed coverage of the central intervals at 19 levels, the last of which is 95 %."""
+    return metrics.calibration(*metrics.scaled(*target.normal)[:3])
 
 
 def mean_coverage_error(y: Vector, mean: Vector, std: Vector) -> tuple[float, float]:
@@ -66,18 +61,3 @@ def mean_coverage_error(y: Vector, mean: Vector, std: Vector) -> tuple[float, fl
     found = metrics.calibration(*metrics.scaled(y, mean, std)[:3])
     expected = np.sqrt(2 * found.levels * (1 - found.levels) / (np.pi * len(y))).mean()
     return found.error, float(expected)
-
-
-def is_calibrated(target: Target) -> bool:
-    """Whether the coverage of the 95 % intervals differs from 95 % by no more than chance explains."""
-    low, high = expected_coverage(metrics.LEVEL, len(target.y))
-    return low <= target.scores.coverage <= high
-
-
-def verdict(target: Target) -> str:
-    """What the coverage says about the 95 % intervals, in words."""
-    if is_calibrated(target):
-        return "as it should be, up to chance"
-    distance = target.scores.coverage - metrics.LEVEL
-    slightly = "slightly " if abs(distance) < 0.02 else ""
-    return f"the intervals are {slightly}too {'narrow' if distance < 0 else 'wide'}"

@@ -6,9 +6,9 @@ import numpy as np
 
 from cagp import plots
 from cagp.diagnostics import Kind
-from cagp.estimators import GPRegressor
 from cagp.report.html import count, number, side_by_side, table, text
 from cagp.report.rows import HeldOutRows, Matrix, as_matrix, sample
+from cagp.report.subject import Model
 from cagp.report.svg import Drawing
 from cagp.report.targets import Target
 
@@ -38,11 +38,11 @@ class VarianceParts(NamedTuple):
     kind: Kind
 
 
-def variance_parts_of(model: GPRegressor, rows: HeldOutRows) -> VarianceParts:
+def variance_parts_of(model: Model, rows: HeldOutRows) -> VarianceParts:
     """The parts for up to ``SPLIT_ROWS`` of the rows."""
     chosen = sample(len(rows.y), SPLIT_ROWS)
-    X, known = rows.take(chosen), None if rows.noise is None else rows.noise[chosen]
-    parts = model.predict(X, return_components=True, sample_noise=known)[-1]
+    X = rows.take(chosen)
+    parts = model.predict(X, return_components=True, sample_noise=rows.take_noise(chosen))[-1]
     noise, latent, computational = (as_matrix(parts[name], len(X)) for name in ("noise", "latent", "computational"))
     unknown = parts["computational_kind"] == "unknown" or not np.isfinite(computational).all()
     return VarianceParts(noise, latent, None if unknown else computational, parts["computational_kind"])
