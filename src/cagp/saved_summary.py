@@ -48,7 +48,7 @@ def _file(path: Path) -> dict[str, Any]:
 def _summary(state: State) -> dict[str, Any]:
     posterior, scaler = state["posteriors"][0], state["scaler"]
     kernel, num_held = posterior["prior"]["kernel"], len(posterior["X"])
-    columns = [Column(c["name"], c["kind"], tuple(c["levels"])) for c in state["encoder"]["columns"]]
+    columns = [Column.from_state(column) for column in state["encoder"]["columns"]]
     names = [name for column in columns for name in column.names_out]
     parts = [_part(path, part, names, scaler["input_std"]) for path, part in _leaves(kernel, "kernel")]
     unknown = _lengthscales(names, np.full(len(names), np.nan), scaler["input_std"])
@@ -63,7 +63,7 @@ def _summary(state: State) -> dict[str, Any]:
         "inducing_points": num_held if inducing else 0,
         "holds_training_data": not inducing,
         "stored_dtype": state["stored_dtype"] or posterior["dtype"],
-        "inputs": state["encoder"]["columns"],
+        "inputs": [column.state() for column in columns],
         "encoded_inputs": next((p["lengthscales"] for p in parts if p["lengthscales"] is not None), unknown),
         "targets": _targets(state),
         "kernel": _kernel_words(kernel),

@@ -32,7 +32,7 @@ RUN = "run.json"
 DESCRIPTION = """\
 Learn from a table and save a model. A share of the rows, drawn by seed, is held out for testing: the saved model has
 not seen them (--test-fraction 0 trains on all rows). Text columns are encoded. Rows without a target are left out.
-Missing inputs are an error.
+Inputs may be missing.
 
 Checkpoints are kept in a folder beside the model (model.cagp.checkpoints) until it is saved. If a run is killed, the
 same command with --resume continues from its last checkpoint. Without --resume, a folder that was left behind is an
@@ -121,6 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "rows_without_target": table.num_missing,
                 "train_rows": len(table.train),
                 "test_rows": len(table.test),
+                "test_rows_left_out": table.num_untestable,
                 "inputs": list(table.train.frame.columns),
                 "targets": list(table.train.targets.columns),
                 "seed": arguments.seed,
@@ -207,6 +208,7 @@ def _key(arguments: argparse.Namespace, train: "tables.Part") -> str:
     """What a fit depends on, as a short text: the rows, the method, its options."""
     plain: dict[str, Any] = options.options_of(arguments)
     plain |= {name: getattr(arguments, name) for name in ("method", "kernel", "max_epochs", "seed", "device")}
+    plain["categories"] = arguments.categories
     arrays = [train.inputs.matrix, train.targets.to_numpy(float)]
     return storage.fingerprint(plain, *arrays, *([] if train.noise is None else [train.noise]))
 
@@ -220,13 +222,13 @@ def _data(table: "tables.SplitTable", seed: int) -> str:
     ]
     if table.num_missing:
         words.append(f"Left out {count(table.num_missing, 'row')} without a target.")
-    if len(table.test):
+    if len(table.test) or table.num_untestable:
         words.append(f"{len(table.train):,} to train on, {len(table.test):,} to test on (seed {seed}).")
     else:
         words.append("All are trained on.")
-    if table.num_moved:
+    if table.num_untestable:
         words.append(
-            f"{count(table.num_moved, 'row')} drawn for testing {'is' if table.num_moved == 1 else 'are'} trained on: "
-            "no other row has their levels."
+            f"{count(table.num_untestable, 'row')} drawn for testing {'is' if table.num_untestable == 1 else 'are'} "
+            "left out: a value is missing in a column in which the training rows have them all."
         )
     return " ".join(words)

@@ -34,5 +34,6 @@ def regressor(method: str, arguments: argparse.Namespace, **choices: Any) -> "es
         "max_memory": arguments.max_memory,
         "device": arguments.device,
         "random_state": arguments.seed,
+        "categories": tuple(arguments.categories),
     }
     return estimators.CaGPRegressor(method=method, **(parameters | options | choices))

@@ -2,15 +2,16 @@
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from cagp.cli.words import UsageError, names, warn
+from cagp.cli.words import UsageError, count, names, warn
 from cagp.data import Encoder, encode_target, read_table, split, stream_table
+from cagp.data.text_values import with_decimal_commas_read
 from cagp.estimators import EncodedTable, GPRegressor
 
 
@@ -39,7 +40,7 @@ class SplitTable(NamedTuple):
     test: Part
     num_rows: int  # of the table
     num_missing: int  # rows without a target, which are in neither part
-    num_moved: int  # rows drawn for testing that are trained on: no other row has their levels
+    num_untestable: int  # test rows left out: they lack a value in a column in which no training row lacks one
 
 
 def split_table(
@@ -49,31 +50,29 @@ def split_table(
     test_fraction: float,
     seed: int,
     noise: str | None = None,
+    categories: Sequence[str] = (),
 ) -> SplitTable:
-    """Read a table, leave out rows whose target is missing, encode the others and split them by seed.
+    """Read a table, leave out rows whose target is missing, split the others by seed and encode them.
 
-    Rows keep their order.
+    Rows keep their order. The encoder is that of the rows to train on.
     """
-    frame, inputs, values = read_columns(path, targets, drop, noise)
+    frame, inputs, values = read_columns(path, targets, drop, noise, categories)
     known = None if noise is None else noise_column(frame, noise, path)
-    encoder, matrix = Encoder.fit_codes(inputs)  # errors name the rows of the table
+    encoder, matrix = Encoder.fit_codes(inputs, categories)  # errors name the rows of the table
     missing = encode_target(values, "the target").missing
     kept = np.flatnonzero(~missing)
     if len(kept) < 2:
         raise ValueError(f"{path} has {len(kept)} rows with a target, expected at least 2.")
-    if len(kept) < len(missing):  # levels that only rows without a target have are not inputs
-        inputs, values = inputs.iloc[kept], values.iloc[kept]
+    if len(kept) < len(missing):
+        inputs, values, matrix = inputs.iloc[kept], values.iloc[kept], matrix[kept]
         known = None if known is None else known[kept]
-        encoder, matrix = Encoder.fit_codes(inputs)
-    train, test, num_moved = np.arange(len(kept)), np.arange(0), 0
+    train, test = np.arange(len(kept)), np.arange(0)
     if test_fraction > 0:
         rows = split(len(kept), test_fraction, seed)
         train, test = np.sort(rows.train.numpy()), np.sort(rows.test.numpy())
-        new = np.zeros(len(test), dtype=bool)
-        for name in encoder.text_names:
-            new |= ~inputs[name].iloc[test].isin(inputs[name].iloc[train].unique()).to_numpy()
-        num_moved = int(new.sum())
-        train, test = np.sort(np.concatenate([train, test[new]])), test[~new]
+    encoder, matrix = encoder.for_rows(matrix, train)
+    testable = test[encoder.takes(matrix[test])]
+    num_untestable, test = len(test) - len(testable), testable
 
     def part(rows: np.ndarray) -> Part:
         return Part(
@@ -83,7 +82,7 @@ def split_table(
             None if known is None else known[rows],
         )
 
-    return SplitTable(part(train), part(test), len(frame), int(missing.sum()), num_moved)
+    return SplitTable(part(train), part(test), len(frame), int(missing.sum()), num_untestable)
 
 
 def split_of(arguments: argparse.Namespace) -> SplitTable:
@@ -95,16 +94,24 @@ def split_of(arguments: argparse.Namespace) -> SplitTable:
         arguments.test_fraction,
         arguments.seed,
         arguments.noise,
+        arguments.categories,
     )
 
 
 def read_columns(
-    path: str, targets: Sequence[str] | None, drop: Sequence[str], noise: str | None = None
+    path: str,
+    targets: Sequence[str] | None,
+    drop: Sequence[str],
+    noise: str | None = None,
+    categories: Sequence[str] = (),
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """A table, its inputs and its targets; the column of known variances is neither."""
+    """A table, its inputs and its targets; the column of known variances is neither.
+
+    Columns of ``categories`` are taken from a CSV file as they are written there: 007 stays 007.
+    """
     if not targets:
         targets = _default_targets(path)
-    frame = read_table(path)
+    frame = read_table(path, categories)
     _check_columns(frame, "--target", targets)
     _check_columns(frame, "--drop", drop)
     others = [*drop, *([] if noise is None else [noise])]
@@ -116,6 +123,8 @@ def read_columns(
     if len(set(targets)) < len(targets):
         raise UsageError(f"--target names a column twice: {names(targets)}.")
     inputs, values = frame.drop(columns=list({*targets, *others})), frame.loc[:, list(targets)]
+    _check_columns(inputs, "--categories", categories, "the inputs do")
+    values = values.assign(**{name: with_decimal_commas_read(values[name], name) for name in targets})
     if inputs.shape[1] == 0:
         raise UsageError(f"no inputs are left: {path} has the columns {names(frame.columns)}.")
     for name in inputs.columns:
@@ -131,7 +140,8 @@ def noise_column(frame: pd.DataFrame, column: str, path: str) -> np.ndarray:
             f"--noise names {column!r}, which {_shown(path)} does not have; its columns are "
             f"{', '.join(map(str, frame.columns))}."
         )
-    values = np.asarray(pd.to_numeric(frame[column], errors="coerce"), dtype=np.float64)
+    numbers = pd.to_numeric(with_decimal_commas_read(frame[column], column), errors="coerce")
+    values = np.asarray(numbers, dtype=np.float64)
     wrong = ~np.isfinite(values) | (values < 0)
     if wrong.any():
         first = int(wrong.argmax())
@@ -157,11 +167,11 @@ def _default_targets(path: str) -> list[str]:
     raise UsageError(f"say with --target what to predict; the columns of {_shown(path)} are {', '.join(columns)}.")
 
 
-def _check_columns(frame: pd.DataFrame, option: str, wanted: Sequence[str]) -> None:
+def _check_columns(frame: pd.DataFrame, option: str, wanted: Sequence[str], which: str = "the table does") -> None:
     absent = [name for name in wanted if name not in frame.columns]
     if absent:
         raise UsageError(
-            f"{option} names {', '.join(map(repr, absent))}, which the table does not have; its columns are "
+            f"{option} names {', '.join(map(repr, absent))}, which {which} not have; its columns are "
             f"{', '.join(map(str, frame.columns))}."
         )
 
@@ -212,6 +222,15 @@ def warn_of_noise(model: GPRegressor, noise: str | None) -> None:
         )
 
 
+def warn_of_levels(num_unknown: Mapping[str, int]) -> None:
+    """Say in how many rows columns have levels that no training row had."""
+    for name, num_rows in num_unknown.items():
+        warn(
+            f"{count(num_rows, 'row')} of column {name!r} {'has a level' if num_rows == 1 else 'have levels'} that no "
+            "training row had; predictions there come from the rows of all levels"
+        )
+
+
 def inputs_of(
     model: GPRegressor, frame: pd.DataFrame, path: str, noise: str | None = None
 ) -> pd.DataFrame | np.ndarray:
@@ -240,7 +259,7 @@ def targets_of(model: GPRegressor, frame: pd.DataFrame, path: str) -> np.ndarray
         )
     columns = []
     for name in model.target_names_:
-        values = frame[name]
+        values = with_decimal_commas_read(frame[name], name)
         if values.dtype.kind in "mM":
             raise ValueError(f"the target {name!r} holds dates or durations, expected numbers.")
         numbers = np.asarray(pd.to_numeric(values, errors="coerce"), dtype=np.float64)

@@ -78,6 +78,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         verbose: bool = False,
         warm_start: bool = False,
         checkpoint_dir: str | Path | None = None,
+        categories: Sequence[Any] = (),
     ):
         self.kernel = kernel
         self.max_epochs = max_epochs
@@ -89,6 +90,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         self.verbose = verbose
         self.warm_start = warm_start
         self.checkpoint_dir = checkpoint_dir
+        self.categories = categories
 
     @abstractmethod
     def _recipe(self) -> Recipe:
@@ -97,6 +99,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
+        tags.input_tags.allow_nan = True
         return tags
 
     # ---- fit ----
@@ -106,7 +109,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
         Args:
             X: rows and columns: an array, a tensor, or a data frame, whose text and categories are encoded (see
-                ``cagp.data.Encoder``). Missing values are an error that names the columns.
+                ``cagp.data.Encoder``). Values may be missing: such a column gets a further input that says where, and
+                the fit report says how many.
             y: one target for each row, or several columns of them. Rows with a missing target are left out, and the
                 fit report says how many.
             sample_noise: known noise variance of each row, in squared units of y, on top of the learned one.
@@ -118,11 +122,13 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         recipe = self._recipe()
         if y is None:
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
-        units, rows = Units.learn(X, y, sample_noise)
+        units, rows = Units.learn(X, y, sample_noise, self.categories)
         notes = []
         if rows.num_missing:
             total = len(rows.inputs) + rows.num_missing
             notes.append(f"Left out {rows.num_missing:,} of {total:,} rows, whose target is missing.")
+        missing = units.encoder.missing_words(rows.inputs)
+        notes += [] if missing is None else [missing]
         task = new_task(self, recipe, units, rows)
         with notices.collected() as warned:
             fitted = recipe.train(task)
@@ -354,6 +360,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     ) -> Path:
         """Write one HTML page on how well the model predicts these test rows, and why; see docs/report.md."""
         check_is_fitted(self, "posteriors_")
+        X = self.encoder_.typed(X)
         return report_page.write_report(self, X, y, path, title=title, sample_noise=sample_noise)
 
     # ---- inside ----

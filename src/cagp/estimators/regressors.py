@@ -1,5 +1,6 @@
 """The regressors. Each names its recipe; everything else is in ``base``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -48,6 +49,8 @@ class CaGPRegressor(GPRegressor):
         warm_start: start a further fit at the hyperparameters (and inducing points) of the last one.
         checkpoint_dir: folder for checkpoints. After a crash, the same call with the same data resumes there. Each
             fit has a subfolder, so that fits of other data or options can share the folder.
+        categories: columns to take as levels although they hold numbers, for example codes: names of columns, or
+            positions where ``X`` is an array.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class CaGPRegressor(GPRegressor):
         warm_start: bool = False,
         checkpoint_dir: str | Path | None = None,
         n_inducing: int = 512,
+        categories: Sequence[Any] = (),
     ):
         self.method = method
         self.n_actions = n_actions
@@ -74,7 +78,17 @@ class CaGPRegressor(GPRegressor):
         self.local_scale = local_scale
         self.n_inducing = n_inducing
         super().__init__(
-            kernel, max_epochs, max_time, max_memory, device, dtype, random_state, verbose, warm_start, checkpoint_dir
+            kernel,
+            max_epochs,
+            max_time,
+            max_memory,
+            device,
+            dtype,
+            random_state,
+            verbose,
+            warm_start,
+            checkpoint_dir,
+            categories,
         )
 
     def _recipe(self) -> Recipe:
@@ -120,10 +134,21 @@ class InducingRegressor(GPRegressor):
         verbose: bool = False,
         warm_start: bool = False,
         checkpoint_dir: str | Path | None = None,
+        categories: Sequence[Any] = (),
     ):
         self.n_inducing = n_inducing
         super().__init__(
-            kernel, max_epochs, max_time, max_memory, device, dtype, random_state, verbose, warm_start, checkpoint_dir
+            kernel,
+            max_epochs,
+            max_time,
+            max_memory,
+            device,
+            dtype,
+            random_state,
+            verbose,
+            warm_start,
+            checkpoint_dir,
+            categories,
         )
 
 

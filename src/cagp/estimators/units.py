@@ -1,6 +1,6 @@
 """The user's units: tables in, standard units inside, answers of the user's shape and type out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -68,9 +68,9 @@ class Units:
     target_dtype: np.dtype  # of answers
 
     @classmethod
-    def learn(cls, X: Any, y: Any, sample_noise: Any) -> tuple["Units", TrainingRows]:
+    def learn(cls, X: Any, y: Any, sample_noise: Any, categories: Sequence[Any] = ()) -> tuple["Units", TrainingRows]:
         """The units of a table, and its rows: encoded once, without those whose target is missing."""
-        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X)
+        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X, categories)
         inputs = np.ascontiguousarray(inputs)
         target = encode_target(y)
         values = target.values[:, None] if target.values.ndim == 1 else target.values
@@ -83,6 +83,8 @@ class Units:
         num_missing = int(target.missing.sum())
         if num_missing:
             kept = ~target.missing
+            if not isinstance(X, EncodedTable) and kept.any():
+                encoder, inputs = encoder.for_rows(inputs, kept)
             inputs, values, noise = inputs[kept], values[kept], None if noise is None else noise[kept]
         if len(inputs) < 2:
             raise ValueError(f"Found n_samples={len(inputs)} with a target, while a minimum of 2 is required to learn.")

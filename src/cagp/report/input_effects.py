@@ -59,7 +59,7 @@ def varying(model: GPRegressor, rows: HeldOutRows) -> NDArray[np.bool_]:
         found = np.array(list(varies.values()))
     else:
         constant = [name for name, varied in varies.items() if not varied]
-        found = np.array([not any(name == c or name.startswith(f"{c}=") for c in constant) for name in names])
+        found = np.array([not any(_comes_from(name, c) for c in constant) for name in names])
     return found if found.any() else np.ones_like(found)
 
 
@@ -74,12 +74,15 @@ def relevance_of_columns(model: GPRegressor, names: Sequence[str]) -> Vector | N
     relevance = dict.fromkeys(names, 0.0)
     for name, lengthscale in zip(encoded, lengthscales, strict=True):
         # "column=level" belongs to "column", unless there is a column of that whole name.
-        owner = (
-            name if name in relevance else max((n for n in names if name.startswith(f"{n}=")), key=len, default=None)
-        )
+        owner = name if name in relevance else max((n for n in names if _comes_from(name, n)), key=len, default=None)
         if owner is not None:
             relevance[owner] = max(relevance[owner], 1 / lengthscale)
     return np.array([relevance[name] for name in names])
+
+
+def _comes_from(encoded: str, column: str) -> bool:
+    """Whether an encoded input is that of a column, of one of its levels, or says where it is missing."""
+    return encoded in (column, f"{column} is missing") or encoded.startswith(f"{column}=")
 
 
 def input_effects_of(model: GPRegressor, rows: HeldOutRows) -> list[Effect] | Surface:
@@ -101,7 +104,7 @@ def _effect(model: GPRegressor, rows: HeldOutRows, axis: Axis, num_columns: int)
     if num_columns == 1:
         fine = axis
         if axis.kind == "number":
-            nodes = np.linspace(axis.rows.min(), axis.rows.max(), FIT_NODES)
+            nodes = np.linspace(np.nanmin(axis.rows), np.nanmax(axis.rows), FIT_NODES)
             fine = axis._replace(nodes=nodes, values=nodes)
         found = predictions(model, _with(rows.take(np.zeros(len(fine.values), np.intp)), fine, fine.nodes))
         return Effect(fine, found.mean, found.latent_std, found.std, 0)
@@ -114,7 +117,7 @@ def _effect(model: GPRegressor, rows: HeldOutRows, axis: Axis, num_columns: int)
 
 
 def _surface(model: GPRegressor, rows: HeldOutRows, first: Axis, second: Axis) -> Surface:
-    ends = [np.linspace(axis.rows.min(), axis.rows.max(), MAP_NODES) for axis in (first, second)]
+    ends = [np.linspace(np.nanmin(axis.rows), np.nanmax(axis.rows), MAP_NODES) for axis in (first, second)]
     first, second = (axis._replace(nodes=e, values=e) for axis, e in zip((first, second), ends, strict=True))
     table = rows.take(np.zeros(MAP_NODES**2, np.intp))
     table = _with(table, first, np.tile(first.nodes, MAP_NODES))
@@ -154,9 +157,12 @@ def _axis(rows: HeldOutRows, place: int, name: str) -> Axis | None:
 
 
 def _numbers(name: str, place: int, values: Vector) -> Axis | None:
-    low, high = np.quantile(values, [0.01, 0.99])
+    known = values[~np.isnan(values)]
+    if len(known) == 0:
+        return None
+    low, high = np.quantile(known, [0.01, 0.99])
     if not low < high:
-        low, high = values.min(), values.max()
+        low, high = known.min(), known.max()
     if not low < high:
         return None
     nodes = np.linspace(low, high, EFFECT_NODES)
