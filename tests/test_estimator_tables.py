@@ -90,19 +90,93 @@ def test_a_gap_is_the_training_mean_and_a_mark_in_standard_units():
     assert abs(model.predict(new[:1])[0] - y[gap].mean()) < abs(model.predict(new[:1])[0] - y[~gap].mean())
 
 
-@pytest.mark.parametrize("levels", [2, 3, 6])
-@pytest.mark.parametrize("name", ["exact", "local"])
-def test_an_unknown_level_has_a_wider_error_bar(name, levels):
-    rng = np.random.default_rng(4)
-    X = pd.DataFrame({"x": rng.uniform(0, 5, 150), "kind": [f"k{j}" for j in rng.integers(0, levels, 150)]})
-    y = np.sin(X["x"]) + 2.0 * X["kind"].str[1:].astype(int) + 0.1 * rng.normal(size=150)
+def by_level(levels: int, seed: int = 4) -> tuple[pd.DataFrame, pd.Series]:
+    """A curve that is shifted by the level of each row."""
+    rng = np.random.default_rng(seed)
+    X = pd.DataFrame({"x": rng.uniform(0, 5, 150), "kind": [f"k{j:02}" for j in rng.integers(0, levels, 150)]})
+    shift = rng.normal(size=levels)[X["kind"].str[1:].astype(int)]
+    return X, pd.Series(np.sin(X["x"]) + shift + 0.1 * rng.normal(size=150))
+
+
+@pytest.mark.parametrize("levels", [2, 3, 30])
+@pytest.mark.parametrize("name", ["exact", "local", "opt"])
+def test_an_unknown_level_is_one_of_the_known_ones(name, levels):
+    """Every answer is that of a mixture of the answers for known levels, by hand."""
+    X, y = by_level(levels)
     model = REGRESSORS[name](max_epochs=20).fit(X, y)
     grid = pd.DataFrame({"x": np.linspace(0.5, 4.5, 9)})
-    known = [model.predict(grid.assign(kind=f"k{j}"), return_std=True)[1] for j in range(levels)]
-    mean, unknown = model.predict(grid.assign(kind="new"), return_std=True)
-    assert (unknown > np.max(known, axis=0)).all()
-    assert y.min() < mean.mean() < y.max()
-    np.testing.assert_allclose(mean, model.predict(grid.assign(kind="another")), rtol=1e-9)
+    chosen = [name.removeprefix("kind=") for name in model.feature_names_out_ if name.startswith("kind=")]
+    if levels == 2:
+        chosen = ["k00", "k01"]
+    if levels == 30:  # those with an input of their own, and one of the others
+        assert chosen.pop() == "other levels"
+        chosen.append(next(level for level in sorted(X["kind"].unique()) if level not in chosen))
+    k = len(chosen)
+    known = [model.predict(grid.assign(kind=level), return_std=True) for level in chosen]
+    means, stds = (np.array(part) for part in zip(*known, strict=True))
+    mixed = grid.assign(kind="new")
+    mean, std = model.predict(mixed, return_std=True)
+    np.testing.assert_allclose(mean, means.mean(0), rtol=1e-6)
+    variance = (stds**2).mean(0) + means.var(0, ddof=1) * (1 + 1 / k)
+    np.testing.assert_allclose(std**2, variance, rtol=1e-6)
+    assert (std**2 > (stds**2).mean(0)).all()
+    assert levels == 30 or (std > stds.max(0)).all()  # of 30, some have few rows
+    np.testing.assert_allclose(model.predict(mixed), mean, rtol=1e-6)
+
+    covariance = model.predict(mixed, return_cov=True)[1]
+    if name != "local":  # whose joint answers have more neighbours than those of single rows
+        np.testing.assert_allclose(np.diagonal(covariance), variance, rtol=1e-6)
+    assert np.linalg.eigvalsh(covariance).min() > 0
+    parts = model.predict(mixed, return_components=True)[1]
+    total = parts["noise"] + parts["latent"] + np.nan_to_num(parts["computational"])
+    np.testing.assert_allclose(total, variance, rtol=1e-6)
+    known_noise = np.linspace(0.0, 1.0, 9)
+    wider = model.predict(mixed, return_std=True, sample_noise=known_noise)[1]
+    np.testing.assert_allclose(wider**2, variance + known_noise, rtol=1e-6)
+    draws = model.sample_y(mixed, 2000)
+    assert draws.shape == (9, 2000)
+    np.testing.assert_allclose(draws.mean(1), mean, atol=5 * std.max() / np.sqrt(2000))
+    spread = (stds**2).mean(0) + means.var(0)
+    np.testing.assert_allclose(draws.std(1), np.sqrt(spread), rtol=0.1)
+
+    # Rows with known levels are not touched by others beside them.
+    both = pd.concat([mixed, grid.assign(kind=chosen[0])], ignore_index=True)
+    np.testing.assert_allclose(model.predict(both, return_std=True)[1], [*std, *stds[0]], rtol=1e-6)
+
+
+def test_error_bars_of_unknown_levels_hold():
+    """Levels are drawn from one distribution: intervals for new ones hold about as often as they should."""
+    inside = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        shifts, kinds = rng.normal(size=18), rng.integers(0, 12, 150)
+        x = rng.uniform(0, 5, 150)
+        X = pd.DataFrame({"x": x, "kind": [f"k{j:02}" for j in kinds]})
+        model = ExactGPRegressor(max_epochs=20).fit(X, np.sin(x) + shifts[kinds] + 0.1 * rng.normal(size=150))
+        new = rng.uniform(0, 5, 6)
+        lower, upper = model.predict_interval(pd.DataFrame({"x": new, "kind": "new"}), 0.9)
+        y = np.sin(new) + shifts[12:] + 0.1 * rng.normal(size=6)
+        inside += list((lower < y) & (y < upper))
+    assert 0.75 < np.mean(inside) <= 1  # 48 rows: 0.9 ± 0.13
+
+
+def test_two_unknown_levels_of_one_row():
+    rng = np.random.default_rng(5)
+    X = pd.DataFrame({"a": rng.choice(["p", "q"], 120), "b": rng.choice(["u", "v", "w"], 120)})
+    y = 3.0 * (X["a"] == "q") + 2.0 * (X["b"] == "w") + 0.1 * rng.normal(size=120)
+    model = ExactGPRegressor(max_epochs=10).fit(X, y)
+    mean, std = model.predict(pd.DataFrame({"a": ["?"], "b": ["?"]}), return_std=True)
+    pairs = pd.DataFrame({"a": ["p", "q", "p"], "b": ["u", "v", "w"]})  # the levels of both, in turn
+    means, stds = model.predict(pairs, return_std=True)
+    np.testing.assert_allclose(mean, means.mean(), rtol=1e-6)
+    np.testing.assert_allclose(std**2, (stds**2).mean() + means.var(ddof=1) * 4 / 3, rtol=1e-6)
+
+
+def test_a_single_level_says_nothing_about_others():
+    X, y = by_level(1)
+    model = ExactGPRegressor(max_epochs=10).fit(X, y)
+    known, unknown = (model.predict(X[:9].assign(kind=kind), return_std=True)[1] for kind in ("k00", "new"))
+    assert (unknown > 2 * known).all()
 
 
 def test_rows_without_a_target_leave_nothing_behind():

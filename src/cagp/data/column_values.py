@@ -130,6 +130,15 @@ def expanded_column(column: Column, codes: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=1, dtype=np.float64)
 
 
+def level_stand_ins(column: Column) -> list[int]:
+    """The places of the levels that stand in for an unknown one: all, or the common ones and one of the others."""
+    if not column.common:
+        return list(range(len(column.levels)))
+    common = set(column.common)
+    places = [j for j, level in enumerate(column.levels) if level in common]
+    return [*places, next(j for j, level in enumerate(column.levels) if level not in common)]
+
+
 def first_text(values: pd.Series, rows_from: int) -> str:
     """The first text that is not a number, or the first text, for an error message: ", 'text' at row 3"."""
     cells = [(row, value) for row, value in enumerate(values.astype(object)) if isinstance(value, str)]

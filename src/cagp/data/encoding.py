@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 
 from cagp.column_kinds import DATETIME, DECIMAL_COMMA, LEVELS, NUMBER, TIMEDELTA, Column
 from cagp.data.column_values import (
@@ -13,6 +13,7 @@ from cagp.data.column_values import (
     expanded_column,
     fitted_column,
     kind_of,
+    level_stand_ins,
     with_levels_of,
     with_statistics,
 )
@@ -168,6 +169,29 @@ class Encoder:
             return codes
         parts = [expanded_column(column, codes[:, j]) for j, column in enumerate(self._columns)]
         return np.concatenate(parts, axis=1)
+
+    def stand_ins(
+        self, codes: Float64[np.ndarray, "n c"]
+    ) -> tuple[Float64[np.ndarray, "m c"], Int64[np.ndarray, " m"]]:
+        """The rows, where a level is unknown once with each level that has an input in its place; and their numbers.
+
+        Where several levels of a row are unknown, their stand-ins change together. A column with a single level at fit
+        tells nothing about others, and stays as it is.
+        """
+        unknown = {
+            j: np.array(level_stand_ins(column))
+            for j, column in enumerate(self._columns)
+            if column.kind == LEVELS and len(column.levels) > 1 and (codes[:, j] == len(column.levels)).any()
+        }
+        counts = np.ones(len(codes), dtype=np.int64)
+        for j, places in unknown.items():
+            counts = np.where(codes[:, j] == len(self._columns[j].levels), np.maximum(counts, len(places)), counts)
+        numbers = np.repeat(np.arange(len(codes)), counts)
+        turn = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows = codes[numbers] if unknown else codes
+        for j, places in unknown.items():
+            rows[:, j] = np.where(rows[:, j] == len(self._columns[j].levels), places[turn % len(places)], rows[:, j])
+        return rows, numbers
 
     def takes(self, codes: Float64[np.ndarray, "n c"]) -> Bool[np.ndarray, " n"]:
         """Which rows have missing values only in columns that had some at fit; in others they would be an error."""

@@ -246,7 +246,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         points = self._points(X)
         self._check_joint(len(points.inputs))
         known = self._known(sample_noise, points, noise)
-        generator = torch.Generator().manual_seed(seed_of(random_state))
+        seed = seed_of(random_state)
+        generator = torch.Generator().manual_seed(seed)
         draws = []
         for j, posterior in enumerate(self.posteriors_):
             Z = self.units_.standard(points.inputs, posterior)
@@ -254,7 +255,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             draws.append(
                 as_array(posterior.sample(Z, n_samples, noise=noise, row_noise=row_noise, generator=generator).mT)
             )
-        return self.units_.answer(self.units_.restore(np.stack(draws, 1), Quantity.VALUE), points)
+        values = points.choose(np.stack(draws, 1), np.random.default_rng(seed))
+        return self.units_.answer(self.units_.restore(values, Quantity.VALUE), points)
 
     def log_predictive_density(self, X: Any, y: Any, sample_noise: Any = None) -> Any:
         """log p(y | X) of each row, in nats; higher is better. With several targets, a column for each."""
@@ -308,7 +310,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 scale = posterior.scale(Z)
                 if scale is not None:
                     std[rows, j] *= np.sqrt(as_array(scale))
-        return self.units_.answer(std, points)
+        return self.units_.answer(np.sqrt(points.average(std**2)) if points.has_stand_ins else std, points)
 
     @property
     def encoder_(self) -> Encoder:
@@ -374,7 +376,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def _known(self, sample_noise: Any, points: Points, noise: bool = True) -> np.ndarray | None:
         if sample_noise is not None and not noise:
             raise ValueError("sample_noise is given with noise=False, which leaves all noise out; remove one of them.")
-        return known_variances(sample_noise, (len(points.inputs), self.n_outputs_))
+        known = known_variances(sample_noise, (points.num_rows, self.n_outputs_))
+        return None if known is None else known[points.rows]
 
     def _tiles(self, points: Points):
         return self.units_.tiles(points, self.posteriors_[0], bool(self.verbose))
@@ -385,7 +388,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         for rows, Z in self._tiles(points):
             for j, posterior in enumerate(self.posteriors_):
                 mean[rows, j] = as_array(posterior.mean(Z))
-        return self.units_.restore(mean, Quantity.VALUE)
+        return self.units_.restore(points.average(mean), Quantity.VALUE)
 
     def _moments(self, points: Points, known: np.ndarray | None, noise: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of new observations, or of the function, (n, q) each."""
@@ -396,7 +399,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 found = posterior.predict(Z, noise=noise, row_noise=row_noise)
                 mean[rows, j], variance[rows, j] = as_array(found.mean), as_array(found.variance)
         restore = self.units_.restore
-        return restore(mean, Quantity.VALUE), restore(np.sqrt(variance), Quantity.DEVIATION)
+        std = np.sqrt(points.average(variance) + points.spread(mean))
+        return restore(points.average(mean), Quantity.VALUE), restore(std, Quantity.DEVIATION)
 
     def _covariance(self, points: Points, known: np.ndarray | None, noise: bool) -> np.ndarray:
         """Joint covariance, (n, n, q)."""
@@ -405,7 +409,10 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         for j, posterior in enumerate(self.posteriors_):
             Z = self.units_.standard(points.inputs, posterior)
             row_noise = self.units_.standard_noise(known, j, slice(None), Z)
-            parts.append(as_array(posterior.covariance(Z, noise=noise, row_noise=row_noise)))
+            covariance = as_array(posterior.covariance(Z, noise=noise, row_noise=row_noise))
+            if points.has_stand_ins:
+                covariance = points.joint(covariance, as_array(posterior.mean(Z)))
+            parts.append(covariance)
         return self.units_.restore(np.stack(parts, -1), Quantity.VARIANCE, axis=2)
 
     def _check_joint(self, num_rows: int) -> None:
@@ -418,6 +425,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def _components(self, points: Points, known: np.ndarray | None) -> tuple[dict[str, np.ndarray], str]:
         """The parts of the variance of new observations, (n, q) each, and what is known of the computational part."""
         parts = {name: np.empty((len(points.inputs), self.n_outputs_)) for name in PARTS}
+        means = np.zeros((len(points.inputs), self.n_outputs_))
         kind = "unknown"
         for j, posterior in enumerate(self.posteriors_):
             reference = reference_for(posterior, self._row_noise[j], self.n_rows_)
@@ -426,9 +434,13 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 found = variance_components(posterior, reference, Z)
                 for name, part in parts.items():
                     part[rows, j] = as_array(getattr(found, name))
+                if points.has_stand_ins:
+                    means[rows, j] = as_array(posterior.mean(Z))
+        parts = {name: points.average(values) for name, values in parts.items()}
+        parts["latent"] = parts["latent"] + points.spread(means)
         parts = {name: self.units_.restore(values, Quantity.VARIANCE) for name, values in parts.items()}
         if known is not None:
-            parts["noise"] += known
+            parts["noise"] += points.average(known)
         return parts, kind
 
 

@@ -51,10 +51,52 @@ class TrainingRows(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Test points as numbers, and where answers to them belong."""
+    """Test points as numbers, and where answers to them belong.
 
-    inputs: np.ndarray  # (n, c), as Encoder.codes gives them
+    A row with a level that fit has not seen is predicted once with each known level in its place. The answer to it is
+    that to a level drawn from the known ones: the average, with a variance that includes how much they differ.
+    """
+
+    inputs: np.ndarray  # (m, c), as Encoder.codes gives them
+    rows: np.ndarray  # (m,), the row of the table that each of them stands for; ascending
+    num_rows: int  # n, of the table
     device: torch.device | None  # answers are tensors on this device; None for arrays
+
+    @property
+    def has_stand_ins(self) -> bool:
+        """Whether a row is predicted several times."""
+        return len(self.inputs) > self.num_rows
+
+    def average(self, values: np.ndarray) -> np.ndarray:
+        """The mean over the stand-ins of each row, along the first axis: (m, ...) to (n, ...)."""
+        if not self.has_stand_ins:
+            return values
+        counts = np.bincount(self.rows).reshape(-1, *[1] * (values.ndim - 1))
+        return np.add.reduceat(values, np.flatnonzero(np.diff(self.rows, prepend=-1)), axis=0) / counts
+
+    def spread(self, means: np.ndarray) -> np.ndarray:
+        """The variance of a new level's mean about their average, (m, q) to (n, q): s² (1 + 1/k) for k stand-ins."""
+        if not self.has_stand_ins:
+            return np.zeros_like(means)
+        counts = np.bincount(self.rows)[:, None]
+        squares = self.average((means - self.average(means)[self.rows]) ** 2) * counts
+        return squares / np.maximum(counts - 1, 1) * (1 + 1 / counts)
+
+    def joint(self, covariance: np.ndarray, means: np.ndarray) -> np.ndarray:
+        """The covariance of the rows, (m, m) to (n, n): levels that fit has not seen differ from row to row."""
+        variance = self.average(np.diagonal(covariance)) + self.spread(means[:, None])[:, 0]
+        averaged = self.average(self.average(covariance).T).T
+        np.fill_diagonal(averaged, variance)
+        return averaged
+
+    def choose(self, draws: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Draws for the rows, (m, q, s) to (n, q, s): of each row and draw, that of a stand-in chosen at random."""
+        if not self.has_stand_ins:
+            return draws
+        counts, num_draws = np.bincount(self.rows), draws.shape[2]
+        first = np.cumsum(counts) - counts
+        chosen = first[:, None] + (random.random((self.num_rows, num_draws)) * counts[:, None]).astype(np.int64)
+        return draws[chosen[:, None, :], np.arange(draws.shape[1])[None, :, None], np.arange(num_draws)]
 
 
 @dataclass(frozen=True)
@@ -103,8 +145,9 @@ class Units:
 
     def points(self, X: Any) -> Points:
         """Test points as numbers."""
-        matrix = X.matrix if isinstance(X, EncodedTable) else self.encoder.codes(X)
-        return Points(np.ascontiguousarray(matrix), X.device if isinstance(X, Tensor) else None)
+        codes = X.matrix if isinstance(X, EncodedTable) else self.encoder.codes(X)
+        inputs, rows = self.encoder.stand_ins(codes)
+        return Points(np.ascontiguousarray(inputs), rows, len(codes), X.device if isinstance(X, Tensor) else None)
 
     def tiles(self, points: Points, posterior: Posterior, verbose: bool = False) -> Iterator[tuple[Rows, Tensor]]:
         """The points a part at a time, in standard units; all of them where there are few.
@@ -145,9 +188,9 @@ class Units:
         """Targets to compare with, (n, q), none missing, in the user's units."""
         target = encode_target(y)
         values = target.values[:, None] if target.values.ndim == 1 else target.values
-        if values.shape != (len(points.inputs), self.num_targets):
+        if values.shape != (points.num_rows, self.num_targets):
             raise ValueError(
-                f"y has shape {np.shape(y)}, expected {len(points.inputs)} rows and {self.num_targets} target(s)."
+                f"y has shape {np.shape(y)}, expected {points.num_rows} rows and {self.num_targets} target(s)."
             )
         if target.missing.any():
             raise ValueError(f"y has {int(target.missing.sum())} missing values; remove these rows from X and y.")
