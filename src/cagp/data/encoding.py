@@ -42,7 +42,7 @@ class Encoder:
       column, that of the second. Of more than 20 levels, the 20 most frequent ones have a column each, and the others
       share one. Categories of other types are compared as text: 1, 1.0 and "1" are the same level.
     - A level that did not occur at fit is in none of these columns; of two levels, it is half way between them; of more
-      than 20, it is among the others.
+      than 20, it is among the others. Regressors predict such rows with known levels in its place (``stand_ins``).
     - Missing values are allowed in columns that have some at fit. Such a column gets a further 0/1 column, "NAME is
       missing". A missing number stays NaN, which ``Standardizer`` puts at the mean of the training rows; a missing
       level is in none of the columns of its levels.
