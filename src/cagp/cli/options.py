@@ -9,12 +9,10 @@ from typing import Any
 from cagp import kernel_registry
 from cagp.quantities import bytes_of, seconds_of
 from cagp.recipes import OPTIONS, RECIPES, users_of
+from cagp.recipes.options import TARGET_SCALES
 
 PIECE_ROWS = 65_536
 """Rows of a table that are held in memory at a time."""
-
-TARGET_TRANSFORMS = ("auto", "identity", "log")
-"""Values of ``CaGPRegressor(target=...)``."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -170,7 +168,7 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
     add_kernel(command)
     command.add_argument(
         "--target-transform",
-        choices=TARGET_TRANSFORMS,
+        choices=TARGET_SCALES,
         default="auto",
         metavar="NAME",
         help="fit the target as it is (identity) or its logarithm (log); auto: the logarithm of a positive, skewed "

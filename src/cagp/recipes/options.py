@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
+TARGET_SCALES = ("auto", "identity", "log")
+"""On which scale targets are fitted, see ``cagp.data.transforms``: values that users can choose."""
+
 
 @dataclass(frozen=True)
 class Option:
