@@ -16,6 +16,7 @@ from cagp.cli import main
 from cagp.data.transforms import TRANSFORMS
 from cagp.estimators.predictive import Predictive
 from cagp.estimators.target_choice import is_skewed
+from cagp.recipes.options import TARGET_SCALES
 from cagp.saved_summary import saved_summary
 
 
@@ -160,6 +161,10 @@ def test_scores_do_not_depend_on_the_unit_but_by_it():
 
 
 # ---- the choice ----
+
+
+def test_users_can_choose_every_scale():
+    assert set(TARGET_SCALES) == {"auto", *TRANSFORMS}
 
 
 def test_the_logarithm_is_chosen_where_the_noise_is_multiplicative():

@@ -9,6 +9,7 @@ from typing import Any
 from cagp import kernel_registry
 from cagp.quantities import bytes_of, seconds_of
 from cagp.recipes import OPTIONS, RECIPES, users_of
+from cagp.recipes.options import MEANS, TARGET_SCALES
 from cagp.split_rules import EXPECTED, SplitRule, split_rule
 
 PIECE_ROWS = 65_536
@@ -18,9 +19,6 @@ SPLIT_WORDS = (
     "which rows to test on: random, time:COLUMN (the latest ones; COLUMN stays an input) or group:COLUMN (whole "
     "groups; COLUMN is not an input)"
 )
-
-TARGET_TRANSFORMS = ("auto", "identity", "log")
-"""Values of ``CaGPRegressor(target=...)``."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -203,7 +201,7 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
     add_kernel(command)
     command.add_argument(
         "--mean",
-        choices=("auto", "zero", "trees"),
+        choices=MEANS,
         default="auto",
         metavar="MEAN",
         help="the prior mean: zero, or trees (boosted trees, fitted out of fold; the Gaussian process learns what they "
@@ -211,7 +209,7 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
     )
     command.add_argument(
         "--target-transform",
-        choices=TARGET_TRANSFORMS,
+        choices=TARGET_SCALES,
         default="auto",
         metavar="NAME",
         help="fit the target as it is (identity) or its logarithm (log); auto: the logarithm of a positive, skewed "

@@ -206,7 +206,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
         A target that was fitted on a log scale is lognormal: its mean is above its median, ``predict_quantiles(X,
         0.5)``. Its function is exp(f), whose mean with ``noise=False`` is lower than that of new observations, and the
-        parts of its variance are those of the law of total variance; see docs/uncertainty.md.
+        parts of its variance are those of the law of total variance; see docs/targets.md.
 
         Answers are float32 where the targets of fit were; covariances and variances are float64. Tensors give tensors.
         """

@@ -23,9 +23,6 @@ from cagp.training import fit
 if TYPE_CHECKING:
     from cagp.estimators.base import GPRegressor
 
-CHOICES = ("auto", *TRANSFORMS)
-"""Values of the parameter ``target``."""
-
 SKEWNESS, RANGE = 0.5, 3.0
 """The logarithm of a positive target is tried if its skewness, and its maximum over its median, exceed these."""
 

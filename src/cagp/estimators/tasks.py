@@ -12,14 +12,13 @@ from torch import Tensor
 
 from cagp import kernel_registry
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.estimators.target_choice import CHOICES
 from cagp.estimators.units import TrainingRows, Units
 from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
 from cagp.memory import default_memory_limit
 from cagp.posteriors import InducingPosterior
 from cagp.quantities import bytes_of, seconds_of
 from cagp.recipes import Recipe
-from cagp.recipes.options import is_positive_integer
+from cagp.recipes.options import MEANS, TARGET_SCALES, is_positive_integer
 from cagp.recipes.task import Task
 from cagp.storage import fingerprint
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from cagp.estimators.base import GPRegressor
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-MEANS = ("auto", "zero", "trees")
 
 
 def check_parameters(model: "GPRegressor") -> None:
@@ -44,7 +42,7 @@ def check_parameters(model: "GPRegressor") -> None:
         raise ValueError(f'mean is {model.mean!r}, expected "auto", "zero" or "trees".')
     if model.dtype != "auto" and model.dtype not in DTYPES:
         raise ValueError(f'dtype is {model.dtype!r}, expected "auto", "float32" or "float64".')
-    if model.target not in CHOICES:
+    if model.target not in TARGET_SCALES:
         raise ValueError(f'target is {model.target!r}, expected "auto", "identity" or "log".')
     if model.max_epochs is not None and not is_positive_integer(model.max_epochs):
         raise ValueError(f"max_epochs is {model.max_epochs!r}, expected a positive integer (or None).")

@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
+MEANS = ("auto", "zero", "trees")
+"""Values of the parameter ``mean``: the prior mean; "auto" is zero, or what the method "auto" finds best."""
+
+TARGET_SCALES = ("auto", "identity", "log")
+"""On which scale targets are fitted, see ``cagp.data.transforms``: values that users can choose."""
+
 
 @dataclass(frozen=True)
 class Option:
