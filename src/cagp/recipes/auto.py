@@ -296,12 +296,20 @@ class _Contest:
 def _on_all_rows(
     parts: "steps.Parts", screened: "race.Race", winner: "race.Trial", effort: Effort, local_scale: Any
 ) -> "tuple[race.Race, race.Trial]":
-    """The winner on all rows to learn from; where trees won, also without them, since more rows may not need them."""
-    contest = race.Race(parts, local_scale)
+    """The winner on all rows to learn from; where trees won, also without them: more rows may need them less."""
+    contest, num_rows = race.Race(parts, local_scale), f"on all {parts.train.num_rows:,} rows"
     contest.tried = screened.tried
-    trial = contest.start(winner.candidate, _allowed(parts.train, None, effort.last_steps), like=winner)
-    contest.note(trial, None, f"on all {parts.train.num_rows:,} rows")
-    return contest, trial
+    if winner.interrupted:
+        return contest, contest.start(winner.candidate, 1, like=winner)
+    trial = contest.start(winner.candidate, max(1, _allowed(parts.train, None, effort.last_steps)), like=winner)
+    contest.note(trial, None, num_rows)
+    if parts.train.mean != "auto" or trial.candidate.mean == "zero" or trial.interrupted or not _in_time(parts.train):
+        return contest, trial
+    plain = replace(trial.candidate, mean="zero", start=1.0)
+    simpler = contest.start(plain, max(1, _allowed(parts.train, None, effort.first_steps + effort.more_steps)))
+    needed = contest.difference(trial, simpler).is_clear
+    contest.note(simpler, trial, f"{num_rows}: {'not better' if needed else 'as good without trees'}")
+    return contest, trial if needed else simpler
 
 
 def _few_rows(parts: "steps.Parts", most: int) -> "steps.Parts":
