@@ -1,4 +1,4 @@
-"""Write your own kernel: a season that repeats and slowly changes, plus a trend. See docs/own-kernels.md for more."""
+"""Write your own kernel: a season that repeats, plus a trend. See docs/own-kernels.md for more."""
 
 import torch
 

@@ -45,6 +45,17 @@ def _scaled_distance(kernel, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
     return np.sqrt(squared)
 
 
+def _angle(kernel, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
+    """The angle between places on the sphere by the haversine formula; degrees are origin + unit * x."""
+    origin, unit = array(kernel.origin), array(kernel.unit)
+    (lon, lat), (other_lon, other_lat) = (np.radians(origin + unit * points).T for points in (X, Z))
+    haversine = (
+        np.sin((lat[:, None] - other_lat) / 2) ** 2
+        + np.cos(lat)[:, None] * np.cos(other_lat) * np.sin((lon[:, None] - other_lon) / 2) ** 2
+    )
+    return 2 * np.arcsin(np.sqrt(np.clip(haversine, 0, 1)))
+
+
 def kernel_matrix(kernel, X, Z) -> np.ndarray:
     """k(X, Z) by the textbook formula of each kernel (Rasmussen and Williams, chapter 4)."""
     X, Z = array(X), array(Z)
@@ -60,6 +71,23 @@ def kernel_matrix(kernel, X, Z) -> np.ndarray:
     if name == "Linear":
         variance = array(kernel.variance)
         return sum(variance[k] * np.outer(X[:, k], Z[:, k]) for k in range(X.shape[1]))
+    if name == "ActiveDims":
+        return kernel_matrix(kernel.kernel, X[:, list(kernel.columns)], Z[:, list(kernel.columns)])
+    if name in ("Periodic", "Cosine"):
+        period = array(kernel.period) / array(kernel.unit)
+        cycles = [(X[:, None, k] - Z[None, :, k]) / period[k] for k in range(X.shape[1])]
+        if name == "Cosine":
+            return math.prod(np.cos(2 * np.pi * turn) for turn in cycles)
+        lengthscale = array(kernel.lengthscale)
+        return np.exp(-2 * sum(np.sin(np.pi * turn) ** 2 / lengthscale[k] ** 2 for k, turn in enumerate(cycles)))
+    if name == "GreatCircle":
+        s = (
+            math.sqrt(2 * kernel.smoothness)
+            * 2
+            * np.sin(_angle(kernel, X, Z) / 2)
+            / np.radians(array(kernel.lengthscale))
+        )
+        return {0.5: 1.0, 1.5: 1 + s, 2.5: 1 + s + s**2 / 3}[kernel.smoothness] * np.exp(-s)
     r = _scaled_distance(kernel, X, Z)
     if name == "RBF":
         return np.exp(-(r**2) / 2)

@@ -13,12 +13,17 @@ from cagp import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean
 from cagp.actions import Actions, BlockActions, DenseActions, Partition, ordered_blocks, spatial_blocks
 from cagp.kernels import (
     RBF,
+    ActiveDims,
     Constant,
+    Cosine,
+    GreatCircle,
+    InputUnits,
     Kernel,
     Linear,
     Matern12,
     Matern32,
     Matern52,
+    Periodic,
     Product,
     RationalQuadratic,
     Scale,
@@ -32,6 +37,16 @@ STATIONARY: dict[str, Callable[..., Kernel]] = {
     "Matern52": Matern52,
     "RationalQuadratic": lambda num_dims, lengthscale: RationalQuadratic(num_dims, lengthscale, alpha=0.7),
 }
+
+
+def great_circle(num_dims: int, scale: Tensor) -> Kernel:
+    """Places by the first and the last column, in degrees that are told, not the columns themselves."""
+    kernel = ActiveDims(GreatCircle(20 * float(scale[0]), 2.5), [0, num_dims - 1] if num_dims > 1 else [0])
+    if num_dims == 1:
+        return RBF(1, scale)  # a place has two columns
+    kernel.tell(InputUnits(torch.full_like(scale, 40.0), torch.full_like(scale, 25.0)))
+    return kernel
+
 
 COMPOSITE: dict[str, Callable[[int, Tensor], Kernel]] = {
     "Scale(Matern32)": lambda d, scale: Scale(Matern32(d, scale), 1.7),
@@ -47,6 +62,13 @@ COMPOSITE: dict[str, Callable[[int, Tensor], Kernel]] = {
     "Scale(Scale(RBF) * Constant) * Matern52": lambda d, scale: (
         Scale(Scale(RBF(d, scale), 0.9) * Constant(1.1), 1.2) * Matern52(d, 3 * scale)
     ),
+    "Scale(Periodic)": lambda d, scale: Scale(Periodic(d, 2.5 * scale, 0.8 * d**0.5), 1.3),
+    "Scale(Cosine * RBF) + Constant": lambda d, scale: Scale(Cosine(d, 4 * scale) * RBF(d, scale), 0.7) + Constant(0.3),
+    "ActiveDims(Cosine) + Matern12": lambda d, scale: (
+        ActiveDims(Cosine(1, 2 * scale[-1]), [d - 1]) + Matern12(d, scale)
+    ),
+    "ActiveDims(Linear + Periodic)": lambda d, scale: ActiveDims(Linear(1) + Periodic(1, scale[0]), [d // 2]),
+    "GreatCircle": great_circle,
 }
 
 KERNELS = STATIONARY | COMPOSITE

@@ -22,6 +22,7 @@ from cagp.cli import main
 from cagp.data import split
 from cagp.engine import COMPILED, torch_backend
 from cagp.kernels import Matern32, Scale
+from cagp.posteriors import Prediction
 
 SMALL = {"num_neighbours": 6, "num_actions": 12}
 
@@ -45,7 +46,7 @@ def unlike_predictions(monkeypatch):
 
     def outcome(run, X, y, X_test):
         t = len(X_test)
-        prediction = local_quality.Prediction(torch.full((t,), 0.5).double(), torch.full((t,), 4.0).double())
+        prediction = Prediction(torch.full((t,), 0.5).double(), torch.full((t,), 4.0).double())
         return local_quality.Outcome(prediction, 1.5, 0.25, {"k": run.num_neighbours})
 
     monkeypatch.setattr(local_quality, "_outcome", outcome)
@@ -390,7 +391,7 @@ def test_every_metric_has_a_column():
     assert {text({}) for text in score_columns().values()} == {"failed", ""}
 
 
-@pytest.mark.parametrize("suite", ["", "engine", "step", "fit", "presets", "local"])
+@pytest.mark.parametrize("suite", ["", "engine", "step", "fit", "presets", "local", "tables", "structures"])
 def test_help_is_wrapped_once(monkeypatch, capsys, suite):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):

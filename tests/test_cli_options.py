@@ -105,6 +105,21 @@ def test_a_search_reads_every_table(folder, tmp_path, capsys):
     assert run("search", folder / "noisy.csv", "--target", "y", "known") == 2
 
 
+def test_a_search_speaks_of_its_own_options_and_tries_what_the_rows_allow(folder, tmp_path, capsys, monkeypatch):
+    command = ["search", folder / "noisy.csv", "--target", "y", "--drop", "known", "--out", tmp_path / "search"]
+    assert run(*command, "--n-actions", "4", "9000") == 2
+    message = capsys.readouterr().err
+    assert "--n-actions is 9,000, expected at most 81: the number of rows to train on" in message
+    assert "num_actions" not in message
+
+    def asked_for(*_, num_actions, **__):
+        raise ValueError(f"asked for {num_actions}")
+
+    monkeypatch.setattr("cagp.action_search.search_num_actions", asked_for)
+    assert run(*command) == 1
+    assert "asked for [64]" in capsys.readouterr().err  # 128, 256 and 512 are more than there are rows
+
+
 def test_a_resumed_fit_must_be_the_same_fit(folder, tmp_path, capsys, monkeypatch):
     from cagp.training import history
 

@@ -131,19 +131,21 @@ def test_wrong_usage_of_predict(folder, tmp_path, capsys, monkeypatch):
 def test_evaluate_measures_in_pieces_what_metrics_measure_at_once(folder, new, tmp_path, capsys):
     new.loc[:15, "price"] = np.nan  # all of the first piece
     new.loc[20, "rent"] = np.nan
+    new.loc[21:22, ["price", "rent"]] = np.nan
     new.to_csv(tmp_path / "new.csv", index=False)
-    known = new.dropna()
     model = cagp.load(folder / "both.cagp")
-    inputs = known[["area", "city", "built"]].assign(built=pd.to_datetime(known["built"]))
+    inputs = new[["area", "city", "built"]].assign(built=pd.to_datetime(new["built"]))
     mean, std = model.predict(inputs, return_std=True)
     command = ["evaluate", str(folder / "both.cagp"), str(tmp_path / "new.csv"), "--rows-at-a-time", "8"]
     assert main([*command, "--json"]) == 0
     captured = capsys.readouterr()
     record = json.loads(captured.out)
-    assert (record["rows"], record["rows_without_target"]) == (40, 17)
-    assert "(17 rows without a target left out)" in captured.err
+    assert (record["rows"], record["rows_without_target"]) == (40, 2)
+    assert "(2 rows without a target left out)" in captured.err
     for j, name in enumerate(("price", "rent")):
-        expected = scores(known[name].to_numpy(), mean[:, j], std[:, j])
+        known = new[name].notna().to_numpy()  # a row counts for the targets it has
+        assert known.sum() == {"price": 22, "rent": 37}[name]
+        expected = scores(new[name].to_numpy()[known], mean[known, j], std[known, j])
         assert record["metrics"][name]["model"] == pytest.approx(expected._asdict(), rel=1e-9)
 
     new["rent"] = new["rent"].astype(object)

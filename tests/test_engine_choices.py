@@ -11,7 +11,7 @@ from engine_problems import (
     OtherPrecision,
     assert_normwise_close,
     needs_native,
-    periodic,
+    own_kernel,
     textbook_matrix,
 )
 from torch import Tensor
@@ -37,7 +37,7 @@ def test_the_backend_in_words_says_what_runs_and_why():
     assert backend_for(Scale(Matern32(2)) + Linear(2), X) == f"native ({best})"
     assert backend_for(Constant(2.0) * RBF(2), X) == f"native ({best})"
     assert backend_for(RBF(2) * RBF(2), X) == "torch tiles (Product is not compiled)"
-    assert backend_for(RBF(2) + periodic(), X) == "torch tiles (Periodic is not compiled)"
+    assert backend_for(RBF(2) + own_kernel(), X) == "torch tiles (Cauchy is not compiled)"
     assert backend_for(RBF(2), X.half()) == "torch tiles (the data are float16)"
     assert backend_for(Linear(2) + Constant(), X) == "explicit features"
 

@@ -155,13 +155,18 @@ def test_rows_without_target_are_left_out_and_reported(regressor):
     np.testing.assert_array_equal(with_noise, twin.predict(X))
 
 
-def test_one_missing_target_of_several_leaves_the_row_out():
+def test_rows_without_any_of_several_targets_are_left_out():
     X, y = table()
     Y = np.stack([y, -y], 1)
-    Y[3, 1] = np.nan
+    Y[3] = np.nan
     model = quick().fit(X, Y)
     assert model.n_rows_ == 39
-    assert "Left out 1 of 40 rows" in model.fit_report_
+    assert model.target_rows_ == [39, 39]
+    assert "Left out 1 of 40 rows, whose targets are all missing." in model.fit_report_
+    Y[5:, 1] = Y[0, 1] = np.nan
+    Y[1:5, 1] = [1.0, np.nan, np.nan, np.nan]
+    with pytest.raises(ValueError, match="target 'y1' has 1 value, expected at least 2"):
+        quick().fit(X, Y)
 
 
 def test_missing_inputs_are_named():

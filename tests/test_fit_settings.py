@@ -165,3 +165,29 @@ def test_a_result_is_plain_values_in_a_file_and_back(interrupted):
     assert back.status is (FitStatus.INTERRUPTED if interrupted else FitStatus.UNKNOWN)
     assert result.status is (FitStatus.INTERRUPTED if interrupted else FitStatus.ALL_STEPS)
     assert result.status == ("interrupted" if interrupted else "all steps")  # a string as well
+
+
+class Valley(Bowl):
+    """Rosenbrock's function: line searches look at several points."""
+
+    def value(self, x):
+        return (1 - x[0]).square() + 20 * (x[1] - x[0].square()).square()
+
+
+def test_lbfgs_computes_no_loss_twice_and_takes_the_steps_of_an_optimiser_that_does():
+    """A line search mostly ends at the last point that it looked at, where the next step begins."""
+    valley, other = Valley(), Valley()
+    result = fit(valley, *NOTHING, optimizer="lbfgs", schedule="constant", num_steps=15)
+    plain = torch.optim.LBFGS([other.x], lr=1, max_iter=1, max_eval=25, line_search_fn="strong_wolfe", history_size=20)
+
+    def closure() -> float:
+        plain.zero_grad()
+        loss = other.objective_terms(*NOTHING)["bowl"]
+        loss.backward()
+        return float(loss.detach())
+
+    assert [step.loss for step in result.steps] == [plain.step(closure) for _ in range(15)]
+    assert torch.equal(valley.visited[-1], other.x.detach())
+    in_a_row = itertools.pairwise(valley.visited[:-1])  # the last one judges the end
+    assert not any(torch.equal(before, after) for before, after in in_a_row)
+    assert len(valley.visited) < 0.75 * len(other.visited)

@@ -19,7 +19,9 @@ def test_the_registry_has_every_kernel_of_the_package_and_no_other():
     assert {entry.class_name for entry in KERNELS.values()} == concrete
     assert all(name == entry.name for name, entry in KERNELS.items())
     assert all(kernels.kernel_class(name).__name__ == entry.class_name for name, entry in KERNELS.items())
-    assert set(NAMES) == {n for n in KERNELS if issubclass(kernels.kernel_class(n), kernels.Stationary)}
+    stationary = {n for n in KERNELS if issubclass(kernels.kernel_class(n), kernels.Stationary)}
+    assert {name for name, entry in KERNELS.items() if entry.stationary} == stationary
+    assert set(NAMES) == {*stationary, "periodic"}
     assert kernels.entry_of(kernels.Matern32(1)) == KERNELS["matern32"]
     with pytest.raises(ValueError, match="kernel is 'Matern32', expected one of matern12, matern32"):
         kernels.kernel_class("Matern32")

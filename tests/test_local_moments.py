@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engine_problems import AUTO_AND_TORCH, BACKENDS, DTYPES, OtherPrecision, needs_native, periodic
+from engine_problems import AUTO_AND_TORCH, BACKENDS, DTYPES, OtherPrecision, needs_native, own_kernel
 from local_problems import (
     INSTALLED,
     TOLERANCE,
@@ -137,14 +137,14 @@ def test_a_redundant_row_is_left_out_and_breaks_nothing(name, backend, given):
 PATHS = [
     *(pytest.param(COMPILED, name, given, marks=needs_native) for name in STATIONARY for given in (False, True)),
     *((TORCH, name, given) for name in (*STATIONARY, "Linear + Matern52", "Matern12 * RBF") for given in (False, True)),
-    (TORCH, "periodic", False),
+    (TORCH, "own kernel", False),
 ]
 
 
 @pytest.mark.parametrize(("backend", "name", "given"), PATHS)
 def test_gradients_are_the_slopes(backend, name, given):
     lengthscale = torch.tensor([0.9, 1.4, 0.7], dtype=torch.float64)
-    kernel = stationary(name, 3) if name in STATIONARY else periodic()
+    kernel = stationary(name, 3) if name in STATIONARY else own_kernel()
     if name in KERNELS and name not in STATIONARY:
         kernel = KERNELS[name](3, lengthscale)
     case = make_case(kernel, 7, given=given, missing=True)
@@ -195,7 +195,7 @@ def test_sums_and_products_take_a_path_that_knows_them(name, given):
 
 
 def test_a_kernel_of_ones_own_is_enough():
-    kernel = periodic()
+    kernel = own_kernel()
     case = make_case(kernel, 5)
     mean, explained, *_ = case.moments()
     for q, rows in enumerate(case.neighbours):
@@ -243,8 +243,8 @@ def test_wrong_arguments_and_paths_that_do_not_apply_are_refused(monkeypatch):
     if COMPILED.available:
         with pytest.raises(ValueError, match="the kernel is a sum"):
             case._replace(kernel=RBF(3) + Constant()).moments(COMPILED)
-        with pytest.raises(ValueError, match="Periodic is not compiled"):
-            case._replace(kernel=periodic()).moments(COMPILED)
+        with pytest.raises(ValueError, match="Cauchy is not compiled"):
+            case._replace(kernel=own_kernel()).moments(COMPILED)
     mean, explained, *_ = (value.sum() for value in case._replace(questions=case.questions.requires_grad_()).moments())
     with pytest.raises(RuntimeError, match="differentiable once"):
         torch.autograd.grad(mean + explained, case.questions, create_graph=True)

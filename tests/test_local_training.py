@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from cagp import (
 from cagp.actions import BlockActions
 from cagp.kernels import RBF, Constant, Matern32, Scale
 from cagp.local_inference import local_answers
+from cagp.methods import cagp_local
 from cagp.methods.common import idle_inputs
 from cagp.neighbours import NeighbourIndex
 from cagp.prior import ZeroMean
@@ -265,6 +267,32 @@ def test_neighbours_are_sought_anew_when_it_is_time():
     assert all(torch.equal(value, seen[3]) for value in seen[3:])
     assert not torch.equal(seen[3], start)
     assert not torch.equal(seen[3], t.method.prior.kernel.kernel.lengthscale)  # learned further since
+
+
+@pytest.mark.parametrize("objective", ["loo", "ordered"])
+@pytest.mark.parametrize("kind", ["scan", "tree"])
+def test_neighbours_that_are_kept_from_step_to_step_change_nothing(objective, kind, monkeypatch):
+    def counted(look_up, seen, index, X, rows, k):
+        seen.append(rows)
+        return look_up(index, X, rows, k)
+
+    found = []
+    for most in (0, 10**6):
+        monkeypatch.setattr(cagp_local, "KEPT_NEIGHBOURS", most)
+        t = training(objective, n=60, index_kind=kind, batch_size=16, refresh_at=(3, 6))
+        looked_up = []
+        monkeypatch.setattr(t.method, "_looked_up", partial(counted, t.method._looked_up, looked_up))
+        result = fit(t.method, t.X, t.y, t.row_noise, num_steps=40)
+        found.append(([step.loss for step in result.steps], sum(map(len, looked_up))))
+    (anew, every), (kept, few) = found
+    assert anew == kept
+    assert every >= 40 * 16
+    assert few <= 3 * 60
+    # What was found in inference mode can be added to outside of it.
+    with torch.inference_mode():
+        t.method._memo.near = None
+        t.method.objective(t.X, t.y, t.row_noise, rows=torch.arange(5))
+    t.method.objective(t.X, t.y, t.row_noise)
 
 
 def test_the_index_follows_the_data_and_the_lengthscales():

@@ -47,6 +47,8 @@ def test_an_old_file_loads_and_predicts_the_same(name):
     np.testing.assert_allclose(mean, expected["mean"], rtol=1e-12)
     np.testing.assert_allclose(std, expected["std"], rtol=1e-12)
     np.testing.assert_allclose(model.noise_std_, expected["noise_std"], rtol=1e-12)
+    assert set(model.target_transforms_) == {"identity"}
+    assert model.target_rows_ == [model.n_rows_] * model.n_outputs_
     np.testing.assert_allclose(model.lengthscales_, expected["lengthscales"], rtol=1e-12)
 
 

@@ -132,3 +132,27 @@ def test_a_new_method_is_one_class_and_one_line(tmp_path, monkeypatch, capsys):
     assert "a method for this test" in capsys.readouterr().out
     assert "a method for this test" in report.read_text(encoding="utf-8")
     assert "Chosen by this test." in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("method", ["local", "hybrid"])
+def test_more_neighbours_than_rows_are_an_error_at_once(method):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 2))
+    with pytest.raises(
+        ValueError, match=r'n_neighbors is 300, .* the 300 training rows. Take 32 to 128 .*method="exact"'
+    ):
+        CaGPRegressor(method, n_neighbors=300).fit(X, X[:, 0])
+    model = CaGPRegressor(method, max_epochs=1).fit(X[:20], X[:20, 0])  # the default is never in the way
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_learned_actions_start_from_neighbours_and_need_enough_rows_for_them():
+    X = np.random.default_rng(0).normal(size=(2100, 2))
+    with pytest.raises(ValueError, match=r"n_neighbors is 5,000, expected fewer than the 2,100 training rows"):
+        CaGPRegressor("opt", n_neighbors=5000).fit(X, X[:, 0])
+
+
+def test_many_neighbours_are_announced_with_their_cost():
+    X = np.random.default_rng(0).normal(size=(600, 1))
+    with pytest.warns(UserWarning, match=r"n_neighbors is 500: .* roughly 2 s on one core, times 300 steps"):
+        CaGPRegressor("local", n_neighbors=500, max_time=1e-9, local_scale=None).fit(X, X[:, 0])

@@ -12,6 +12,7 @@ from report_models import STRANGE_NAMES, KnownModel, Page, plain, read, strange
 from scipy.stats import norm
 
 from cagp.estimators import CaGPRegressor
+from cagp.kernels import ActiveDims, Linear, Matern32, Scale
 from cagp.report import write_report
 from cagp.report.html import number
 from cagp.report.input_effects import varying
@@ -54,7 +55,7 @@ def test_the_metrics_are_those_of_brute_force(tmp_path):
         assert page.row(name)[1:] == [number(np.sqrt(part)), f"{100 * part / sum(share):.1f}\xa0%"]
     error = abs(0.95 - np.mean(np.abs(z) <= norm.ppf(0.975)))
     assert page.row("Coverage error")[1] == f"{100 * error:.1f}\xa0%"
-    for words in ("1,234 rows", "500 other rows", "CaGP-Local", "Chose local: it was asked for.", "from below"):
+    for words in ("1,234 rows", "tested on 500 rows", "CaGP-Local", "Chose local: it was asked for.", "from below"):
         assert words in page.words
 
 
@@ -260,7 +261,7 @@ def test_rows_without_a_target_are_left_out_and_counted(tmp_path):
     model, X, y = plain(50)
     y[[3, 7]] = np.nan
     page = read(write_report(model, X, y, tmp_path / "r.html"))
-    assert "48 other rows" in page.words
+    assert "tested on 48 rows" in page.words
     assert "2 rows without a target were left out" in page.words
 
 
@@ -318,3 +319,19 @@ def test_a_regressor_reports_on_a_frame(tmp_path):
     assert page.row("first")[1] == number(np.sqrt(np.mean(error[:, 0] ** 2)))
     assert page.row("second")[1] == number(np.sqrt(np.mean(error[:, 1] ** 2)))
     assert "exact Gaussian process" in page.words
+
+
+@pytest.mark.usefixtures("annotations_off", "no_figures")
+def test_every_part_of_a_sum_of_kernels_is_described(tmp_path):
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"a": rng.uniform(0, 10, 80), "b": rng.normal(size=80)})
+    y = np.sin(X["a"]) + X["b"] + 0.1 * rng.normal(size=80)
+    kernel = Scale(ActiveDims(Matern32(1), [0])) + Scale(Linear(2))
+    model = CaGPRegressor(method="exact", kernel=kernel, max_epochs=3).fit(X, y)
+    page = read(model.report(X, y, tmp_path / "r.html"))
+    parts = model.kernel_parts_
+    assert len(parts) == 2
+    for part in parts:
+        assert page.row(part["kernel"])[1] == number(part["outputscale"])
+    (entry,) = parts[0]["lengthscales"]
+    assert f"Sees a: lengthscale a {number(entry['lengthscale'])}" in page.words

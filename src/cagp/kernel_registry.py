@@ -14,6 +14,8 @@ class KernelEntry(NamedTuple):
     class_name: str
     words: str
     selectable: bool = True  # whether a user can choose it by name
+    stationary: bool = True  # whether it has a lengthscale for each input
+    beside: tuple[str, ...] = ()  # the kernels that are added to it where a user chooses it by name
 
 
 KERNELS: dict[str, KernelEntry] = {
@@ -26,11 +28,22 @@ KERNELS: dict[str, KernelEntry] = {
         KernelEntry(
             "rational_quadratic", "RationalQuadratic", "rational quadratic (smooth functions on several scales)"
         ),
-        KernelEntry("constant", "Constant", "constant", selectable=False),
-        KernelEntry("linear", "Linear", "linear", selectable=False),
-        KernelEntry("scale", "Scale", "a kernel times a number", selectable=False),
-        KernelEntry("sum", "Sum", "a sum of kernels", selectable=False),
-        KernelEntry("product", "Product", "a product of kernels", selectable=False),
+        KernelEntry(
+            "periodic", "Periodic", "periodic (functions that repeat)", stationary=False, beside=("matern32", "linear")
+        ),
+        *(
+            KernelEntry(name, class_name, words, selectable=False, stationary=False)
+            for name, class_name, words in (
+                ("cosine", "Cosine", "cosine (waves)"),
+                ("great_circle", "GreatCircle", "Matern on the sphere (places on the Earth)"),
+                ("constant", "Constant", "constant"),
+                ("linear", "Linear", "linear"),
+                ("active_dims", "ActiveDims", "a kernel of some columns"),
+                ("scale", "Scale", "a kernel times a number"),
+                ("sum", "Sum", "a sum of kernels"),
+                ("product", "Product", "a product of kernels"),
+            )
+        ),
     )
 }
 

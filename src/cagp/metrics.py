@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 LEVEL = 0.95
@@ -66,7 +66,7 @@ def interval_width(variance: Float[Tensor, " n"], level: float = LEVEL) -> float
 
     Of two models with the same coverage, the one with the narrower intervals is better.
     """
-    return float(2 * NormalDist().inv_cdf(0.5 + level / 2) * variance.double().sqrt().mean())
+    return float((2 * NormalDist().inv_cdf(0.5 + level / 2) * variance.double().sqrt()).mean())
 
 
 def pit(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -166,6 +166,45 @@ def scores(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Te
     return total.scores()
 
 
+class RowScores(NamedTuple):
+    """What each row adds to ``Scores``."""
+
+    nll: Float[Tensor, " n"]
+    error: Float[Tensor, " n"]  # y - mean
+    crps: Float[Tensor, " n"]
+    inside: Bool[Tensor, " n"]  # whether the central interval of probability ``LEVEL`` contains y
+    width: Float[Tensor, " n"]  # of this interval
+
+
+def row_scores(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> RowScores:
+    """The scores of each row where predictions are normal."""
+    y, mean, variance = y.double(), mean.double(), variance.double()
+    half_width = NormalDist().inv_cdf(0.5 + LEVEL / 2) * variance.sqrt()
+    error = y - mean
+    inside = error.abs() <= half_width
+    return RowScores(row_nll(y, mean, variance), error, row_crps(y, mean, variance), inside, 2 * half_width)
+
+
+def lognormal_row_scores(
+    y: Float[Tensor, " n"], location: Float[Tensor, " n"], variance: Float[Tensor, " n"]
+) -> RowScores:
+    """The scores of each row where predictions of log y are normal, with mean ``location``; y in its own unit.
+
+    With z = (log y - μ) / σ, M = exp(μ + σ²/2) and Φ the normal distribution function, the continuous ranked
+    probability score is y (2Φ(z) - 1) - 2M (Φ(z - σ) + Φ(σ/√2) - 1). A target that is not positive has density zero.
+    """
+    y, location, variance = y.double(), location.double(), variance.double()
+    std, ndtr = variance.sqrt(), torch.special.ndtr
+    log_y = y.clamp_min(0).log()  # -inf where y is not positive
+    z, mean = (log_y - location) / std, (location + variance / 2).exp()
+    # -log p(y) = -log p(log y) + log y: the density changes by the slope of the logarithm.
+    nll = torch.where(y > 0, row_nll(log_y, location, variance) + log_y, math.inf)
+    crps = y * (2 * ndtr(z) - 1) - 2 * mean * (ndtr(z - std) + ndtr(std / math.sqrt(2)) - 1)
+    half = NormalDist().inv_cdf(0.5 + LEVEL / 2)
+    width = 2 * location.exp() * torch.sinh(half * std)
+    return RowScores(nll, y - mean, crps, z.abs() <= half, width)
+
+
 class ScoreSum:
     """The metrics of rows that come in pieces. Memory O(1)."""
 
@@ -175,17 +214,21 @@ class ScoreSum:
         self._center, self._spread = 0.0, 0.0  # of the targets: the mean, and the sum of squared distances from it
 
     def add(self, y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> None:
-        """Count more rows."""
+        """Count more rows, whose predictions are normal."""
+        self.add_rows(y, row_scores(y, mean, variance))
+
+    def add_rows(self, y: Float[Tensor, " n"], rows: "RowScores") -> None:
+        """Count more rows, whatever the distributions that were predicted."""
         n = len(y)
         if n == 0:
             return
-        y, mean, variance = y.double(), mean.double(), variance.double()
+        y = y.double()
         found = {
-            "nll": nll(y, mean, variance),
-            "square": float((y - mean).square().mean()),
-            "crps": crps(y, mean, variance),
-            "coverage": coverage(y, mean, variance),
-            "width": interval_width(variance),
+            "nll": float(rows.nll.mean()),
+            "square": float(rows.error.square().mean()),
+            "crps": float(rows.crps.mean()),
+            "coverage": float(rows.inside.double().mean()),
+            "width": float(rows.width.mean()),
         }
         total = self.num_rows + n
         for name, value in found.items():

@@ -15,7 +15,18 @@ from torch import Tensor, nn
 from cagp.checks import check_data, check_matrix
 from cagp.engine import BlockWeights
 from cagp.kernel_registry import KERNELS
-from cagp.kernels import Kernel, Linear, Product, Scale, Stationary, Sum, kernel_class
+from cagp.kernels import (
+    ActiveDims,
+    Cosine,
+    Kernel,
+    Linear,
+    Periodic,
+    Product,
+    Scale,
+    Stationary,
+    Sum,
+    kernel_class,
+)
 from cagp.linalg import CGResult
 from cagp.local_inference import SharedActions
 from cagp.neighbours import NeighbourIndex
@@ -78,7 +89,7 @@ def _either(classes: tuple[type, ...]) -> str:
 
 
 def _parts(module: nn.Module) -> list[nn.Module]:
-    if isinstance(module, Scale):
+    if isinstance(module, Scale | ActiveDims):
         return [module.kernel]
     return list(module.parts) if isinstance(module, Sum | Product) else []
 
@@ -92,7 +103,13 @@ def _module_state(module: nn.Module) -> State:
     state: State = {"class": type(module).__name__, "own": _is_own(module)}
     if state["own"]:
         return state | {"tensors": dict(module.state_dict()), "attributes": _attributes(module)}
+    settings, buffers = (
+        module.plain_arguments() if isinstance(module, Kernel) else {},
+        dict(module.named_buffers(recurse=False)),
+    )
     return state | {
+        **({"settings": settings} if settings else {}),
+        **({"buffers": buffers} if buffers else {}),
         "tensors": dict(module.named_parameters(recurse=False)),
         "floors": {name: float(value) for name, value in vars(module).items() if name.endswith("_floor")},
         "parts": [_module_state(part) for part in _parts(module)],
@@ -145,15 +162,20 @@ def _with_default_values(state: State) -> nn.Module:
         raise _strange("known classes")
     if issubclass(made, Stationary):
         return made(_num_dims(tensors, "raw_lengthscale"))
+    if issubclass(made, Periodic | Cosine):
+        return made(_num_dims(tensors, "raw_period"))
     if issubclass(made, Linear):
         return made(_num_dims(tensors, "raw_variance"))
     if issubclass(made, LinearMean):
         return made(_num_dims(tensors, "slope"))
-    if issubclass(made, Scale | Sum | Product):
-        if not parts or (made is Scale and len(parts) != 1):
-            raise _strange("the parts of a kernel")
-        return made(*parts)
-    return made()
+    one, several = issubclass(made, Scale | ActiveDims), issubclass(made, Sum | Product)
+    if (one and len(parts) != 1) or (several and not parts) or (parts and not one and not several):
+        raise _strange("the parts of a kernel")
+    settings = _entry(state, "settings", dict) if "settings" in state else {}
+    try:
+        return made(*parts, **settings)
+    except (TypeError, ValueError) as error:
+        raise _strange(f"the settings of a {made.__name__}") from error
 
 
 def _num_dims(tensors: State, name: str) -> int:
@@ -167,6 +189,8 @@ def _fill(module: nn.Module, state: State) -> None:
     """Set the parameters of a module of the same structure to the stored values."""
     tensors = {name: _entry(state["tensors"], name, Tensor) for name in _entry(state, "tensors", dict)}
     own = _entry(state, "own", bool)
+    if not own:
+        _fill_buffers(module, state)
     expected = dict(module.state_dict()) if own else dict(module.named_parameters(recurse=False))
     given, stored = ({k: tuple(t.shape) for k, t in group.items()} for group in (expected, tensors))
     if given != stored:
@@ -192,6 +216,16 @@ def _fill(module: nn.Module, state: State) -> None:
         setattr(module, name, nn.Parameter(tensor.clone(), requires_grad=expected[name].requires_grad))
     for part, stored_part in zip(_parts(module), _entry(state, "parts", list), strict=True):
         _fill(part, stored_part)
+
+
+def _fill_buffers(module: nn.Module, state: State) -> None:
+    """Set what a module of this package knows of the units of its inputs."""
+    buffers = dict(module.named_buffers(recurse=False))
+    stored = _entry(state, "buffers", dict) if "buffers" in state else {}
+    if buffers.keys() != stored.keys():
+        raise _strange(f"the buffers of a {state['class']}")
+    for name, buffer in buffers.items():
+        setattr(module, name, _float64(stored, name, tuple(buffer.shape)).clone())
 
 
 # ---- posteriors ----

@@ -1,6 +1,5 @@
 """What a saved model says about itself. It is read from the file by numpy alone: no model is made, nothing is run."""
 
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -8,15 +7,11 @@ from typing import Any
 import numpy as np
 
 from cagp.column_kinds import Column
-from cagp.kernel_registry import KERNELS
-from cagp.quantities import number
+from cagp.kernel_summary import input_lengthscales, kernel_parts, kernel_words, modules, values_of
 from cagp.recipes import guarantee_words
 from cagp.storage import State, read_state
 
 KIND, VERSION = "cagp model", 1
-
-KERNEL_WORDS = {entry.class_name: entry.words for entry in KERNELS.values()}
-JOINTS = {"Sum": " + ", "Product": " x "}
 
 
 def saved_summary(path: str | Path) -> dict[str, Any]:
@@ -47,11 +42,12 @@ def _file(path: Path) -> dict[str, Any]:
 
 def _summary(state: State) -> dict[str, Any]:
     posterior, scaler = state["posteriors"][0], state["scaler"]
+    own_rows = state.get("target_rows", [state["num_rows"]] * len(state["posteriors"]))
     kernel, num_held = posterior["prior"]["kernel"], len(posterior["X"])
+    held = [len(part["X"]) for part in state["posteriors"]]
     columns = [Column(c["name"], c["kind"], tuple(c["levels"])) for c in state["encoder"]["columns"]]
     names = [name for column in columns for name in column.names_out]
-    parts = [_part(path, part, names, scaler["input_std"]) for path, part in _leaves(kernel, "kernel")]
-    unknown = _lengthscales(names, np.full(len(names), np.nan), scaler["input_std"])
+    parts = kernel_parts(kernel, names, scaler["input_std"])
     inducing = posterior["class"] == "InducingPosterior"
     return {
         "library_version": state["library"],
@@ -61,20 +57,21 @@ def _summary(state: State) -> dict[str, Any]:
         "tried": state.get("tried", []),
         "guarantee": _guarantee(state["posteriors"]),
         "train_rows": state["num_rows"],
-        "rows_held": 0 if inducing else num_held,
+        "methods": state.get("methods", [state["method"]]),
+        "rows_held": 0 if inducing else state["num_rows"] if held == own_rows else max(held),
         "inducing_points": num_held if inducing else 0,
         "holds_training_data": not inducing,
         "stored_dtype": state["stored_dtype"] or posterior["dtype"],
         "inputs": state["encoder"]["columns"],
-        "encoded_inputs": next((p["lengthscales"] for p in parts if p["lengthscales"] is not None), unknown),
+        "encoded_inputs": input_lengthscales(parts, names),
         "targets": _targets(state),
-        "kernel": _kernel_words(kernel),
+        "kernel": kernel_words(kernel, names),
         "kernel_parts": parts,
         "hyperparameters": {
             name: value
             for role, part in posterior["prior"].items()
-            for path, module in _modules(part, role)
-            for name, value in _named(path, _values(module))
+            for path, module in modules(part, role)
+            for name, value in ((f"{path}.{name}", value) for name, value in values_of(module).items())
         },
         "fit_report": state["report"],
         "fit_seconds": state["result"]["seconds"],
@@ -90,72 +87,22 @@ def _guarantee(posteriors: list[State]) -> str:
 
 
 def _targets(state: State) -> list[dict[str, Any]]:
-    """The name of each target, and its mean, standard deviation and standard deviation of the noise in its own unit."""
+    """Each target: name, number of rows, the scale of its fit, and its mean, standard deviation and noise there."""
     means, stds = state["scaler"]["target_mean"], state["scaler"]["target_std"]
-    variances = [_values(posterior["prior"]["noise"]).get("noise", 0.0) for posterior in state["posteriors"]]
+    variances = [values_of(posterior["prior"]["noise"]).get("noise", 0.0) for posterior in state["posteriors"]]
+    names, number_of_targets = state["target_names"], len(state["target_names"])
+    transforms = state.get("target_transforms", ["identity"] * number_of_targets)
+    rows = state.get("target_rows", [state["num_rows"]] * number_of_targets)
     return [
-        {"name": name, "mean": float(mean), "std": float(std), "noise_std": float(np.sqrt(variance) * std)}
-        for name, mean, std, variance in zip(state["target_names"], means, stds, variances, strict=True)
+        {
+            "name": name,
+            "transform": transform,
+            "rows": num_rows,
+            "mean": float(mean),
+            "std": float(std),
+            "noise_std": float(np.sqrt(variance) * std),
+        }
+        for name, transform, num_rows, mean, std, variance in zip(
+            names, transforms, rows, means, stds, variances, strict=True
+        )
     ]
-
-
-# ---- kernels, means and noise as cagp.persistence stores them ----
-
-
-def _modules(module: State, path: str) -> Iterator[tuple[str, State]]:
-    """A stored module and those inside it, each with its path, for example "kernel.parts.0"."""
-    yield path, module
-    for j, part in enumerate([] if module["own"] else module["parts"]):
-        yield from _modules(part, f"{path}.parts.{j}" if module["class"] in JOINTS else f"{path}.kernel")
-
-
-def _leaves(kernel: State, path: str) -> Iterator[tuple[str, State]]:
-    """The kernels that are added, multiplied and scaled."""
-    return ((path, part) for path, part in _modules(kernel, path) if part["own"] or not part["parts"])
-
-
-def _values(module: State) -> dict[str, Any]:
-    """The parameters of a module in their own units, exp(raw) + floor; those of a class of your own as stored."""
-    if module["own"]:
-        return {name: values.tolist() for name, values in module["tensors"].items()}
-    values = {}
-    for name, stored in module["tensors"].items():
-        own_name = name.removeprefix("raw_")
-        value = stored if own_name == name else np.exp(stored) + module["floors"].get(f"{own_name}_floor", 0.0)
-        values[own_name] = value.tolist()
-    return values
-
-
-def _named(path: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"{path}.{name}", value) for name, value in values.items())
-
-
-def _part(path: str, kernel: State, names: list[str], input_std: np.ndarray) -> dict[str, Any]:
-    values = _values(kernel)
-    found = None if kernel["own"] or "lengthscale" not in values else np.array(values["lengthscale"])
-    return {
-        "path": path,
-        "kernel": _kernel_words(kernel),
-        "own": kernel["own"],
-        "lengthscales": None if found is None else _lengthscales(names, found, input_std),
-        "parameters": {**values, **(kernel["attributes"] if kernel["own"] else {})},
-    }
-
-
-def _lengthscales(names: list[str], in_std: np.ndarray, input_std: np.ndarray) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "lengthscale": float(own * std), "lengthscale_in_std": float(own)}
-        for name, own, std in zip(names, in_std, input_std, strict=True)
-    ]
-
-
-def _kernel_words(kernel: State) -> str:
-    """A kernel in words, e.g. "0.8 x Matern 3/2 (...)"; amplitudes are in units of the targets' variance."""
-    name: str = kernel["class"]
-    if kernel["own"]:
-        return f"{name} (a class of your own)"
-    if name in JOINTS:
-        return f"({JOINTS[name].join(_kernel_words(part) for part in kernel['parts'])})"
-    if name == "Scale":
-        return f"{number(_values(kernel)['outputscale'])} x {_kernel_words(kernel['parts'][0])}"
-    return KERNEL_WORDS.get(name, name)

@@ -34,13 +34,13 @@ class Trees:
 
     Args:
         texts: the models of each target, one for each fold, in LightGBM's text format. They are data: nothing in them
-            can run.
+            can run. A target without models has the mean zero.
     """
 
     def __init__(self, texts: Sequence[Sequence[str]]):
         self.texts = tuple(tuple(models) for models in texts)
-        if not self.texts or not all(self.texts):
-            raise ValueError("texts is empty, expected at least one model for each target.")
+        if not any(self.texts):
+            raise ValueError("texts has no models, expected some for at least one target.")
         self._boosters = [[_booster(text) for text in models] for models in self.texts]
 
     @property
@@ -51,29 +51,24 @@ class Trees:
     @property
     def num_inputs(self) -> int:
         """The number of input columns."""
-        return self._boosters[0][0].num_feature()
+        return next(models[0].num_feature() for models in self._boosters if models)
 
     @property
     def num_trees(self) -> list[int]:
         """The trees that a prediction of each target adds up, those of one fold."""
-        return [models[0].num_trees() for models in self._boosters]
+        return [models[0].num_trees() if models else 0 for models in self._boosters]
 
     def mean(self, inputs: Float64[np.ndarray, "n p"]) -> Float64[np.ndarray, "n q"]:
         """The mean of the predictions of all folds, a thread for each. Time O(n · trees · depth)."""
         if inputs.shape[1] != self.num_inputs:
             raise ValueError(f"inputs have {inputs.shape[1]} columns, the trees were fitted to {self.num_inputs}.")
-        out = np.empty((len(inputs), self.num_targets))
+        out = np.zeros((len(inputs), self.num_targets))
         if len(inputs) == 0:
             return out
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            for j, models in enumerate(self._boosters):
+            for j, models in ((j, models) for j, models in enumerate(self._boosters) if models):
                 out[:, j] = np.mean(list(pool.map(lambda model: _predict(model, inputs), models)), axis=0)
         return out
-
-    def importances(self) -> Float64[np.ndarray, "q p"]:
-        """How much each column lowers the squared error of each target, as a share of all columns."""
-        gains = np.array([np.sum([m.feature_importance("gain") for m in models], axis=0) for models in self._boosters])
-        return gains / np.maximum(gains.sum(1, keepdims=True), np.finfo(float).tiny)
 
 
 class OutOfFold(NamedTuple):

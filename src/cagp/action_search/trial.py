@@ -21,7 +21,7 @@ from torch import Tensor
 from cagp import metrics
 from cagp.action_search.search_result import Trial
 from cagp.data import Split, split, standardized
-from cagp.kernels import Scale, kernel_class
+from cagp.kernels import named_kernel
 from cagp.methods import CaGPOpt
 from cagp.prior import GP
 from cagp.starting import start_from_data
@@ -57,7 +57,7 @@ def run_trial(folder: Path, num_actions: int, lr: float) -> Trial | None:
     rows = rows_of(len(task["y"]), settings["seed"])
     dtype = getattr(torch, settings["dtype"])
     (X, y), (X_validation, y_validation) = standardized(task["X"], task["y"], rows.train, rows.test, dtype=dtype)
-    prior = start_from_data(GP(Scale(kernel_class(settings["kernel"])(X.shape[1]))), X, y)
+    prior = start_from_data(GP(named_kernel(settings["kernel"], X.shape[1])), X, y)
     method = CaGPOpt.from_data(prior, X, num_actions)
 
     def evaluate() -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""What a user can choose on the command line of a benchmark. Imports nothing."""
+"""What a user can choose on the command line of a benchmark. Imports nothing of this package."""
+
+from typing import Any, NamedTuple
 
 METHODS = ("local", "local-scale", "hybrid", "opt", "gpboost")
 """What ``cagp bench local`` fits to a table."""
@@ -7,3 +9,23 @@ NUM_ACTIONS = 512
 BLOCKS = ("spatial", "ordered")
 STARTS = ("neighbours", "data", "paper")
 OBJECTIVES = ("loo", "ordered")
+
+
+class Contender(NamedTuple):
+    """Something that learns from a table and predicts with error bars."""
+
+    words: str
+    options: dict[str, Any] | None = None  # of ``CaGPRegressor``; None where it is something else
+
+
+CONTENDERS = {
+    "default": Contender("CaGPRegressor() without options", {}),
+    "before": Contender("the default of version 0.1.0, frozen"),
+    "local": Contender('CaGPRegressor(method="local")', {"method": "local"}),
+    "hybrid": Contender('CaGPRegressor(method="hybrid")', {"method": "hybrid"}),
+    "lightgbm": Contender("LightGBM"),
+    "catboost": Contender("CatBoost with the loss RMSEWithUncertainty"),
+    "gpboost": Contender("GPBoost's Vecchia approximation"),
+    "hist": Contender("HistGradientBoostingRegressor of scikit-learn"),
+}
+"""What ``cagp bench tables`` and ``cagp bench structures`` can fit."""

@@ -5,7 +5,6 @@ the training rows; the kernel is Matérn 3/2. Nothing is chosen by looking at te
 settings. Each run has a process of its own, which is killed at the time limit.
 """
 
-import importlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from cagp import metrics
 from cagp.bench.choices import METHODS, NUM_ACTIONS
+from cagp.bench.peers import Outcome, gpboost_outcome
 from cagp.bench.processes import answer, in_new_process
 from cagp.bench.protocol import load_table, new_method
 from cagp.bench.records import collect, in_one_line, machine, score_columns, show
@@ -24,7 +24,6 @@ from cagp.data import split, standardized
 from cagp.kernels import Matern32, Scale
 from cagp.memory import current_memory, peak_memory
 from cagp.methods.cagp_local import CaGPLocal, Objective
-from cagp.posteriors import Prediction
 from cagp.prior import GP, GaussianNoise
 from cagp.quantities import seconds_of
 from cagp.recipes.steps import constant_actions
@@ -33,8 +32,6 @@ from cagp.training import fit
 
 NOISE_FLOOR = 1e-9
 """Of local and hybrid, in float64: without noise in the table, the usual 1e-6 would determine the intervals' width."""
-
-GPBOOST_NEIGHBOURS = 20
 
 
 class Run(NamedTuple):
@@ -47,15 +44,6 @@ class Run(NamedTuple):
     num_actions: int = NUM_ACTIONS
     num_rows: int | None = None
     objective: Objective = "loo"
-
-
-class Outcome(NamedTuple):
-    """Predictions of new targets at the test rows, and the time they took."""
-
-    prediction: Prediction
-    fit_s: float  # everything before the first prediction, including conditioning
-    predict_s: float
-    details: dict[str, Any]
 
 
 def run_all(runs: list[Run], max_time: str, as_json: bool) -> int:
@@ -129,7 +117,7 @@ def _quality(run: Run) -> dict[str, Any]:
 def _outcome(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
     if run.method not in METHODS:
         raise ValueError(f"method is {run.method!r}, expected one of {', '.join(METHODS)}.")
-    return (_gpboost if run.method == "gpboost" else _ours)(run, X, y, X_test)
+    return gpboost_outcome(X, y, X_test, run.seed) if run.method == "gpboost" else _ours(run, X, y, X_test)
 
 
 def _ours(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
@@ -159,38 +147,6 @@ def _ours(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
     details |= {"steps": len(result.steps), "train_s": result.seconds, "failures": len(result.failures)}
     details |= {"hyperparameters": method.hyperparameters(), "report": str(result)}
     return Outcome(prediction, conditioned - start, predicted - conditioned, details)
-
-
-def _gpboost(run: Run, X: Tensor, y: Tensor, X_test: Tensor) -> Outcome:
-    """GPBoost's Vecchia approximation with its own settings, in as many threads as ours; it predicts from 2k rows."""
-    try:
-        gpboost = importlib.import_module("gpboost")
-    except ImportError as error:
-        raise ImportError("gpboost is not installed: pip install 'cagp[peers]'") from error
-    start = time.perf_counter()
-    model = gpboost.GPModel(
-        gp_coords=X.numpy(),
-        cov_function="matern_ard",
-        cov_fct_shape=1.5,
-        gp_approx="vecchia",
-        num_neighbors=GPBOOST_NEIGHBOURS,
-        likelihood="gaussian",
-        num_parallel_threads=torch.get_num_threads(),
-        seed=run.seed,
-    )
-    model.fit(y=y.numpy())
-    fitted = time.perf_counter()
-    new = model.predict(gp_coords_pred=X_test.numpy(), predict_var=True, predict_response=True)
-    seconds = time.perf_counter() - fitted
-    values = model.get_cov_pars().iloc[0]
-    details = {
-        "k": GPBOOST_NEIGHBOURS,
-        "k_predict": 2 * GPBOOST_NEIGHBOURS,
-        "gpboost": gpboost.__version__,
-        "hyperparameters": {str(name): float(value) for name, value in values.items()},
-    }
-    prediction = Prediction(torch.from_numpy(new["mu"]), torch.from_numpy(new["var"]))
-    return Outcome(prediction, fitted - start, seconds, details)
 
 
 if __name__ == "__main__":

@@ -4,16 +4,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cagp.bench.choices import BLOCKS, METHODS, NUM_ACTIONS, OBJECTIVES, STARTS
+from cagp.bench.choices import BLOCKS, CONTENDERS, METHODS, NUM_ACTIONS, OBJECTIVES, STARTS
 from cagp.cli.options import HelpFormatter
+from cagp.cli.words import UsageError
 from cagp.lazy import lazy_module
 
 if TYPE_CHECKING:
-    from cagp.bench import engine, local_quality, local_speed, opt_quality, presets, step
+    from cagp.bench import engine, local_quality, local_speed, opt_quality, presets, step, structure_quality, tables
 else:
     engine, step, presets = map(lazy_module, ("cagp.bench.engine", "cagp.bench.step", "cagp.bench.presets"))
     local_quality, local_speed = map(lazy_module, ("cagp.bench.local_quality", "cagp.bench.local_speed"))
-    opt_quality = lazy_module("cagp.bench.opt_quality")
+    opt_quality, tables = map(lazy_module, ("cagp.bench.opt_quality", "cagp.bench.tables"))
+    structure_quality = lazy_module("cagp.bench.structure_quality")
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
@@ -26,6 +28,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
     _add_fit(_suite(suites, "fit", "errors and error bars of CaGP-Opt on your tables"))
     _add_presets(_suite(suites, "presets", "loss and validation NLL against time, for each training preset"))
     _add_local(_suite(suites, "local", "speed of CaGP-Local, or its quality on your tables"))
+    _add_tables(_suite(suites, "tables", "the default regressor beside boosted trees and GPBoost on your tables"))
+    _add_structures(_suite(suites, "structures", "what the default regressor chooses on data with known structure"))
 
 
 def _suite(suites: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, words: str):
@@ -141,11 +145,84 @@ def _add_local(suite: argparse.ArgumentParser) -> None:
         "rows before it in a random order, as in GPBoost (default: %(default)s)",
     )
     suite.add_argument("--rows", type=int, metavar="N", help="use N random rows of each table (default: all)")
+    _add_max_time(suite)
+    _add_repeats(suite)
+    suite.set_defaults(run=_run_local)
+
+
+def _add_tables(suite: argparse.ArgumentParser) -> None:
+    suite.description = (
+        "Fit the default regressor and others to tables: 90/10 splits by seed, each run in a process of its own. Print "
+        "means over the splits and paired differences to the default, with standard errors. Errors are in standard "
+        "deviations of the training targets."
+    )
+    suite.epilog = (
+        "examples:\n  cagp bench tables bike.npz protein.npz --seeds 0 1 2 3 4 --records runs.jsonl\n"
+        "  cagp bench tables houses.csv --target price --methods default lightgbm\n"
+        "  cagp bench tables --records runs.jsonl"
+    )
+    suite.add_argument(
+        "tables", type=Path, nargs="*", metavar="TABLE", help="NPZ, CSV or Parquet files; none to show --records"
+    )
+    suite.add_argument(
+        "--target", default="y", metavar="COLUMN", help="the column to predict, in every table (default: %(default)s)"
+    )
+    _add_seeds(suite)
+    _add_contenders(suite, ["default", "before", "lightgbm", "catboost", "gpboost"])
+    suite.add_argument("--rows", type=int, metavar="N", help="use N random rows of each table (default: all)")
+    _add_max_time(suite)
+    suite.add_argument(
+        "--records",
+        type=Path,
+        metavar="FILE",
+        help="append a JSON line for each run to FILE; runs that it has already are not repeated",
+    )
+    suite.set_defaults(run=_run_tables)
+
+
+def _add_structures(suite: argparse.ArgumentParser) -> None:
+    suite.description = (
+        "Generate data whose function and noise are known, fit the default regressor, and print what it chose, what "
+        "would be right, its error and how far its density is from the true one."
+    )
+    suite.epilog = "example:\n  cagp bench structures --only additive steps --methods default local"
+    suite.add_argument("--rows", type=int, default=6000, metavar="N", help="training rows (default: %(default)s)")
+    _add_seeds(suite)
+    _add_contenders(suite, ["default"])
+    suite.add_argument("--only", nargs="+", metavar="NAME", help="names of structures (default: all)")
+    _add_max_time(suite)
+    suite.set_defaults(run=lambda a: structure_quality.run_all(a.only, a.rows, a.seeds, a.methods, a.max_time, a.json))
+
+
+def _add_contenders(suite: argparse.ArgumentParser, chosen: list[str]) -> None:
+    listed = "; ".join(f"{name}: {contender.words}" for name, contender in CONTENDERS.items())
+    suite.add_argument(
+        "--methods",
+        nargs="+",
+        choices=CONTENDERS,
+        default=chosen,
+        metavar="METHOD",
+        help=f"any of {listed} (default: {' '.join(chosen)})",
+    )
+
+
+def _add_max_time(suite: argparse.ArgumentParser) -> None:
     suite.add_argument(
         "--max-time", default="1h", metavar="TIME", help="a run that takes longer is killed (default: %(default)s)"
     )
-    _add_repeats(suite)
-    suite.set_defaults(run=_run_local)
+
+
+def _run_tables(arguments: argparse.Namespace) -> int:
+    """Every method on every table with every seed; without tables, what was recorded."""
+    if not arguments.tables and arguments.records is None:
+        raise UsageError("name tables to fit, or --records FILE to show what was measured.")
+    runs = [
+        tables.Run(str(table), arguments.target, arguments.rows, method, seed)
+        for table in arguments.tables
+        for seed in arguments.seeds
+        for method in arguments.methods
+    ]
+    return tables.run_all(runs, arguments.max_time, arguments.records, arguments.json)
 
 
 def _run_fit(arguments: argparse.Namespace) -> int:

@@ -42,6 +42,7 @@ EPILOG = f"""\
 examples:
   cagp compare houses.csv --target price
   cagp compare houses.csv --target price --methods local sgpr --max-time 1min
+  cagp compare sales.csv --target units --split time:day --test-fraction 0.2
   cagp compare bike.npz --json > bike.json
 
 {options.methods_in_words()}"""
@@ -75,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.out.absolute().parent.is_dir():
         raise UsageError(f"{arguments.out} cannot be written: there is no folder {arguments.out.parent}; create it.")
     table = tables.split_of(arguments)
+    tables.warn_of_overlap(table, arguments.split)
     few = len(table.train) <= MOST_EXACT_ROWS
     methods = arguments.methods or [*DEFAULT, *(["exact"] if few else [])]
     voice = Voice(quiet=False, data_on_stdout=arguments.json)
@@ -84,7 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.quiet:
             print(f"{method} ...", file=sys.stderr)
         records.append(_measure(method, arguments, table, held))
-    _show(voice, records, table)
+    parts = tables.split_words(table, arguments.split, arguments.seed)
+    voice.say(f"{table.num_rows:,} rows, {parts} {READING}\n")
+    _show(voice, records)
     drawn = _draw(records, arguments)
     if drawn:
         voice.say(f"\nPicture: {arguments.out}")
@@ -96,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "test_rows": len(table.test),
                 "rows_without_target": table.num_missing,
                 "targets": list(table.train.targets.columns),
+                "split": str(arguments.split),
                 "seed": arguments.seed,
                 "methods": records,
                 "picture": str(arguments.out) if drawn else None,
@@ -121,12 +126,12 @@ def _measure(method: str, arguments: argparse.Namespace, table: "tables.SplitTab
             model.fit(table.train.inputs, table.train.target, table.train.noise)
         model.set_params(verbose=False)
         fit_s, start = time.perf_counter() - start, time.perf_counter()
-        if model.fit_result_.interrupted:
+        if any(result.interrupted for result in model.fit_results_):
             raise KeyboardInterrupt
         tallies = scores.Tallies(model)
         tallies.add(table.test.targets.to_numpy(float), table.test.inputs, table.test.noise)
         predict_s = time.perf_counter() - start
-        found = [tally.scores() for tally in tallies.model]
+        found = [tally.scores() for tally in tallies.model if tally.num_rows or len(tallies.model) == 1]
     except Exception as error:
         return {"method": method, "error": on_one_line(f"{type(error).__name__}: {error}")}
     return {
@@ -177,7 +182,13 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 """The names of the columns of the table, and the text of each for a record."""
 
 
-def _show(voice: Voice, records: list[dict[str, Any]], split: "tables.SplitTable") -> None:
+READING = (
+    "NLL, RMSE, CRPS: lower is better; coverage: closer to 95 % is better; width: narrower is better where the "
+    "coverage is right; memory: the peak above what the table takes."
+)
+
+
+def _show(voice: Voice, records: list[dict[str, Any]]) -> None:
     """The table, the best NLL first; with several targets, NLL and coverage are means over them."""
     done = sorted((record for record in records if "error" not in record), key=lambda record: record["nll"])
     failed = [record for record in records if "error" in record]
@@ -185,11 +196,6 @@ def _show(voice: Voice, records: list[dict[str, Any]], split: "tables.SplitTable
     cells["method"] += [record["method"] for record in failed]
     for name, column in list(cells.items())[1:]:
         column += ["failed" if name == "NLL" else ""] * len(failed)
-    voice.say(
-        f"{len(split.train):,} rows to train on, {len(split.test):,} to test on. NLL, RMSE, CRPS: lower is better; "
-        "coverage: closer to 95 % is better; width: narrower is better where the coverage is right; memory: the peak "
-        "above what the table takes.\n"
-    )
     to = sys.stderr if voice.data_on_stdout else sys.stdout
     print(table_of_text(cells, shutil.get_terminal_size().columns if to.isatty() else sys.maxsize), file=to)
     for record in failed:

@@ -2,10 +2,11 @@
 
 import argparse
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cagp.cli import options
-from cagp.cli.words import Voice, count, print_json
+from cagp.cli.words import UsageError, Voice, count, print_json, warn
 from cagp.lazy import lazy_module
 
 if TYPE_CHECKING:
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
     from cagp import estimators
     from cagp import progress as progress_bars
     from cagp.cli import scores, tables
+    from cagp.estimators import overlap as overlaps
 else:
     np, pd, progress_bars = map(lazy_module, ("numpy", "pandas", "cagp.progress"))
     estimators, scores, tables = map(lazy_module, ("cagp.estimators", "cagp.cli.scores", "cagp.cli.tables"))
+    overlaps = lazy_module("cagp.estimators.overlap")
 
 REPORT_ROWS = 20_000
 """A report is on at most this many rows, drawn at random."""
@@ -25,12 +28,16 @@ REPORT_ROWS = 20_000
 DESCRIPTION = """\
 Measure a model on a table with known targets: rows that it was not trained on. The table is read in pieces and may be
 larger than memory. Rows without a target are left out. --report writes an HTML page on at most 20,000 of the rows,
-drawn at random."""
+drawn at random.
+
+For the table that the model was fitted to, give --split, and --test-fraction and --seed if cagp fit had them: only the
+rows are measured that cagp fit held out with the same options. The table must then fit into memory."""
 
 EPILOG = """\
 examples:
   cagp evaluate houses.cagp sold.csv
   cagp evaluate houses.cagp sold.csv --report report.html
+  cagp evaluate houses.cagp houses.csv --split random --test-fraction 0.2
   cagp evaluate houses.cagp sold.parquet --json"""
 
 
@@ -38,6 +45,16 @@ def add_to(command: argparse.ArgumentParser) -> None:
     """The options of ``cagp evaluate``."""
     command.description, command.epilog = DESCRIPTION, EPILOG
     options.add_pieces(command)
+    options.add_split(command, default=None)
+    command.add_argument(
+        "--test-fraction",
+        type=options.fraction,
+        metavar="SHARE",
+        help="with --split: the share of the rows that was held out (default: 0.1)",
+    )
+    command.add_argument(
+        "--seed", type=options.seed, metavar="N", help="with --split: the random seed of the fit (default: 0)"
+    )
     command.add_argument("--report", type=options.page, metavar="FILE", help="an HTML page with figures")
     command.add_argument("--json", action="store_true", help="print one JSON object on stdout, words on stderr")
     command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
@@ -47,17 +64,25 @@ def add_to(command: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and say how good."""
     voice = Voice(arguments.quiet, data_on_stdout=arguments.json)
+    if arguments.split is None and (arguments.test_fraction is not None or arguments.seed is not None):
+        raise UsageError("--test-fraction and --seed say which rows were held out: give --split, too.")
+    if arguments.test_fraction == 0:
+        raise UsageError("--test-fraction is 0: no rows are left to measure; give a share above 0, or no --split.")
     model = estimators.load(arguments.model)
     tables.warn_of_noise(model, arguments.noise)
     tallies, sample, num_rows, num_missing = scores.Tallies(model), Sample(REPORT_ROWS), 0, 0
+    known_rows, common = overlaps.KnownRows.of_model(model), None
     start = time.perf_counter()
     with progress_bars.TableProgress("evaluate", enabled=not arguments.quiet) as progress:
-        for piece in tables.pieces(model, arguments.table, arguments.rows_at_a_time, noise=arguments.noise):
+        for piece in _pieces(model, arguments):
             y = tables.targets_of(model, piece.frame, arguments.table)
-            known = np.asarray(~np.isnan(y).any(axis=1))
+            known = np.asarray(~np.isnan(y).all(axis=1))
             tested = piece.where(known)
             tallies.add(y[known], tested.inputs, tested.noise)
             num_rows, num_missing = num_rows + len(y), num_missing + int((~known).sum())
+            if known_rows is not None:
+                found = known_rows.overlap(model.encoder_.expand(tested.inputs.matrix), y[known])
+                common = found if common is None else common.plus(found)
             if arguments.report is not None:
                 targets = pd.DataFrame(y[known], columns=list(model.target_names_))
                 inputs = tables.inputs_of(model, tested.frame, arguments.table, arguments.noise)
@@ -68,7 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
     record = tallies.record()
     missing = f" ({count(num_missing, 'row')} without a target left out)" if num_missing else ""
     tested = count(num_rows - num_missing, "row")
-    voice.say(f"{arguments.model} on {tested} of {arguments.table}{missing}, in {seconds:.1f} s:\n{tallies.words()}")
+    held_out = "" if arguments.split is None else f" that --split {arguments.split} holds out"
+    voice.say(
+        f"{arguments.model} on {tested} of {arguments.table}{held_out}{missing}, in {seconds:.1f} s:\n{tallies.words()}"
+    )
+    if common is not None and common.is_large:
+        warn(common.words())
     if arguments.report is not None:
         inputs, targets, noise = sample.rows()
         known = None if arguments.noise is None else noise["noise"].to_numpy()
@@ -82,12 +112,23 @@ def run(arguments: argparse.Namespace) -> int:
                 "table": arguments.table,
                 "rows": num_rows,
                 "rows_without_target": num_missing,
+                "split": None if arguments.split is None else str(arguments.split),
+                "rows_with_inputs_of_training_rows": None if common is None else common.num_same_inputs,
                 "seconds": seconds,
                 "metrics": record,
                 "report": None if arguments.report is None else str(arguments.report),
             }
         )
     return 0
+
+
+def _pieces(model: "estimators.GPRegressor", arguments: argparse.Namespace) -> "Iterable[tables.Piece]":
+    """All rows of the table a piece at a time, or at once those that a split holds out."""
+    if arguments.split is None:
+        return tables.pieces(model, arguments.table, arguments.rows_at_a_time, noise=arguments.noise)
+    share = 0.1 if arguments.test_fraction is None else arguments.test_fraction
+    seed = 0 if arguments.seed is None else arguments.seed
+    return [tables.held_out_piece(model, arguments.table, arguments.split, share, seed, arguments.noise)]
 
 
 def _typed(model: "estimators.GPRegressor", inputs: "pd.DataFrame") -> "pd.DataFrame | np.ndarray":

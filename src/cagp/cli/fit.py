@@ -18,21 +18,23 @@ from cagp.quantities import size
 from cagp.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from cagp import memory, storage, training
+    from cagp import memory, report, storage, training
     from cagp.cli import scores, tables
     from cagp.data import tables as data_tables
     from cagp.estimators import GPRegressor
 else:
     memory, storage, training = map(lazy_module, ("cagp.memory", "cagp.storage", "cagp.training"))
+    report = lazy_module("cagp.report")
     scores, tables, data_tables = map(lazy_module, ("cagp.cli.scores", "cagp.cli.tables", "cagp.data.tables"))
 
 RUN = "run.json"
 """What a resumed run needs besides checkpoints: which fit it is, and its memory limit."""
 
 DESCRIPTION = """\
-Learn from a table and save a model. A share of the rows, drawn by seed, is held out for testing: the saved model has
-not seen them (--test-fraction 0 trains on all rows). Text columns are encoded. Rows without a target are left out.
-Missing inputs are an error.
+Learn from a table and save a model. A share of the rows is held out for testing: the saved model has not seen them
+(--test-fraction 0 trains on all rows). They are drawn at random, or chosen with --split so that the test is like the
+use: the latest rows for forecasts, whole groups if new persons or places are to be predicted. Text columns are encoded.
+Rows without a target are left out. Missing inputs are an error.
 
 Checkpoints are kept in a folder beside the model (model.cagp.checkpoints) until it is saved. If a run is killed, the
 same command with --resume continues from its last checkpoint. Without --resume, a folder that was left behind is an
@@ -43,6 +45,7 @@ examples:
   cagp fit houses.csv --target price --out houses.cagp
   cagp fit houses.csv --target price --drop id --max-time 10min
   cagp fit houses.csv --target price --report report.html
+  cagp fit visits.csv --target score --split group:patient
   cagp fit weather.parquet --target rain wind --method local --n-neighbors 64
   cagp fit houses.csv --target price --out houses.cagp --resume
   zcat big.csv.gz | cagp fit - --target y --json > fit.json
@@ -87,7 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     table = tables.split_of(arguments)
     if arguments.report is not None and len(table.test) == 0:
         raise UsageError("--report needs test rows: give a --test-fraction above 0.")
-    voice.say(_data(table, arguments.seed))
+    voice.say(_data(table, arguments))
+    tables.warn_of_overlap(table, arguments.split)
     if arguments.resume and not _has_checkpoint(folder):
         voice.say(f"There is no checkpoint in {folder} to continue from: starting from scratch.")
 
@@ -95,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     model = _fitted(arguments, table.train, folder)
     seconds = time.perf_counter() - start
     voice.say(f"\nFitted in {seconds:.1f} s.\n{model.fit_report_}")
-    interrupted = model.fit_result_.interrupted
+    interrupted = any(result.interrupted for result in model.fit_results_)
     model.save(arguments.out, dtype="float32" if arguments.store_float32 else None)
     if not interrupted:
         shutil.rmtree(folder)
@@ -107,7 +111,15 @@ def run(arguments: argparse.Namespace) -> int:
     num_bytes = arguments.out.stat().st_size
     voice.say(f"\nSaved {arguments.out} ({size(num_bytes)}); it holds training data, see cagp info {arguments.out}.")
     if arguments.report is not None:
-        model.report(table.test.frame, table.test.target, arguments.report, sample_noise=table.test.noise)
+        groups = tables.groups_in_both(table) if arguments.split.kind == "random" else {}
+        report.write_report(
+            model,
+            table.test.frame,
+            table.test.target,
+            arguments.report,
+            sample_noise=table.test.noise,
+            shared_groups=groups,
+        )
         voice.say(f"Wrote {arguments.report}.")
     if interrupted:
         voice.say("Training was interrupted: the same command with --resume continues it.")
@@ -123,6 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "test_rows": len(table.test),
                 "inputs": list(table.train.frame.columns),
                 "targets": list(table.train.targets.columns),
+                "split": str(arguments.split),
                 "seed": arguments.seed,
                 "method": model.method_,
                 "choice": model.choice_,
@@ -133,6 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "interrupted": interrupted,
                 "fit_report": model.fit_report_,
                 "guarantee": model.guarantee_,
+                "target_transforms": list(model.target_transforms_),
                 "metrics": None if tallies is None else tallies.record(),
                 "model": str(arguments.out),
                 "bytes": num_bytes,
@@ -209,12 +223,13 @@ def _memory(arguments: argparse.Namespace, train: "tables.Part", folder: Path) -
 def _key(arguments: argparse.Namespace, train: "tables.Part") -> str:
     """What a fit depends on, as a short text: the rows, the method, its options."""
     plain: dict[str, Any] = options.options_of(arguments)
-    plain |= {name: getattr(arguments, name) for name in ("method", "kernel", "mean", "max_epochs", "seed", "device")}
+    chosen = ("method", "kernel", "mean", "target_transform", "max_epochs", "seed", "device")
+    plain |= {name: getattr(arguments, name) for name in chosen}
     arrays = [train.inputs.matrix, train.targets.to_numpy(float)]
     return storage.fingerprint(plain, *arrays, *([] if train.noise is None else [train.noise]))
 
 
-def _data(table: "tables.SplitTable", seed: int) -> str:
+def _data(table: "tables.SplitTable", arguments: argparse.Namespace) -> str:
     """The data in a few sentences."""
     inputs, targets = table.train.frame.columns, table.train.targets.columns
     words = [
@@ -224,12 +239,7 @@ def _data(table: "tables.SplitTable", seed: int) -> str:
     if table.num_missing:
         words.append(f"Left out {count(table.num_missing, 'row')} without a target.")
     if len(table.test):
-        words.append(f"{len(table.train):,} to train on, {len(table.test):,} to test on (seed {seed}).")
+        words.append(tables.split_words(table, arguments.split, arguments.seed))
     else:
         words.append("All are trained on.")
-    if table.num_moved:
-        words.append(
-            f"{count(table.num_moved, 'row')} drawn for testing {'is' if table.num_moved == 1 else 'are'} trained on: "
-            "no other row has their levels."
-        )
     return " ".join(words)

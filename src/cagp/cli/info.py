@@ -2,7 +2,6 @@
 
 import argparse
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ examples:
   cagp info houses.cagp --json"""
 
 UNITS = {DATETIME: ", as days since 1970", TIMEDELTA: ", as days"}
+UNITS_OF = {"period": "in the units of the inputs", "lengthscale": "within a period, whose circle has radius 1"}
 MOST_VALUES = 8
 
 
@@ -52,27 +52,37 @@ def _words(record: dict[str, Any]) -> str:
         f"{record['file']}: {size(record['bytes'])}, written {record['written']}, checksum verified",
         f"Saved by cagp {record['library_version']} from {article} {record['class']}.",
         "",
-        f"Method: {method_words(record['method'])}.",
+        *_methods(record),
         f"Prior mean: {MEANS[record['mean']]}.",
         _holding(record),
         "",
         f"{'Target' if len(record['targets']) == 1 else 'Targets'}:",
     ]
     for target in record["targets"]:
+        scale = "on a log scale, " if target["transform"] == "log" else ""
+        rows = f" ({count(target['rows'], 'row')})" if target["rows"] != record["train_rows"] else ""
         lines.append(
-            f"  {target['name']}: mean {number(target['mean'])}, standard deviation {number(target['std'])}; "
-            f"standard deviation of its noise {number(target['noise_std'])}"
+            f"  {target['name']}{rows}: {scale}mean {number(target['mean'])}, standard deviation "
+            f"{number(target['std'])}; standard deviation of its noise {number(target['noise_std'])}"
         )
     lines += ["", f"{count(len(record['inputs']), 'input')}:"]
     lines += [f"  {column['name']}: {_encoding(column)}" for column in record["inputs"]]
     lines += ["", f"Kernel, in units of the target's variance: {record['kernel']}."]
     parts = record["kernel_parts"]
     for part in parts:
-        lines += _kernel_part(part, [encoded["name"] for encoded in record["encoded_inputs"]], alone=len(parts) == 1)
+        lines += _kernel_part(part, alone=len(parts) == 1)
     lines += ["", f"The fit: {count(record['steps'], 'step')}, {record['fit_seconds']:.1f} s.", record["fit_report"]]
     if record["guarantee"] not in record["fit_report"]:  # older versions did not write it
         lines.append(record["guarantee"])
     return "\n".join(lines)
+
+
+def _methods(record: dict[str, Any]) -> list[str]:
+    """What was fitted; to each target where methods differ."""
+    if len(set(record["methods"])) == 1:
+        return [f"Method: {method_words(record['method'])}."]
+    pairs = zip(record["targets"], record["methods"], strict=True)
+    return [f"Method for {target['name']}: {method_words(method)}." for target, method in pairs]
 
 
 def _holding(record: dict[str, Any]) -> str:
@@ -90,9 +100,9 @@ def _encoding(column: dict[str, Any]) -> str:
     return f"{count(len(column['levels']), 'level')} ({names(column['levels'], 6)}), {coded}"
 
 
-def _kernel_part(part: dict[str, Any], inputs: Sequence[str], alone: bool) -> list[str]:
-    """The lengthscales and other parameters of one kernel of a sum or product."""
-    lines, kernel = [], "" if alone else f" of {part['kernel']}"
+def _kernel_part(part: dict[str, Any], alone: bool) -> list[str]:
+    """The lengthscales, periods and other parameters of one kernel of a sum or product."""
+    lines, inputs, kernel = [], part["inputs"], "" if alone else f" of {part['kernel']}"
     known = [e for e in part["lengthscales"] or [] if math.isfinite(e["lengthscale"])]
     if known:
         lines.append(
@@ -106,14 +116,16 @@ def _kernel_part(part: dict[str, Any], inputs: Sequence[str], alone: bool) -> li
         stored = [f"{name} = {_values(value)}" for name, value in part["parameters"].items()]
         return [f"Parameters of {part['kernel']}, as stored: {', '.join(stored) or 'no parameters'}"]
     for name, value in part["parameters"].items():
-        if name == "lengthscale":
+        if name == "lengthscale" and part["lengthscales"]:
             continue
         if isinstance(value, list):
-            lines.append(f"{name.capitalize()}{kernel}, for inputs in standard deviations")
+            lines.append(f"{name.capitalize()}{kernel}, {UNITS_OF.get(name, 'for inputs in standard deviations')}")
             width = max(map(len, inputs))
             lines += [f"  {i:<{width}}  {number(v):>12}" for i, v in zip(inputs, value, strict=True)]
         else:
-            lines.append(f"{name.capitalize()}{kernel}: {number(value)}")
+            lines.append(
+                f"{name.capitalize()}{kernel}{', in degrees' if name == 'lengthscale' else ''}: {number(value)}"
+            )
     return lines
 
 

@@ -35,5 +35,6 @@ def regressor(method: str, arguments: argparse.Namespace, **choices: Any) -> "es
         "max_memory": arguments.max_memory,
         "device": arguments.device,
         "random_state": arguments.seed,
+        "target": arguments.target_transform,
     }
     return estimators.CaGPRegressor(method=method, **(parameters | options | choices))

@@ -9,9 +9,18 @@ from typing import Any
 from cagp import kernel_registry
 from cagp.quantities import bytes_of, seconds_of
 from cagp.recipes import OPTIONS, RECIPES, users_of
+from cagp.split_rules import EXPECTED, SplitRule, split_rule
 
 PIECE_ROWS = 65_536
 """Rows of a table that are held in memory at a time."""
+
+SPLIT_WORDS = (
+    "which rows to test on: random, time:COLUMN (the latest ones; COLUMN stays an input) or group:COLUMN (whole "
+    "groups; COLUMN is not an input)"
+)
+
+TARGET_TRANSFORMS = ("auto", "identity", "log")
+"""Values of ``CaGPRegressor(target=...)``."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -107,6 +116,14 @@ def page(text: str) -> Path:
     return Path(text)
 
 
+def split(text: str) -> SplitRule:
+    """A rule by which rows are held out."""
+    try:
+        return split_rule(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"it is {text!r}, expected {EXPECTED}") from error
+
+
 def _float(text: str) -> float:
     try:
         return float(text)
@@ -128,6 +145,7 @@ def add_table(command: argparse.ArgumentParser, test_fraction: float | None) -> 
     if test_fraction is None:
         return
     add_noise(command)
+    add_split(command)
     command.add_argument(
         "--test-fraction",
         type=fraction,
@@ -141,6 +159,17 @@ def add_table(command: argparse.ArgumentParser, test_fraction: float | None) -> 
         default=0,
         metavar="N",
         help="random seed of the split and of training (default: %(default)s)",
+    )
+
+
+def add_split(command: argparse.ArgumentParser, default: str | None = "random") -> None:
+    """By which rule rows are held out."""
+    command.add_argument(
+        "--split",
+        type=split,
+        default=default,
+        metavar="RULE",
+        help=f"{SPLIT_WORDS} (default: {default or 'all rows'})",
     )
 
 
@@ -172,6 +201,14 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
         metavar="MEAN",
         help="the prior mean: zero, or trees (boosted trees, fitted out of fold; the Gaussian process learns what they "
         'leave); auto is zero, or what the method "auto" finds best (default: %(default)s)',
+    )
+    command.add_argument(
+        "--target-transform",
+        choices=TARGET_TRANSFORMS,
+        default="auto",
+        metavar="NAME",
+        help="fit the target as it is (identity) or its logarithm (log); auto: the logarithm of a positive, skewed "
+        "target where that predicts held-out training rows better (default: %(default)s)",
     )
     command.add_argument(
         "--max-time",

@@ -3,7 +3,6 @@
 import argparse
 import os
 import time
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from cagp.cli import options
@@ -18,11 +17,13 @@ if TYPE_CHECKING:
     from cagp import progress as progress_bars
     from cagp.cli import tables
     from cagp.data import tables as data_tables
+    from cagp.estimators import conformal
 else:
     np, pd, progress_bars = map(lazy_module, ("numpy", "pandas", "cagp.progress"))
     estimators, tables = map(lazy_module, ("cagp.estimators", "cagp.cli.tables"))
-    data_tables = lazy_module("cagp.data.tables")
+    data_tables, conformal = map(lazy_module, ("cagp.data.tables", "cagp.estimators.conformal"))
 
+INTERVALS = ("model", "conformal")
 COLUMNS = ("mean", "std", "lower", "upper")
 
 DESCRIPTION = """\
@@ -38,6 +39,7 @@ EPILOG = """\
 examples:
   cagp predict houses.cagp new.csv
   cagp predict houses.cagp new.csv --out houses.parquet --keep id --level 0.9
+  cagp predict houses.cagp new.csv --interval conformal --level 0.9
   cagp predict houses.cagp new.csv --quantiles 0.1 0.5 0.9 --out -
   cat new.csv | cagp predict houses.cagp - --columns mean --out - | head"""
 
@@ -57,6 +59,14 @@ def add_to(command: argparse.ArgumentParser) -> None:
         type=options.probability,
         default=0.95,
         help="probability of the interval from lower to upper (default: 0.95)",
+    )
+    command.add_argument(
+        "--interval",
+        choices=INTERVALS,
+        default="model",
+        metavar="KIND",
+        help="model: as the predicted distribution says; conformal: as wide as training rows need that are predicted "
+        "without their own target, for local, hybrid and exact (default: %(default)s)",
     )
     command.add_argument(
         "--columns",
@@ -97,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     start = time.perf_counter()
     with progress_bars.TableProgress("predict", enabled=not arguments.quiet) as progress, writer:
         for piece in tables.pieces(model, arguments.table, arguments.rows_at_a_time, verbatim, arguments.noise):
-            answers = _answers(model, piece, columns, arguments.quantiles, arguments.level)
+            answers = _answers(model, piece, columns, arguments)
             result = pd.DataFrame(dict(zip(results, answers, strict=True)), index=piece.frame.index)
             if keep:
                 kept = _columns(piece.frame, keep).astype(dict.fromkeys(verbatim, "string"))
@@ -112,21 +122,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answers(
-    model: "estimators.GPRegressor", piece: "tables.Piece", columns: list[str], quantiles: list[float], level: float
+    model: "estimators.GPRegressor", piece: "tables.Piece", columns: list[str], arguments: argparse.Namespace
 ) -> "list[np.ndarray]":
     """What the user asks for, target by target; the standard deviation is computed only where it is needed."""
+    quantiles, level = arguments.quantiles, arguments.level
     if columns == ["mean"] and not quantiles:
         mean = np.asarray(model.predict(piece.inputs)).reshape(-1, model.n_outputs_)
         return list(mean.T)
-    found = model.predict(piece.inputs, return_std=True, sample_noise=piece.noise)
-    mean, std = (np.asarray(part).reshape(-1, model.n_outputs_) for part in found)
-    half = NormalDist().inv_cdf(0.5 + level / 2)
+    found = model.predictive(piece.inputs, piece.noise)
+    ends = found.quantiles([0.5 - level / 2, 0.5 + level / 2])
+    if arguments.interval == "conformal":
+        ends = found.at(conformal.conformal_factors(model, level)[:, None] * np.array([-1.0, 1.0]))
+    columns_of = {"mean": found.mean(), "std": found.std(), "lower": ends[..., 0], "upper": ends[..., 1]}
+    asked = found.quantiles(quantiles)
     answers = []
-    for centre, spread in zip(mean.T, std.T, strict=True):
-        found = {"mean": centre, "std": spread, "lower": centre - half * spread, "upper": centre + half * spread}
-        answers += [found[name] for name in columns]
-        answers += [centre + NormalDist().inv_cdf(q) * spread for q in quantiles]
-    return answers
+    for j in range(model.n_outputs_):
+        answers += [columns_of[name][:, j] for name in columns]
+        answers += list(asked[:, j].T)
+    return [answer.astype(model.units_.target_dtype, copy=False) for answer in answers]
 
 
 def _quantile_name(quantile: float) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from cagp.estimators import GPRegressor
+from cagp.estimators.predictive import constant_prediction
 from cagp.metrics import METRICS, Metric, ScoreSum
 from cagp.quantities import number
 
@@ -21,21 +22,21 @@ class Tallies:
         self.constant = [ScoreSum() for _ in model.target_names_]
 
     def add(self, y: np.ndarray, inputs: Any, sample_noise: np.ndarray | None = None) -> None:
-        """Predict rows and count them; y is (n, q)."""
+        """Predict rows and count them for the targets that they have; y is (n, q), NaN where it is missing."""
         if len(y) == 0:
             return
-        found = self._model.predict(inputs, return_std=True, sample_noise=sample_noise)
-        mean, std = (part.reshape(y.shape) for part in found)
-        centre, spread = self._model.scaler_.target_mean, self._model.scaler_.target_std
+        found = self._model.predictive(inputs, sample_noise)
+        constant = constant_prediction(self._model, len(y))
         for j in range(y.shape[1]):
-            ones = np.ones(len(y))
-            self.model[j].add(*_tensors(y[:, j], mean[:, j], std[:, j]))
-            self.constant[j].add(*_tensors(y[:, j], float(centre[j]) * ones, float(spread[j]) * ones))
+            known = ~np.isnan(y[:, j])
+            values = torch.from_numpy(y[known, j])
+            self.model[j].add_rows(values, found.take(known).row_scores(j, y[known, j]))
+            self.constant[j].add_rows(values, constant.take(known).row_scores(j, y[known, j]))
 
     def record(self) -> dict[str, Any]:
         """The metrics by target, of the model and of the constant prediction."""
         return {
-            name: {"model": model.scores()._asdict(), "constant": constant.scores()._asdict()}
+            name: {"model": _record(model), "constant": _record(constant)}
             for name, model, constant in zip(self._model.target_names_, self.model, self.constant, strict=True)
         }
 
@@ -46,19 +47,23 @@ class Tallies:
             if lines:
                 lines.append("")
             lines.append(f"  {name if len(self.model) > 1 else '':<16}{'model':>12}{'constant':>12}")
+            if model.num_rows == 0 and len(self.model) > 1:
+                lines.append("  no test row has this target")
+                continue
             for field, metric in METRICS.items():
                 values = [_shown(metric, getattr(tally.scores(), field)) for tally in (model, constant)]
                 lines.append(
                     f"  {metric.label:<16}{values[0]:>12}{values[1]:>12}   {metric.better}{UNITS[metric.unit]}"
                 )
         lines.append("  constant: always predicts the mean and standard deviation of the training rows")
+        logs = [n for n, t in zip(self._model.target_names_, self._model.target_transforms_, strict=True) if t == "log"]
+        if logs:
+            lines.append(f"  {', '.join(logs)}: fitted on a log scale, and so is the constant prediction")
         return "\n".join(lines)
 
 
-def _tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
-    """Targets, means and variances from targets, means and standard deviations."""
-    y, mean, std = (torch.from_numpy(np.array(part, dtype=np.float64)) for part in arrays)
-    return [y, mean, std.square()]
+def _record(tally: ScoreSum) -> dict[str, float] | None:
+    return tally.scores()._asdict() if tally.num_rows else None
 
 
 def _shown(metric: Metric, value: float) -> str:

@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from matplotlib import figure as figures
 
     from cagp import action_search, data, plots
+    from cagp.action_search import trial as trials
     from cagp.cli import tables
 else:
     np, torch, figures, plots = map(lazy_module, ("numpy", "torch", "matplotlib.figure", "cagp.plots"))
     action_search, data, tables = map(lazy_module, ("cagp.action_search", "cagp.data", "cagp.cli.tables"))
+    trials = lazy_module("cagp.action_search.trial")
+
+DEFAULT = (64, 128, 256, 512)
 
 DESCRIPTION = """\
 Fit CaGP-Opt to a table with several numbers of actions and learning rates, judge each fit on a tenth of the rows, and
@@ -39,9 +43,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
         "--n-actions",
         type=options.positive,
         nargs="+",
-        default=[64, 128, 256, 512],
         metavar="N",
-        help="numbers to try (default: 64 128 256 512)",
+        help="numbers to try (default: 64 128 256 512, as far as there are rows)",
     )
     command.add_argument(
         "--lr",
@@ -83,10 +86,12 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, print the table and its reading, write search.png; 1 if any trial failed."""
+    X, y = _rows(arguments)
     result = action_search.search_num_actions(
-        *_rows(arguments),
+        X,
+        y,
         folder=arguments.out,
-        num_actions=arguments.n_actions,
+        num_actions=_numbers(arguments, len(y)),
         lrs=arguments.lr,
         kernel=CHOICES[0] if arguments.kernel == AUTO else arguments.kernel,
         seed=arguments.seed,
@@ -106,6 +111,20 @@ def run(arguments: argparse.Namespace) -> int:
         figure.savefig(picture, dpi=150)
         print(f"\nPicture: {picture}")
     return int(any(trial.error is not None for trial in result.trials))
+
+
+def _numbers(arguments: argparse.Namespace, num_rows: int) -> list[int]:
+    """The numbers of actions to try, none above the number of training rows."""
+    most = len(trials.rows_of(num_rows, arguments.seed).train)
+    if arguments.n_actions is None:
+        return [number for number in DEFAULT if number <= most] or [most]
+    for number in arguments.n_actions:
+        if number > most:
+            raise UsageError(
+                f"--n-actions is {number:,}, expected at most {most:,}: the number of rows to train on, which are nine "
+                f"in ten of the {num_rows:,} rows with a target."
+            )
+    return arguments.n_actions
 
 
 def _rows(arguments: argparse.Namespace) -> "tuple[torch.Tensor, torch.Tensor]":

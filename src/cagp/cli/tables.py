@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from cagp.cli.words import UsageError, names, warn
-from cagp.data import Encoder, encode_target, read_table, split, stream_table
+from cagp.cli.words import UsageError, count, names, warn
+from cagp.data import MAX_LEVELS, Encoder, encode_target, read_table, split, stream_table
+from cagp.data.splits import shared_groups
 from cagp.estimators import EncodedTable, GPRegressor
+from cagp.estimators.overlap import MANY_IN_GROUPS, KnownRows, group_words
+from cagp.split_rules import RANDOM, SplitRule
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Part:
     inputs: EncodedTable
     targets: pd.DataFrame
     noise: np.ndarray | None  # known variances
+    dropped: pd.DataFrame  # the columns that the user left out
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -38,8 +42,18 @@ class SplitTable(NamedTuple):
     train: Part
     test: Part
     num_rows: int  # of the table
-    num_missing: int  # rows without a target, which are in neither part
+    num_missing: int  # rows without any target, which are in neither part
     num_moved: int  # rows drawn for testing that are trained on: no other row has their levels
+    num_unknown: int  # rows to test on that are in neither part: no training row has their levels
+
+
+class Rows(NamedTuple):
+    """The rows of each part, by number, in the order of the table."""
+
+    train: np.ndarray
+    test: np.ndarray
+    num_moved: int = 0  # from testing to training
+    num_unknown: int = 0  # rows that are in neither part
 
 
 def split_table(
@@ -49,15 +63,17 @@ def split_table(
     test_fraction: float,
     seed: int,
     noise: str | None = None,
+    rule: SplitRule = RANDOM,
 ) -> SplitTable:
-    """Read a table, leave out rows whose target is missing, encode the others and split them by seed.
+    """Read a table, leave out rows without any target, encode the others and split them.
 
-    Rows keep their order.
+    Rows keep their order. The column of groups is not an input.
     """
-    frame, inputs, values = read_columns(path, targets, drop, noise)
+    not_inputs = [*drop, *([] if rule.group_column is None or rule.group_column in drop else [rule.group_column])]
+    frame, inputs, values = read_columns(path, targets, not_inputs, noise, rule)
     known = None if noise is None else noise_column(frame, noise, path)
     encoder, matrix = Encoder.fit_codes(inputs)  # errors name the rows of the table
-    missing = encode_target(values, "the target").missing
+    missing = encode_target(values, "the target").empty
     kept = np.flatnonzero(~missing)
     if len(kept) < 2:
         raise ValueError(f"{path} has {len(kept)} rows with a target, expected at least 2.")
@@ -65,15 +81,9 @@ def split_table(
         inputs, values = inputs.iloc[kept], values.iloc[kept]
         known = None if known is None else known[kept]
         encoder, matrix = Encoder.fit_codes(inputs)
-    train, test, num_moved = np.arange(len(kept)), np.arange(0), 0
+    rows = Rows(np.arange(len(kept)), np.arange(0))
     if test_fraction > 0:
-        rows = split(len(kept), test_fraction, seed)
-        train, test = np.sort(rows.train.numpy()), np.sort(rows.test.numpy())
-        new = np.zeros(len(test), dtype=bool)
-        for name in encoder.text_names:
-            new |= ~inputs[name].iloc[test].isin(inputs[name].iloc[train].unique()).to_numpy()
-        num_moved = int(new.sum())
-        train, test = np.sort(np.concatenate([train, test[new]])), test[~new]
+        rows = split_rows(frame.iloc[kept], inputs, encoder.text_names, rule, test_fraction, seed)
 
     def part(rows: np.ndarray) -> Part:
         return Part(
@@ -81,9 +91,92 @@ def split_table(
             EncodedTable(encoder, matrix[rows]),
             values.iloc[rows].reset_index(drop=True),
             None if known is None else known[rows],
+            frame.loc[:, list(drop)].iloc[kept[rows]],
         )
 
-    return SplitTable(part(train), part(test), len(frame), int(missing.sum()), num_moved)
+    num_missing = int(missing.sum())
+    return SplitTable(part(rows.train), part(rows.test), len(frame), num_missing, rows.num_moved, rows.num_unknown)
+
+
+def split_rows(
+    frame: pd.DataFrame,
+    inputs: pd.DataFrame,
+    text_names: Sequence[str],
+    rule: SplitRule,
+    test_fraction: float,
+    seed: int,
+) -> Rows:
+    """The rows of each part of a table, all of whose rows have a target.
+
+    A model knows the levels of its training rows alone. At random, a row with a level that no training row has is
+    trained on. Where later rows or whole groups are tested, that would be no such test: the row is left out.
+
+    Args:
+        inputs: the same rows of the columns that are inputs, those called ``text_names`` with levels.
+    """
+    by = {} if rule.column is None else {rule.kind: frame[rule.column]}
+    found = split(len(frame), test_fraction, seed, **by)
+    train, test = np.sort(found.train.numpy()), np.sort(found.test.numpy())
+    new = np.zeros(len(test), dtype=bool)
+    for name in text_names:
+        new |= ~inputs[name].iloc[test].isin(inputs[name].iloc[train].unique()).to_numpy()
+    num_new = int(new.sum())
+    if rule.kind == "random":
+        return Rows(np.sort(np.concatenate([train, test[new]])), test[~new], num_moved=num_new)
+    if num_new == len(test):
+        raise ValueError(
+            f"with --split {rule} no test row can be predicted: each has a level of {names(text_names)} that no "
+            "training row has. Leave such columns out with --drop, or split in another way."
+        )
+    return Rows(train, test[~new], num_unknown=num_new)
+
+
+def split_words(table: SplitTable, rule: SplitRule, seed: int) -> str:
+    """How many rows are in each part, and which, in a sentence or two."""
+    words = [f"{len(table.train):,} to train on, {len(table.test):,} to test on"]
+    is_input = f"which is {'also' if rule.column in list(table.train.frame.columns) else 'not'} an input"
+    words[0] += {
+        "random": f" (seed {seed}).",
+        "time": f": the latest by {rule.column}, {is_input}.",
+        "group": f": other groups of {rule.column} (seed {seed}), {is_input}.",
+    }[rule.kind]
+    if table.num_moved:
+        words.append(
+            f"{count(table.num_moved, 'row')} drawn for testing {'is' if table.num_moved == 1 else 'are'} trained on: "
+            "no other row has their levels."
+        )
+    if table.num_unknown:
+        words.append(f"Left out {count(table.num_unknown, 'test row')}: no training row has their levels.")
+    return " ".join(words)
+
+
+def groups_in_both(table: SplitTable) -> dict[str, float]:
+    """Columns that are not inputs but look like names of groups, and the share of test rows with a training group.
+
+    Such a column holds text or integers, and has many values, most of them in several rows: persons, places, days.
+    """
+    shares = {}
+    for name in table.test.dropped.columns:
+        train, test = table.train.dropped[name], table.test.dropped[name]
+        values = pd.Series(pd.concat([train, test]))
+        is_code = pd.api.types.infer_dtype(values, skipna=True) in ("string", "integer", "categorical")
+        if not is_code or not MAX_LEVELS < values.nunique() <= len(values) / 2:
+            continue
+        shares[str(name)] = float(shared_groups(train, test).mean())
+    return shares
+
+
+def warn_of_overlap(table: SplitTable, rule: SplitRule) -> None:
+    """Say that test rows have much in common with training rows, where they have."""
+    if len(table.test) == 0:
+        return
+    known = KnownRows.of_table(table.train.inputs.matrix, table.train.targets.to_numpy(float))
+    found = known.overlap(table.test.inputs.matrix, table.test.targets.to_numpy(float))
+    if found.is_large:
+        warn(found.words())
+    for name, share in (groups_in_both(table) if rule.kind == "random" else {}).items():
+        if share >= MANY_IN_GROUPS:
+            warn(f"{group_words(name, share)}: use --split group:{name}.")
 
 
 def split_of(arguments: argparse.Namespace) -> SplitTable:
@@ -95,17 +188,24 @@ def split_of(arguments: argparse.Namespace) -> SplitTable:
         arguments.test_fraction,
         arguments.seed,
         arguments.noise,
+        arguments.split,
     )
 
 
 def read_columns(
-    path: str, targets: Sequence[str] | None, drop: Sequence[str], noise: str | None = None
+    path: str,
+    targets: Sequence[str] | None,
+    drop: Sequence[str],
+    noise: str | None = None,
+    rule: SplitRule | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """A table, its inputs and its targets; the column of known variances is neither."""
     if not targets:
         targets = _default_targets(path)
     frame = read_table(path)
     _check_columns(frame, "--target", targets)
+    if rule is not None:
+        check_rule(frame, rule, targets)
     _check_columns(frame, "--drop", drop)
     others = [*drop, *([] if noise is None else [noise])]
     _check_columns(frame, "--noise", others[len(drop) :])
@@ -122,6 +222,15 @@ def read_columns(
         if re.fullmatch(r"Unnamed: \d+", str(name)):
             warn(f"the column {name!r} looks like row numbers that pandas wrote; remove it with --drop {name!r}")
     return frame, inputs, values
+
+
+def check_rule(frame: pd.DataFrame, rule: SplitRule, targets: Sequence[str]) -> None:
+    """Raise UsageError unless the column that splits the table is one of its columns and not a target."""
+    if rule.column is None:
+        return
+    _check_columns(frame, "--split", [rule.column])
+    if rule.column in targets:
+        raise UsageError(f"--split names the target {rule.column}: held-out targets are not to be known; use another.")
 
 
 def noise_column(frame: pd.DataFrame, column: str, path: str) -> np.ndarray:
@@ -170,7 +279,22 @@ def _shown(path: str) -> str:
     return "stdin" if path == "-" else path
 
 
-# ---- pieces ----
+# ---- a fitted model and a table ----
+
+
+def held_out_piece(
+    model: GPRegressor, path: str, rule: SplitRule, test_fraction: float, seed: int, noise: str | None = None
+) -> "Piece":
+    """The rows of a table that ``cagp fit`` holds out with the same rule, share and seed."""
+    frame = read_table(path, model.encoder_.text_names)
+    check_rule(frame, rule, model.target_names_)
+    kept = np.flatnonzero(~np.isnan(targets_of(model, frame, path)).any(axis=1))
+    inputs = pd.DataFrame(inputs_of(model, frame, path, noise)).iloc[kept]
+    rows = kept[split_rows(frame.iloc[kept], inputs, model.encoder_.text_names, rule, test_fraction, seed).test]
+    chosen = frame.iloc[rows]
+    known = None if noise is None else noise_column(chosen, noise, path)
+    matrix = model.encoder_.transform(inputs_of(model, chosen, path, noise))
+    return Piece(chosen, EncodedTable(model.encoder_, matrix), 1.0, known)
 
 
 class Piece(NamedTuple):

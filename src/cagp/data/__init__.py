@@ -1,10 +1,10 @@
-"""Data: tables in files, their columns as numbers, the sample data, seeded splits, scaling by the training rows."""
+"""Data: tables in files, their columns as numbers, the sample data, splits, scaling by the training rows."""
 
 from cagp.data.column_values import MAX_LEVELS
 from cagp.data.encoding import Encoder
 from cagp.data.sample import Dataset, terrain
 from cagp.data.scaling import Standardizer, standardized
-from cagp.data.splits import Split, split
+from cagp.data.splits import Split, shared_groups, split, split_by_group, split_by_time
 from cagp.data.tables import Chunk, TableWriter, read_table, stream_table, table_size
 from cagp.data.targets import Target, encode_target
 
@@ -19,7 +19,10 @@ __all__ = [
     "Target",
     "encode_target",
     "read_table",
+    "shared_groups",
     "split",
+    "split_by_group",
+    "split_by_time",
     "standardized",
     "stream_table",
     "table_size",

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float64
 
 from cagp.column_kinds import DATETIME, LEVELS, TIMEDELTA, WORDS
 from cagp.data.column_values import EMPTY, first_text, kind_of
-from cagp.data.table_checks import LARGEST, as_array, check_dense, check_duplicates, columns_text, names_of, numbers_of
+from cagp.data.table_checks import LARGEST, as_array, check_dense, check_duplicates, names_of, numbers_of
 
 
 class Target(NamedTuple):
@@ -17,6 +17,7 @@ class Target(NamedTuple):
     values: Float64[np.ndarray, "n"] | Float64[np.ndarray, "n q"]  # one column is a vector
     names: tuple[str, ...]
     missing: Bool[np.ndarray, "n"]  # the rows in which at least one target is missing
+    empty: Bool[np.ndarray, "n"]  # the rows in which all targets are missing
 
 
 def encode_target(y: Any, name: str = "y") -> Target:
@@ -43,10 +44,9 @@ def encode_target(y: Any, name: str = "y") -> Target:
             )
         if np.isnan(values[:, j]).all():
             raise ValueError(f"Input {name} contains only NaN in column {column!r}: there is nothing to learn from.")
-    missing = np.asarray(np.isnan(values).any(axis=1))
-    if missing.all():
-        raise ValueError(f"Input {name} contains NaN in every row, in at least one of {columns_text(names)}.")
-    return Target(values[:, 0] if len(names) == 1 else values, names, missing)
+    absent = np.isnan(values)
+    missing, empty = np.asarray(absent.any(axis=1)), np.asarray(absent.all(axis=1))
+    return Target(values[:, 0] if len(names) == 1 else values, names, missing, empty)
 
 
 def _target_frame(y: Any, name: str) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from cagp.engine.backend import Backend
 from cagp.engine.choice import choose_backend
 from cagp.engine.parts import linear_parts
 from cagp.engine.weights import BlockWeights
-from cagp.kernels import Kernel, Linear, Product, Scale, Stationary, Sum
+from cagp.kernels import ActiveDims, Cosine, GreatCircle, Kernel, Linear, Periodic, Product, Scale, Stationary, Sum
 
 DEFAULT_MAX_BYTES = 2**28
 """Default limit for temporaries: 256 MiB."""
@@ -106,6 +106,8 @@ def _check_columns(kernel: Kernel, X: Tensor) -> None:
             _check_columns(part, X)
     elif isinstance(kernel, Scale):
         _check_columns(kernel.kernel, X)
-    elif isinstance(kernel, Stationary | Linear) and kernel.num_dims != X.shape[1]:
+    elif isinstance(kernel, ActiveDims):
+        _check_columns(kernel.kernel, kernel.take(X[:1]))
+    elif isinstance(kernel, Stationary | Linear | Periodic | Cosine | GreatCircle) and kernel.num_dims != X.shape[1]:
         name = type(kernel).__name__
         raise ValueError(f"X has {X.shape[1]} columns, the {name} kernel was made for num_dims = {kernel.num_dims}.")

@@ -1,6 +1,5 @@
 """The contract of every regressor: tables in, answers in the user's units out."""
 
-import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -8,7 +7,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from numbers import Real
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -19,26 +17,29 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from cagp import metrics, notices
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
-from cagp.diagnostics import reference_for, variance_components
+from cagp.estimators.conformal import conformal_factors
+from cagp.estimators.predictive import Predictive
 from cagp.estimators.saved import save_model
-from cagp.estimators.tasks import check_parameters, new_task, seed_of
+from cagp.estimators.several_targets import train_targets
+from cagp.estimators.target_choice import NO_NOISE, choose_transforms
+from cagp.estimators.tasks import check_parameters, seed_of
 from cagp.estimators.units import EncodedTable, Points, Quantity, Units, as_array, known_variances
+from cagp.estimators.variances import noise_deviations, variance_parts
+from cagp.kernel_summary import kernel_parts
 from cagp.kernels import Kernel
 from cagp.lazy import lazy_module
 from cagp.memory import peak_memory
 from cagp.methods.common import lengthscale_of
 from cagp.metrics import Calibration
+from cagp.persistence import prior_state
 from cagp.posteriors import LocalPosterior, Posterior
 from cagp.prior import GaussianNoise
 from cagp.quantities import size
-from cagp.recipes import Recipe, guarantee_words, train_with_mean, tried_in_words
+from cagp.recipes import Recipe, guarantee_words
 from cagp.training import FitResult
 from cagp.trees import Trees
 
 report_page: Any = lazy_module("cagp.report")  # it draws, and comes above this layer
-
-PARTS = ("noise", "latent", "computational")
-"""The parts of a variance that ``predict(return_components=True)`` gives."""
 
 COVARIANCE_ROWS = 20_000
 """Joint answers are for at most this many test points."""
@@ -56,19 +57,24 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         trees_: the boosted trees in the prior mean (``cagp.trees.Trees``); None where it is zero.
         guarantee_: what holds for the variance of its predictions, in one sentence.
         fit_report_: what a user should know about the fit, in words.
-        fit_result_: steps, losses and status of training, see ``cagp.FitResult``.
+        fit_result_: steps, losses and status of training, see ``cagp.FitResult``; ``fit_results_`` and ``methods_``
+            have one for each target where targets were fitted alone.
         posteriors_: a posterior for each target, in standard units.
         units_: encoder and scaler; what maps tables to standard units and answers back.
         lengthscales_, noise_std_: learned hyperparameters.
+        kernel_parts_: every part of the kernel: its inputs, outputscale, lengthscales, periods and other parameters.
         feature_names_out_: the names of the encoded inputs.
         target_names_, n_outputs_: of the targets.
-        n_rows_: the number of training rows.
+        target_transforms_: "identity" or "log" for each target; see ``target``.
+        n_rows_: the number of training rows; ``target_rows_``: of those that have each target.
     """
 
     posteriors_: list[Posterior]
     units_: Units
-    fit_result_: FitResult
-    method_: str
+    fit_results_: list[FitResult]
+    methods_: list[str]
+    target_rows_: list[int]
+    _left_out_scores: list[np.ndarray] | None  # what conformal intervals have computed of the fit so far
     choice_: str | None
     choices_: list[dict[str, Any]]
     trees_: Trees | None
@@ -89,6 +95,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         warm_start: bool = False,
         checkpoint_dir: str | Path | None = None,
         mean: str = "auto",
+        target: str = "auto",
     ):
         self.kernel = kernel
         self.max_epochs = max_epochs
@@ -101,6 +108,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         self.warm_start = warm_start
         self.checkpoint_dir = checkpoint_dir
         self.mean = mean
+        self.target = target
 
     @abstractmethod
     def _recipe(self) -> Recipe:
@@ -119,8 +127,9 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         Args:
             X: rows and columns: an array, a tensor, or a data frame, whose text and categories are encoded (see
                 ``cagp.data.Encoder``). Missing values are an error that names the columns.
-            y: one target for each row, or several columns of them. Rows with a missing target are left out, and the
-                fit report says how many.
+            y: one target for each row, or several columns of them. Rows without any target are left out, and the fit
+                report says how many. Where rows have some targets but not all, each target is fitted alone, with its
+                own kernel, on the rows that have it.
             sample_noise: known noise variance of each row, in squared units of y, on top of the learned one.
             unknown: nothing else is accepted. For weights, pass ``sample_noise=variance / weight``.
         """
@@ -135,22 +144,23 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         notes = []
         if rows.num_missing:
             total = len(rows.inputs) + rows.num_missing
-            notes.append(f"Left out {rows.num_missing:,} of {total:,} rows, whose target is missing.")
-        task = new_task(self, recipe, units, rows, began)
+            which = "target is missing" if units.num_targets == 1 else "targets are all missing"
+            notes.append(f"Left out {rows.num_missing:,} of {total:,} rows, whose {which}.")
         with notices.collected() as warned:
-            fitted = train_with_mean(recipe, task)
+            units, rows, scales = choose_transforms(self, recipe, units, rows, seed_of(self.random_state))
+            trained = train_targets(self, recipe, units, rows, began)
         counts = Counter(str(warning) for warning in warned)
         notes += [f"{text} ({times:,} times in this fit)" for text, times in counts.items()]
 
         self._remember_columns(X)
         self.units_, self.n_rows_ = units, len(rows.inputs)
-        self.method_, self.posteriors_, self.fit_result_ = fitted.method, fitted.posteriors, fitted.result
-        self.choice_, self.choices_, self.trees_ = fitted.choice, fitted.tried, fitted.trees
-        known = None if task.row_noise is None or fitted.held is None else task.row_noise[fitted.held]
-        self._row_noise = [None if known is None else known[:, j].contiguous() for j in range(units.num_targets)]
-        chosen = [] if fitted.choice is None else [fitted.choice, *tried_in_words(fitted.tried)]
+        self.posteriors_, self.target_rows_, self._row_noise = trained.posteriors, trained.num_rows, trained.row_noise
+        self.fit_results_ = [fitted.result for fitted in trained.fits]
+        self.methods_ = [fitted.method for fitted in trained.fits]
+        self.choice_, self.choices_, self.trees_ = trained.fits[0].choice, trained.fits[0].tried, trained.trees
+        self._left_out_scores = None
         spent = f"The fit took {time.perf_counter() - began:,.1f} s; the process held at most {size(peak_memory())}."
-        self.fit_report_ = "\n".join([*notes, *chosen, *fitted.notes, str(fitted.result), self.guarantee_, spent])
+        self.fit_report_ = "\n".join([*notes, *trained.notes, *scales, self.guarantee_, spent])
         if self.verbose:
             print(self.fit_report_)
         return self
@@ -188,6 +198,10 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             sample_noise: known noise variance of the rows of ``X``.
             noise: False for the standard deviation or covariance of the function, without the noise.
 
+        A target that was fitted on a log scale is lognormal: its mean is above its median, ``predict_quantiles(X,
+        0.5)``. Its function is exp(f), whose mean with ``noise=False`` is lower than that of new observations, and the
+        parts of its variance are those of the law of total variance; see docs/uncertainty.md.
+
         Answers are float32 where the targets of fit were; covariances and variances are float64. Tensors give tensors.
         """
         if sum((return_std, return_cov, return_components)) > 1:
@@ -198,36 +212,70 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         known = self._known(sample_noise, points, noise)
         answer = self.units_.answer
         if return_std:
-            mean, std = self._moments(points, known, noise)
-            return answer(mean, points), answer(std, points)
-        mean = answer(self._mean(points), points)
+            found = self._predictive(points, known, noise)
+            return answer(found.mean(), points), answer(found.std(), points)
+        mean = self._mean(points, known, noise)
         if return_cov:
-            return mean, answer(self._covariance(points, known, noise), points, axis=2, squared=True)
+            return answer(mean, points), answer(self._covariance(points, known, noise, mean), points, 2, squared=True)
         if return_components:
-            parts, kind = self._components(points, known)
+            parts, kind = variance_parts(self, points, known, mean)
             shown = {name: answer(part, points, squared=True) for name, part in parts.items()}
-            return mean, {**shown, "computational_kind": kind}
-        return mean
+            return answer(mean, points), {**shown, "computational_kind": kind}
+        return answer(mean, points)
+
+    def predictive(self, X: Any, sample_noise: Any = None) -> Predictive:
+        """The distribution of a new observation of every target at every row, as arrays of rows by targets."""
+        points = self._points(X)
+        return self._predictive(points, self._known(sample_noise, points))
 
     def prior_mean(self, X: Any) -> Any:
-        """The prior mean at each row, in the unit of the targets: what trees predict, or a constant without them."""
+        """The prior mean at each row, in the unit of the targets: what trees predict, or a constant without them.
+
+        On a log scale it is the median that the prior mean of the logarithm stands for.
+        """
         points = self._points(X)
-        return self.units_.answer(self.units_.restore(self._prior_mean(points.inputs), Quantity.VALUE), points)
+        values = self.units_.restore(self._prior_mean(points.inputs), Quantity.VALUE)
+        return self.units_.answer(self._inverse(values), points)
 
     def predict_interval(
-        self, X: Any, level: float = 0.95, sample_noise: Any = None, noise: bool = True
+        self,
+        X: Any,
+        level: float = 0.95,
+        sample_noise: Any = None,
+        noise: bool = True,
+        method: str = "model",
+        calibration: Any = None,
     ) -> tuple[Any, Any]:
-        """Lower and upper end of the central interval that holds a new observation with probability ``level``.
+        """Lower and upper end of an interval that holds a new observation with probability ``level``.
 
-        With ``noise=False``, the interval of the function.
+        Args:
+            noise: False for the interval of the function.
+            method: "model" takes the predicted distribution at its word. "conformal" widens or narrows all intervals by
+                one factor for each target, so that they hold ``level`` of rows that were predicted without their own
+                target: of training rows (methods "local", "hybrid" and "exact"), or of ``calibration``.
+            calibration: for "conformal", rows that were not trained on: (X, y), or (X, y, sample_noise). Intervals then
+                hold a new row with at least probability ``level`` if it is exchangeable with these rows; see
+                docs/uncertainty.md.
         """
         if not isinstance(level, Real) or not 0 < level < 1:
             raise ValueError(
                 f"level is {level!r}, expected one probability between 0 and 1, e.g. 0.95; for several, use "
                 "predict_quantiles."
             )
-        quantiles = self.predict_quantiles(X, [0.5 - level / 2, 0.5 + level / 2], sample_noise, noise)
-        return quantiles[..., 0], quantiles[..., 1]
+        if method not in ("model", "conformal"):
+            raise ValueError(f'method is {method!r}, expected "model" or "conformal".')
+        if method == "model":
+            if calibration is not None:
+                raise ValueError('calibration is for method="conformal"; remove it or ask for that method.')
+            quantiles = self.predict_quantiles(X, [0.5 - level / 2, 0.5 + level / 2], sample_noise, noise)
+            return quantiles[..., 0], quantiles[..., 1]
+        if not noise:
+            raise ValueError("conformal intervals are of new observations; noise=False asks for the function.")
+        points = self._points(X)
+        found = self._predictive(points, self._known(sample_noise, points))
+        factors = conformal_factors(self, float(level), calibration)
+        ends = found.at(factors[:, None] * np.array([-1.0, 1.0]))
+        return self.units_.answer(ends[..., 0], points), self.units_.answer(ends[..., 1], points)
 
     def predict_quantiles(
         self,
@@ -247,9 +295,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         if wanted.ndim > 1 or wanted.size == 0 or not ((wanted > 0) & (wanted < 1)).all():
             raise ValueError(f"quantiles are {quantiles!r}, expected probabilities between 0 and 1.")
         points = self._points(X)
-        mean, std = self._moments(points, self._known(sample_noise, points, noise), noise)
-        z = np.array([NormalDist().inv_cdf(q) for q in np.atleast_1d(wanted)])
-        found = self.units_.answer(mean[..., None] + std[..., None] * z, points)
+        found = self._predictive(points, self._known(sample_noise, points, noise), noise)
+        found = self.units_.answer(found.quantiles(np.atleast_1d(wanted).tolist()), points)
         return found if wanted.ndim else found[..., 0]
 
     def sample_y(
@@ -268,15 +315,14 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 as_array(posterior.sample(Z, n_samples, noise=noise, row_noise=row_noise, generator=generator).mT)
             )
         values = np.stack(draws, 1) + self._prior_mean(points.inputs)[:, :, None]
-        return self.units_.answer(self.units_.restore(values, Quantity.VALUE), points)
+        return self.units_.answer(self._inverse(self.units_.restore(values, Quantity.VALUE)), points)
 
     def log_predictive_density(self, X: Any, y: Any, sample_noise: Any = None) -> Any:
         """log p(y | X) of each row, in nats; higher is better. With several targets, a column for each."""
         points = self._points(X)
         values = self.units_.observed(points, y)
-        mean, std = self._moments(points, self._known(sample_noise, points))
-        density = -0.5 * ((values - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)
-        return self.units_.answer(density, points)
+        found = self._predictive(points, self._known(sample_noise, points))
+        return self.units_.answer(found.log_density(values), points)
 
     def calibration(
         self, X: Any, y: Any, levels: Sequence[float] | None = None, sample_noise: Any = None
@@ -284,12 +330,30 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         """Promised and observed coverage of central intervals, over all rows and targets."""
         points = self._points(X)
         values = self.units_.observed(points, y)
-        mean, std = self._moments(points, self._known(sample_noise, points))
-        error = torch.from_numpy((values - mean) / std).reshape(-1)
+        found = self._predictive(points, self._known(sample_noise, points))
+        error = torch.from_numpy(found.standardized(values)).reshape(-1)
         standard = torch.zeros_like(error), torch.ones_like(error)
         return metrics.calibration(error, *standard, levels=19 if levels is None else levels)
 
     # ---- what was learned ----
+
+    @property
+    def method_(self) -> str:
+        """The name of the method that was fitted, to the first target if targets were fitted alone."""
+        check_is_fitted(self, "posteriors_")
+        return self.methods_[0]
+
+    @property
+    def fit_result_(self) -> FitResult:
+        """How training went, of the first target if targets were fitted alone."""
+        check_is_fitted(self, "posteriors_")
+        return self.fit_results_[0]
+
+    @property
+    def target_transforms_(self) -> tuple[str, ...]:
+        """The scale on which each target is fitted: "identity" or "log"."""
+        check_is_fitted(self, "posteriors_")
+        return tuple(transform.name for transform in self.units_.transforms)
 
     @property
     def guarantee_(self) -> str:
@@ -300,29 +364,37 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     @property
     def lengthscales_(self) -> np.ndarray:
-        """The lengthscale of each encoded input, in its standard deviations; NaN where the kernel has none."""
+        """The lengthscale of each encoded input, in its standard deviations; NaN where the kernel has none.
+
+        Of a sum or product it is that of the first part that has one; ``kernel_parts_`` has all.
+        """
         check_is_fitted(self, "posteriors_")
         found = lengthscale_of(self.posteriors_[0].prior.kernel)
-        return np.full(len(self.feature_names_out_), np.nan) if found is None else found.cpu().numpy()
+        values = np.full(len(self.feature_names_out_), np.nan) if found is None else found.cpu().numpy()
+        return np.where(np.isfinite(values), values, np.nan)
+
+    @property
+    def kernel_parts_(self) -> list[dict[str, Any]]:
+        """Every part of the kernel, what it sees and what it learned; as plain values (docs/own-kernels.md)."""
+        check_is_fitted(self, "posteriors_")
+        state = prior_state(self.posteriors_[0].prior)["kernel"]
+        return kernel_parts(_arrays(state), self.feature_names_out_.tolist(), self.scaler_.input_std.numpy())
 
     @property
     def noise_std_(self) -> np.ndarray:
-        """The learned standard deviation of the noise of each target, in its unit."""
+        """The learned standard deviation of the noise of each target, in its unit; of its logarithm on a log scale."""
         check_is_fitted(self, "posteriors_")
         noises = (p.prior.noise for p in self.posteriors_)
         variances = [float(n.noise.detach()) if isinstance(n, GaussianNoise) else 0.0 for n in noises]
         return self.units_.restore(np.sqrt(variances), Quantity.DEVIATION, axis=0)
 
     def noise_std(self, X: Any) -> Any:
-        """The standard deviation of the noise at each row: ``noise_std_``, unless error bars follow a local scale."""
+        """The standard deviation of the noise at each row, in the unit of the target.
+
+        It is ``noise_std_``, unless error bars follow a local scale or the target is fitted on a log scale.
+        """
         points = self._points(X)
-        std = np.tile(self.noise_std_, (len(points.inputs), 1))
-        for rows, Z in self._tiles(points):
-            for j, posterior in enumerate(self.posteriors_):
-                scale = posterior.scale(Z)
-                if scale is not None:
-                    std[rows, j] *= np.sqrt(as_array(scale))
-        return self.units_.answer(std, points)
+        return self.units_.answer(noise_deviations(self, points), points)
 
     @property
     def encoder_(self) -> Encoder:
@@ -387,46 +459,65 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def _known(self, sample_noise: Any, points: Points, noise: bool = True) -> np.ndarray | None:
         if sample_noise is not None and not noise:
             raise ValueError("sample_noise is given with noise=False, which leaves all noise out; remove one of them.")
+        if sample_noise is not None and self._has_log:
+            raise ValueError(NO_NOISE)
         return known_variances(sample_noise, (len(points.inputs), self.n_outputs_))
 
     def _tiles(self, points: Points):
         return self.units_.tiles(points, self.posteriors_[0], bool(self.verbose))
 
+    @property
+    def _has_log(self) -> bool:
+        return any(name == "log" for name in self.target_transforms_)
+
     def _prior_mean(self, inputs: np.ndarray) -> np.ndarray:
         """What the trees predict at some rows, (n, q), in standard units; the posteriors are of what they leave."""
         return np.zeros((len(inputs), self.n_outputs_)) if self.trees_ is None else self.trees_.mean(inputs)
 
-    def _mean(self, points: Points) -> np.ndarray:
-        """The mean at each point, (n, q)."""
+    def _inverse(self, values: np.ndarray) -> np.ndarray:
+        """Values on the scales of the fit, (n, q, ...), in the units of the targets."""
+        return np.stack([t.inverse(values[:, j]) for j, t in enumerate(self.units_.transforms)], 1)
+
+    def _mean(self, points: Points, known: np.ndarray | None = None, noise: bool = True) -> np.ndarray:
+        """The mean at each point, (n, q), in the units of the targets; on a log scale it depends on the variance."""
+        if self._has_log:
+            return self._predictive(points, known, noise).mean()
         mean = np.empty((len(points.inputs), self.n_outputs_))
         for rows, Z in self._tiles(points):
             prior_mean = self._prior_mean(points.inputs[rows])
             for j, posterior in enumerate(self.posteriors_):
-                mean[rows, j] = as_array(posterior.mean(Z)) + prior_mean[:, j]
+                mean[rows, j] = as_array(posterior.mean(Z.to(posterior.X))) + prior_mean[:, j]
         return self.units_.restore(mean, Quantity.VALUE)
 
+    def _predictive(self, points: Points, known: np.ndarray | None, noise: bool = True) -> Predictive:
+        """The distributions of new observations, or of the function."""
+        return Predictive(*self._moments(points, known, noise), self.units_.transforms)
+
     def _moments(self, points: Points, known: np.ndarray | None, noise: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of new observations, or of the function, (n, q) each."""
+        """Mean and standard deviation on the scale of the fit, of new observations or of the function, (n, q) each."""
         mean, variance = np.empty((2, len(points.inputs), self.n_outputs_))
         for rows, Z in self._tiles(points):
             prior_mean = self._prior_mean(points.inputs[rows])
             for j, posterior in enumerate(self.posteriors_):
-                row_noise = self.units_.standard_noise(known, j, rows, Z)
-                found = posterior.predict(Z, noise=noise, row_noise=row_noise)
+                own = Z.to(posterior.X)
+                row_noise = self.units_.standard_noise(known, j, rows, own)
+                found = posterior.predict(own, noise=noise, row_noise=row_noise)
                 mean[rows, j] = as_array(found.mean) + prior_mean[:, j]
                 variance[rows, j] = as_array(found.variance)
         restore = self.units_.restore
         return restore(mean, Quantity.VALUE), restore(np.sqrt(variance), Quantity.DEVIATION)
 
-    def _covariance(self, points: Points, known: np.ndarray | None, noise: bool) -> np.ndarray:
-        """Joint covariance, (n, n, q)."""
+    def _covariance(self, points: Points, known: np.ndarray | None, noise: bool, mean: np.ndarray) -> np.ndarray:
+        """Joint covariance, (n, n, q), of targets with this mean."""
         self._check_joint(len(points.inputs))
         parts = []
         for j, posterior in enumerate(self.posteriors_):
             Z = self.units_.standard(points.inputs, posterior)
             row_noise = self.units_.standard_noise(known, j, slice(None), Z)
             parts.append(as_array(posterior.covariance(Z, noise=noise, row_noise=row_noise)))
-        return self.units_.restore(np.stack(parts, -1), Quantity.VARIANCE, axis=2)
+        found = self.units_.restore(np.stack(parts, -1), Quantity.VARIANCE, axis=2)
+        transforms = enumerate(self.units_.transforms)
+        return np.stack([t.covariance(mean[:, j], found[..., j]) for j, t in transforms], -1)
 
     def _check_joint(self, num_rows: int) -> None:
         if num_rows > COVARIANCE_ROWS:
@@ -435,21 +526,14 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 f"{COVARIANCE_ROWS:,} rows. Use return_std, which treats each row alone, or pass fewer rows."
             )
 
-    def _components(self, points: Points, known: np.ndarray | None) -> tuple[dict[str, np.ndarray], str]:
-        """The parts of the variance of new observations, (n, q) each, and what is known of the computational part."""
-        parts = {name: np.empty((len(points.inputs), self.n_outputs_)) for name in PARTS}
-        kind = "unknown"
-        for j, posterior in enumerate(self.posteriors_):
-            reference = reference_for(posterior, self._row_noise[j], self.n_rows_)
-            kind = reference.kind
-            for rows, Z in self._tiles(points):
-                found = variance_components(posterior, reference, Z)
-                for name, part in parts.items():
-                    part[rows, j] = as_array(getattr(found, name))
-        parts = {name: self.units_.restore(values, Quantity.VARIANCE) for name, values in parts.items()}
-        if known is not None:
-            parts["noise"] += known
-        return parts, kind
+
+def _arrays(state: Any) -> Any:
+    """A state with arrays instead of tensors."""
+    if isinstance(state, torch.Tensor):
+        return as_array(state)
+    if isinstance(state, dict):
+        return {name: _arrays(value) for name, value in state.items()}
+    return [_arrays(value) for value in state] if isinstance(state, list) else state
 
 
 def _refuse(unknown: dict[str, Any]) -> None:

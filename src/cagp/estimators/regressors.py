@@ -29,13 +29,15 @@ class CaGPRegressor(GPRegressor):
         n_actions: of "opt", "cg", "hybrid" and "auto". "auto" is one for eight rows, at most 512, fewer where
             ``max_memory`` does not allow them.
         n_neighbors: of "local", "hybrid", "auto" and "opt" (for its starting values): training rows that predict each
-            row in training; predictions use twice as many.
+            row in training; predictions use twice as many. More than there are training rows is an error.
         local_scale: of "local", "hybrid" and "auto". "auto": where it pays, error bars follow the neighbours of each
             test point, narrow where they vary little and wide where they vary much. None: one scale everywhere; the
             variance is then never below the exact one. A number: how many neighbours the learned scale counts for.
         n_inducing: of "sgpr" and "svgp"; fewer where there are fewer rows.
-        kernel: "matern12", "matern32", "matern52", "rbf", "rational_quadratic", or a kernel of ``cagp.kernels`` for
-            standardised inputs, which then starts at its own hyperparameters.
+        kernel: "matern12", "matern32", "matern52", "rbf", "rational_quadratic", "periodic" (a season beside a smooth
+            function and a line), or a kernel of ``cagp.kernels`` for standardised inputs, which then starts at its own
+            hyperparameters. Periods and degrees are in the units of ``X``. A kernel that does not decay with distance
+            is learned from rows far apart as well.
         max_epochs: passes over the rows at most; None for 300 steps, of all rows or of minibatches.
         max_time: limit for training, in seconds or as text ("10min").
         max_memory: what fitting may take, in bytes or as text ("4GB"); None for half of what is free. "exact" raises
@@ -48,6 +50,9 @@ class CaGPRegressor(GPRegressor):
         warm_start: start a further fit at the hyperparameters (and inducing points) of the last one.
         checkpoint_dir: folder for checkpoints. After a crash, the same call with the same data resumes there. Each
             fit has a subfolder, so that fits of other data or options can share the folder.
+        target: "log" fits the logarithm of y, which must be positive: predictions are lognormal, in the units of y.
+            "identity" fits y as it is. "auto" takes the logarithm of a positive, skewed target if that predicts
+            held-out training rows clearly better; ``fit_report_`` says what it found.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class CaGPRegressor(GPRegressor):
         mean: str = "auto",
         effort: str = "default",
         objective: str = "auto",
+        target: str = "auto",
     ):
         self.method = method
         self.n_actions = n_actions
@@ -79,7 +85,8 @@ class CaGPRegressor(GPRegressor):
         self.effort = effort
         self.objective = objective
         limits = (max_epochs, max_time, max_memory)
-        super().__init__(kernel, *limits, device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean)
+        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target)
+        super().__init__(kernel, *limits, *general)
 
     def _recipe(self) -> Recipe:
         return recipe_for(self.method, {name: getattr(self, name) for name in OPTIONS})
@@ -124,10 +131,12 @@ class InducingRegressor(GPRegressor):
         warm_start: bool = False,
         checkpoint_dir: str | Path | None = None,
         mean: str = "auto",
+        target: str = "auto",
     ):
         self.n_inducing = n_inducing
         limits = (max_epochs, max_time, max_memory)
-        super().__init__(kernel, *limits, device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean)
+        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target)
+        super().__init__(kernel, *limits, *general)
 
 
 @final

@@ -8,6 +8,7 @@ import torch
 
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
+from cagp.data.transforms import TRANSFORMS, Transform
 from cagp.estimators.units import Units
 from cagp.kernels import Kernel
 from cagp.persistence import posterior_from_state, posterior_state, prior_from_state, prior_state
@@ -38,16 +39,20 @@ def save_model(model: "GPRegressor", path: str | Path, dtype: str | None, librar
         "target_names": list(units.target_names),
         "target_is_matrix": units.target_is_matrix,
         "target_dtype": units.target_dtype.name,
+        "target_transforms": [transform.name for transform in units.transforms],
+        "target_rows": list(model.target_rows_),
         "num_rows": model.n_rows_,
         "feature_names": None if names is None else [str(name) for name in names],
         "num_features": model.n_features_in_,
         "method": model.method_,
+        "methods": list(model.methods_),
         "choice": model.choice_,
         "tried": model.choices_,
         "trees": None if model.trees_ is None else state_of(model.trees_),
         "report": model.fit_report_,
         "status": result.status.value,
         "result": result.state(),
+        "further_results": [{**r.state(), "status": r.status.value} for r in model.fit_results_[1:]],
         "row_noise": list(model._row_noise),
         "posteriors": [posterior_state(posterior, stored) for posterior in model.posteriors_],
         "stored_dtype": dtype,
@@ -83,22 +88,39 @@ def _restored(state: dict[str, Any], classes: "dict[str, type[GPRegressor]]", ke
         tuple(state["target_names"]),
         state["target_is_matrix"],
         np.dtype(state["target_dtype"]),
+        _transforms(state),
     )
     if len(posteriors) != model.units_.num_targets:
         raise ValueError(f"the model has {len(posteriors)} posteriors for {model.units_.num_targets} targets.")
     model.n_rows_, model.n_features_in_ = state["num_rows"], state["num_features"]
     if state["feature_names"] is not None:
         model.feature_names_in_ = np.asarray(state["feature_names"], dtype=object)
-    model.method_, model.fit_report_ = state["method"], state["report"]
+    model.fit_report_ = state["report"]
+    # Older files have one fit, of all targets on all rows.
+    model.methods_ = list(state.get("methods", [state["method"]]))
+    model.target_rows_ = list(state.get("target_rows", [state["num_rows"]] * len(posteriors)))
     model.choice_ = state.get("choice")  # files of version 0.1 say it in the report alone
     model.choices_ = list(state.get("tried", []))
     stored = state.get("trees")
     model.trees_ = None if stored is None else trees_from_state(stored)
     if model.trees_ is not None and model.trees_.num_targets != model.units_.num_targets:
         raise ValueError(f"the model has trees for {model.trees_.num_targets} of {model.units_.num_targets} targets.")
-    model.fit_result_ = FitResult.from_state(state["result"], state.get("status"))  # nor have they a status
-    model._row_noise, model.posteriors_ = list(state["row_noise"]), posteriors
+    first = FitResult.from_state(state["result"], state.get("status"))  # nor have they a status
+    model.fit_results_ = [first, *map(_further_result, state.get("further_results", []))]
+    model._row_noise, model.posteriors_, model._left_out_scores = list(state["row_noise"]), posteriors, None
     return model
+
+
+def _transforms(state: dict[str, Any]) -> tuple[Transform, ...]:
+    """Of each target; older files took targets as they are."""
+    names = state.get("target_transforms", ["identity"] * len(state["target_names"]))
+    if len(names) != len(state["target_names"]):
+        raise ValueError(f"the model has {len(names)} transforms for {len(state['target_names'])} targets.")
+    return tuple(TRANSFORMS[name] for name in names)
+
+
+def _further_result(state: dict[str, Any]) -> FitResult:
+    return FitResult.from_state({name: value for name, value in state.items() if name != "status"}, state["status"])
 
 
 def _plain(value: Any) -> Any:

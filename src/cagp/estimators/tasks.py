@@ -12,8 +12,9 @@ from torch import Tensor
 
 from cagp import kernel_registry
 from cagp.engine import DEFAULT_MAX_BYTES
+from cagp.estimators.target_choice import CHOICES
 from cagp.estimators.units import TrainingRows, Units
-from cagp.kernels import Kernel, Scale, kernel_class
+from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
 from cagp.memory import default_memory_limit
 from cagp.posteriors import InducingPosterior
 from cagp.quantities import bytes_of, seconds_of
@@ -43,6 +44,8 @@ def check_parameters(model: "GPRegressor") -> None:
         raise ValueError(f'mean is {model.mean!r}, expected "auto", "zero" or "trees".')
     if model.dtype != "auto" and model.dtype not in DTYPES:
         raise ValueError(f'dtype is {model.dtype!r}, expected "auto", "float32" or "float64".')
+    if model.target not in CHOICES:
+        raise ValueError(f'target is {model.target!r}, expected "auto", "identity" or "log".')
     if model.max_epochs is not None and not is_positive_integer(model.max_epochs):
         raise ValueError(f"max_epochs is {model.max_epochs!r}, expected a positive integer (or None).")
     seconds_of(model.max_time)
@@ -64,13 +67,25 @@ def _check_device(device: str | torch.device) -> None:
         ) from error
 
 
-def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows, began: float) -> Task:
+def new_task(
+    model: "GPRegressor",
+    recipe: Recipe,
+    units: Units,
+    rows: TrainingRows,
+    *,
+    began: float,
+    target: int | None = None,
+    of_rows: int | None = None,
+) -> Task:
     """The rows in standard units, with the limits of the regressor and its starting values.
 
     Args:
         began: when the fit began, on the clock ``time.perf_counter()``: ``max_time`` counts from there.
+        target: the number of the target that ``units`` and ``rows`` are of; None for all.
+        of_rows: the number of rows of all targets together, which share a dtype; None for that of ``rows``.
     """
-    dtype = DTYPES[recipe.default_dtype(len(rows.inputs)) if model.dtype == "auto" else model.dtype]
+    num_rows = len(rows.inputs) if of_rows is None else of_rows
+    dtype = DTYPES[recipe.default_dtype(num_rows) if model.dtype == "auto" else model.dtype]
     memory = default_memory_limit() if model.max_memory is None else bytes_of(model.max_memory)
     scaler = units.scaler
 
@@ -79,7 +94,8 @@ def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingR
 
     # Divided twice: the square of a tiny unit would be zero.
     noise = None if rows.noise is None else torch.from_numpy(rows.noise) / scaler.target_std / scaler.target_std
-    kernel, kernels, from_data, starts, points = _starting_values(model, units, rows)
+    kernel, kernels, from_data, starts, points = _starting_values(model, units, rows, target)
+    kernel.tell(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
     task = Task(
         X=tensor(units.scaled(rows.inputs)),
         y=tensor(scaler.targets(torch.from_numpy(rows.targets))),
@@ -111,7 +127,7 @@ def new_task(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingR
 def _key(task: Task, recipe: Recipe) -> str:
     """The name of the folder for this fit's checkpoints; it depends on data, options and starting values."""
     tensors = [t for t in (*task.data, task.points, *task.kernel.state_dict().values()) if t is not None]
-    kernel = [type(part).__name__ for part in task.kernel.modules()]
+    kernel = [_described(part) for part in task.kernel.modules()]
     plain = [recipe.name, vars(recipe), kernel, task.noise, task.from_data, task.seed, task.max_epochs]
     plain += [task.mean, task.kernels]
     return fingerprint(plain, *(t.detach().cpu().numpy() for t in tensors))[:12]
@@ -124,6 +140,12 @@ def _mean(model: "GPRegressor", from_data: bool) -> str:
     return model.mean
 
 
+def _described(part: Any) -> Any:
+    """The class of a part of a kernel, with its plain arguments if it has any."""
+    arguments = part.plain_arguments() if isinstance(part, Kernel) else {}
+    return [type(part).__name__, arguments] if arguments else type(part).__name__
+
+
 class _Start(NamedTuple):
     """Where the hyperparameters start."""
 
@@ -134,7 +156,7 @@ class _Start(NamedTuple):
     points: Tensor | None = None  # inducing points
 
 
-def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows) -> _Start:
+def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows, target: int | None) -> _Start:
     """A named kernel starts where the data suggest; a kernel object starts where its owner put it.
 
     With ``warm_start``, a fit with the same kernel and targets starts where the last one ended, with the kernel that
@@ -142,11 +164,11 @@ def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows) -> 
     """
     if isinstance(model.kernel, str):
         names = kernel_registry.CHOICES if model.kernel == kernel_registry.AUTO else (model.kernel,)
-        start = _Start(Scale(kernel_class(names[0])(len(units.encoder.names_out))), names, True)
+        start = _Start(named_kernel(names[0], len(units.encoder.names_out)), names, True)
     else:
         start = _Start(copy.deepcopy(model.kernel), (), False)
-    last = getattr(model, "posteriors_", None)
-    if not model.warm_start or last is None or len(last) != rows.targets.shape[1]:
+    last, own = getattr(model, "posteriors_", None), slice(None) if target is None else slice(target, target + 1)
+    if not model.warm_start or last is None or len(last := last[own]) != rows.targets.shape[1]:
         return start
     known = last[0].prior.kernel
     if _structure(start.kernel) != _structure(known):
@@ -160,7 +182,8 @@ def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows) -> 
     scaler, points = model.units_.scaler, None
     if isinstance(last[0], InducingPosterior):
         points = last[0].X.double().cpu() * scaler.input_std + scaler.input_mean
-    return _Start(kernel, (), False, ((model.noise_std_ / scaler.target_std.numpy()) ** 2).tolist(), points)
+    noise = ((model.noise_std_ / scaler.target_std.numpy()) ** 2)[own].tolist()
+    return _Start(kernel, (), False, noise, points)
 
 
 def _structure(kernel: Kernel) -> list[Any]:

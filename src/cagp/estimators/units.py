@@ -1,7 +1,7 @@
 """The user's units: tables in, standard units inside, answers of the user's shape and type out."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
 from cagp.data.targets import encode_target
+from cagp.data.transforms import TRANSFORMS, Transform
 from cagp.posteriors import Posterior
 from cagp.progress import RowProgress
 
@@ -42,12 +43,25 @@ class EncodedTable(NamedTuple):
 
 
 class TrainingRows(NamedTuple):
-    """The rows to learn from, in the user's units."""
+    """The rows to learn from; targets and noise on the scale of the fit, see ``Units.transforms``."""
 
     inputs: np.ndarray  # (n, c), as Encoder.codes gives them
-    targets: np.ndarray  # (n, q)
+    targets: np.ndarray  # (n, q); NaN where a row has some targets but not all
     noise: np.ndarray | None  # (n, q), known variances
-    num_missing: int  # rows left out, for want of a target
+    num_missing: int  # rows left out, for want of any target
+    places: np.ndarray  # (n,), of the rows in the user's table
+
+    @property
+    def partly_missing(self) -> bool:
+        """Whether rows have some targets but not all."""
+        return bool(np.isnan(self.targets).any())
+
+    def of_target(self, j: int) -> "TrainingRows":
+        """The rows that have the j-th target, and this target alone."""
+        known = ~np.isnan(self.targets[:, j])
+        noise = None if self.noise is None else self.noise[known, j : j + 1]
+        targets, num_missing = self.targets[known, j : j + 1], self.num_missing + int((~known).sum())
+        return TrainingRows(self.inputs[known], targets, noise, num_missing, self.places[known])
 
 
 class Points(NamedTuple):
@@ -66,10 +80,14 @@ class Units:
     target_names: tuple[str, ...]
     target_is_matrix: bool  # answers have an axis for the targets
     target_dtype: np.dtype  # of answers
+    transforms: tuple[Transform, ...]  # of each target: the scale on which it is fitted
 
     @classmethod
     def learn(cls, X: Any, y: Any, sample_noise: Any) -> tuple["Units", TrainingRows]:
-        """The units of a table, and its rows: encoded once, without those whose target is missing."""
+        """The units of a table, and its rows: encoded once, without those that have no target.
+
+        Every target is taken as it is; ``with_transforms`` changes that.
+        """
         encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X)
         inputs = np.ascontiguousarray(inputs)
         target = encode_target(y)
@@ -80,17 +98,38 @@ class Units:
                 f"X has {len(inputs):,} rows, y has {len(values):,}."
             )
         noise = known_variances(sample_noise, values.shape)
-        num_missing = int(target.missing.sum())
-        if num_missing:
-            kept = ~target.missing
+        kept = np.flatnonzero(~target.empty)
+        if len(kept) < len(inputs):
             inputs, values, noise = inputs[kept], values[kept], None if noise is None else noise[kept]
         if len(inputs) < 2:
             raise ValueError(f"Found n_samples={len(inputs)} with a target, while a minimum of 2 is required to learn.")
-        scaler = Standardizer.fit(torch.from_numpy(encoder.expand(inputs)), torch.from_numpy(values))
+        for name, number in zip(target.names, (~np.isnan(values)).sum(0), strict=True):
+            if number < 2:
+                raise ValueError(f"target {name!r} has {number} value, expected at least 2 to learn from.")
+        scaler = _scaler(encoder.expand(inputs), values)
         dtype = np.dtype(np.float32 if _is_float32(y) else np.float64)
-        return cls(encoder, scaler, target.names, _is_matrix(y), dtype), TrainingRows(
-            inputs, values, noise, num_missing
+        identity = (TRANSFORMS["identity"],) * len(target.names)
+        return cls(encoder, scaler, target.names, _is_matrix(y), dtype, identity), TrainingRows(
+            inputs, values, noise, len(target.empty) - len(kept), kept
         )
+
+    def with_transforms(self, transforms: tuple[Transform, ...], rows: TrainingRows) -> tuple["Units", TrainingRows]:
+        """The same units with targets on these scales, and the rows with their targets there.
+
+        Args:
+            rows: with every target as it is.
+        """
+        if all(transform.name == "identity" for transform in transforms):
+            return self, rows
+        values = np.stack([t.forward(rows.targets[:, j]) for j, t in enumerate(transforms)], axis=1)
+        units = replace(self, transforms=transforms, scaler=_scaler(self.encoder.expand(rows.inputs), values))
+        return units, rows._replace(targets=values)
+
+    def of_target(self, j: int) -> "Units":
+        """The units of the j-th target alone."""
+        one = slice(j, j + 1)
+        scaler = self.scaler._replace(target_mean=self.scaler.target_mean[one], target_std=self.scaler.target_std[one])
+        return replace(self, scaler=scaler, target_names=self.target_names[one], transforms=self.transforms[one])
 
     @property
     def num_targets(self) -> int:
@@ -154,7 +193,7 @@ class Units:
     # ---- and back ----
 
     def restore(self, values: np.ndarray, quantity: Quantity, axis: int = 1) -> np.ndarray:
-        """Numbers in standard units, in the units of the targets, which are along ``axis``."""
+        """Numbers in standard units, in the units of the scales of the fit; targets are along ``axis``."""
         shape = [1] * values.ndim
         shape[axis] = self.num_targets
         scale = self.scaler.target_std.numpy().reshape(shape)
@@ -171,10 +210,24 @@ class Units:
         """
         if not self.target_is_matrix:
             values = np.squeeze(values, axis)
-        values = values if squared else values.astype(self.target_dtype, copy=False)
+        if not squared:
+            with np.errstate(over="ignore"):  # a value beyond the range of float32 is infinite
+                values = values.astype(self.target_dtype, copy=False)
         if points.device is not None:
             return torch.from_numpy(np.ascontiguousarray(values)).to(points.device)
         return values
+
+
+def _scaler(inputs: np.ndarray, values: np.ndarray) -> Standardizer:
+    """Means and standard deviations of the inputs of all rows, and of each target where it is known."""
+    X, y = torch.from_numpy(inputs), torch.from_numpy(values)
+    absent = y.isnan()
+    if not bool(absent.any()):
+        return Standardizer.fit(X, y)
+    known = [column[~missing] for column, missing in zip(y.unbind(1), absent.unbind(1), strict=True)]
+    own = [Standardizer.fit(column[:, None], column) for column in known]
+    means, stds = torch.stack([one.target_mean for one in own]), torch.stack([one.target_std for one in own])
+    return Standardizer.fit(X, X.new_zeros(len(X)))._replace(target_mean=means, target_std=stds)
 
 
 def known_variances(sample_noise: Any, shape: tuple[int, ...]) -> np.ndarray | None:

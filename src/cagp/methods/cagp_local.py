@@ -30,6 +30,9 @@ OBJECTIVES: dict[Objective, str] = {"loo": "leave-one-out", "ordered": "ordered"
 DEFAULT_REFRESH_AT = (5, 10, 20, 40, 80, 160)
 """Steps before which neighbours are looked up again, in units of the lengthscales learned so far; see docs/local.md."""
 
+KEPT_NEIGHBOURS = 2**22
+"""Up to this many neighbours of all rows together are kept from step to step: beyond, few rows are drawn twice."""
+
 
 @dataclass(frozen=True)
 class _Index:
@@ -41,12 +44,22 @@ class _Index:
     index: NeighbourIndex
 
 
+@dataclass(frozen=True)
+class _Near:
+    """Neighbours that were found with an index, for the training rows that were asked for."""
+
+    index: NeighbourIndex
+    rows: Tensor  # (n, k), int32
+    is_known: Tensor  # (n,)
+
+
 @dataclass
 class _Memo:
-    """The last index and the last order, kept because they are expensive. They never change a result."""
+    """The last index, neighbours and order, kept because they are expensive. They never change a result."""
 
     index: _Index | None = None
     order: Tensor | None = field(default=None)
+    near: _Near | None = None
 
 
 @final
@@ -173,6 +186,21 @@ class CaGPLocal(Method):
         if k == 0:
             return rows.new_full((len(rows), 1), -1)
         index = self._index(X, self.search_lengthscale)
+        if k * X.shape[0] > KEPT_NEIGHBOURS:
+            return self._looked_up(index, X, rows, k)
+        near = self._memo.near
+        if near is None or near.index is not index or near.rows.shape[1] != k:
+            with torch.inference_mode(False):  # later steps may fill it in another mode
+                found = torch.empty(X.shape[0], k, dtype=torch.int32, device=X.device)
+                near = _Near(index, found, torch.zeros(X.shape[0], dtype=torch.bool, device=X.device))
+            self._memo.near = near
+        new = rows[~near.is_known[rows]].unique()
+        if len(new):
+            near.rows[new] = self._looked_up(index, X, new, k).to(near.rows.dtype)
+            near.is_known[new] = True
+        return near.rows[rows].long()
+
+    def _looked_up(self, index: NeighbourIndex, X: Tensor, rows: Tensor, k: int) -> Tensor:
         if self.objective_name == "ordered":
             return index.earlier(rows, self._positions(X), k)
         return index.nearest(X[rows], k, left_out=rows)

@@ -1,6 +1,8 @@
 """What the methods of this package share: the two losses of actions as named terms, and words about hyperparameters."""
 
+import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -8,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cagp.actions import Actions
-from cagp.kernels import Kernel, Product, Scale, Stationary, Sum
+from cagp.kernels import ActiveDims, GreatCircle, Kernel, Product, Scale, Stationary, Sum
 from cagp.losses import elbo, projected_nll
 from cagp.prior import GP, GaussianNoise
 
@@ -88,13 +90,28 @@ def idle_inputs(kernel: Kernel, X: Float[Tensor, "n d"], y: Float[Tensor, " n"])
 
 
 def lengthscale_of(kernel: Kernel) -> Float[Tensor, " d"] | None:
-    """The lengthscales of the inputs in a kernel's first stationary part; None if it has none of this package."""
+    """The lengthscale of each input in the first part of the kernel that has one; None if no part of this package has.
+
+    An input that no part has a lengthscale for has an infinite one.
+    """
     if isinstance(kernel, Stationary):
         return kernel.lengthscale.detach()
+    if isinstance(kernel, GreatCircle):
+        # Degrees of longitude are shorter by cos(latitude).
+        shrunk = torch.stack([torch.deg2rad(kernel.origin[1]).cos().clamp_min(1e-3), torch.ones_like(kernel.origin[1])])
+        return kernel.lengthscale.detach() / (kernel.unit * shrunk)
     if isinstance(kernel, Scale):
         return lengthscale_of(kernel.kernel)
+    if isinstance(kernel, ActiveDims):
+        inside = lengthscale_of(kernel.kernel)
+        if inside is None or kernel.num_dims is None:
+            return None
+        return inside.new_full((kernel.num_dims,), math.inf).index_copy(
+            0, inside.new_tensor(kernel.positions).long(), inside
+        )
     if isinstance(kernel, Sum | Product):
-        return next((found for part in kernel.parts if (found := lengthscale_of(part)) is not None), None)
+        found = [inside for part in kernel.parts if (inside := lengthscale_of(part)) is not None]
+        return reduce(lambda first, other: torch.where(first.isinf(), other, first), found) if found else None
     return None
 
 

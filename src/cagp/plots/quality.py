@@ -60,21 +60,27 @@ def learning_curve(ax: Axes, seconds: Vector, losses: Vector, ylabel: str = "los
     return styled(ax, "training time (s)", ylabel)
 
 
-def predicted_against_actual(ax: Axes, y: Vector, mean: Vector, std: Vector, name: str = "") -> Axes:
+def predicted_against_actual(
+    ax: Axes, y: Vector, mean: Vector, std: Vector, name: str = "", interval: tuple[Vector, Vector] | None = None
+) -> Axes:
     """Actual against predicted values: right predictions lie on the diagonal, 95 % of the rows inside the intervals.
 
     Up to 300 rows are drawn one by one, each with its 95 % interval. More rows are drawn as a density, and the
-    intervals as a band: ± 1.96 times the root mean square of the standard deviations of rows with similar predictions.
+    intervals as a band: the root mean square of their distances from similar predictions.
+
+    Args:
+        interval: lower and upper ends of the 95 % intervals; None for 1.96 standard deviations to either side.
     """
     y, mean, std = (np.asarray(values, float) for values in (y, mean, std))
+    lower, upper = (mean - Z95 * std, mean + Z95 * std) if interval is None else map(np.asarray, interval)
     low, high = min(y.min(), mean.min()), max(y.max(), mean.max())
     margin = 0.04 * (high - low) or 0.5
     limits = (low - margin, high + margin)
     ax.plot(limits, limits, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     if len(y) <= 300:
-        bars = segments(mean, mean - Z95 * std, mean + Z95 * std)
+        bars = segments(mean, lower, upper)
         ax.plot(*bars, color=BLUE, alpha=0.3, linewidth=1, label="95 % interval")
-        inside = np.abs(y - mean) <= Z95 * std
+        inside = (lower <= y) & (y <= upper)
         ax.plot(mean[inside], y[inside], "o", color=BLUE, markersize=2.8, markeredgewidth=0, label="inside")
         ax.plot(mean[~inside], y[~inside], "o", color=RED, markersize=3.4, markeredgewidth=0, label="outside")
     else:
@@ -84,9 +90,9 @@ def predicted_against_actual(ax: Axes, y: Vector, mean: Vector, std: Vector, nam
         shades.vmax = max(float(np.asarray(cells.get_array()).max()), 2.0)
         order = np.array_split(np.argsort(mean, kind="stable"), 20)
         centre = np.array([mean[rows].mean() for rows in order])
-        half = Z95 * np.array([np.linalg.norm(std[rows] / len(rows) ** 0.5) for rows in order])
-        for sign, label in ((1, "95 % intervals"), (-1, None)):
-            ax.plot(centre, centre + sign * half, color=AMBER, linewidth=1.2, label=label)
+        for sign, end, label in ((1, upper, "95 % intervals"), (-1, lower, None)):
+            reach = [np.linalg.norm((end - mean)[rows] / len(rows) ** 0.5) for rows in order]
+            ax.plot(centre, centre + sign * np.array(reach), color=AMBER, linewidth=1.2, label=label)
     ax.set(xlim=limits, ylim=limits)
     legend(ax, "upper left")
     of = f" {name}" if name else ""

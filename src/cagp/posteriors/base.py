@@ -20,6 +20,13 @@ class Prediction(NamedTuple):
     variance: Float[Tensor, " n"]
 
 
+class LeftOut(NamedTuple):
+    """Training rows predicted without their own targets, float64; NaN where actions determine a target alone."""
+
+    error: Float[Tensor, " r"]  # target - mean
+    variance: Float[Tensor, " r"]  # of the target, noise included
+
+
 class Posterior(ABC):
     """What every posterior answers.
 
@@ -64,6 +71,10 @@ class Posterior(ABC):
 
     def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
         """An order of the test points in which answers to many of them cost less; None if it does not matter."""
+        return None
+
+    def left_out(self, rows: Int[Tensor, " r"]) -> LeftOut | None:
+        """Leave-one-out predictions of these rows of ``X`` at the same hyperparameters; None if there are none."""
         return None
 
     @abstractmethod

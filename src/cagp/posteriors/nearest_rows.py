@@ -9,9 +9,9 @@ from torch import Tensor
 
 from cagp.checks import check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.local_inference import Joint, Moments, SharedActions, joint_answers, local_answers
+from cagp.local_inference import Joint, Moments, SharedActions, joint_answers, left_out_answers, local_answers
 from cagp.neighbours import NeighbourIndex
-from cagp.posteriors.base import Posterior
+from cagp.posteriors.base import LeftOut, Posterior
 from cagp.prior import GP
 
 KEPT_BYTES = 2**31
@@ -111,6 +111,24 @@ class LocalPosterior(Posterior):
     def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
         check_new_inputs(X, self.X)
         return self._moments_in_tiles(X)[2] if self.local_scale is not None else None
+
+    @torch.no_grad()
+    def left_out(self, rows: Int[Tensor, " r"]) -> LeftOut | None:
+        """Each row from its own neighbours, and from shared actions without its weight in them."""
+        tile = max(1, self.max_bytes // (4 * 8 * self._width))
+        parts = [self._left_out(part) for part in rows.split(tile)]
+        return LeftOut(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def _left_out(self, rows: Tensor) -> LeftOut:
+        X, k = self.X[rows], min(self.num_neighbours, len(self.X) - 1)
+        near = rows.new_full((len(rows), 1), -1) if k == 0 else self.index.nearest(X, k, left_out=rows)
+        found = left_out_answers(self.prior, self.X, self.y, self.row_noise, rows, near, self.shared, self._kept)
+        error = self.y[rows].double() - found.mean
+        known = 0.0 if self.row_noise is None else self.row_noise[rows].double()
+        variance = found.variance.clamp_min(0) + self.prior.noise.learned(X)
+        if self.local_scale is not None:  # it multiplies all but what is known of the noise
+            variance = scale_around(found, closeness(self.prior, X, self.X, near), self.local_scale) * variance
+        return LeftOut(error, variance + known)
 
     def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
         """By place, if what shared actions say about a row is computed when needed.

@@ -3,12 +3,12 @@
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, kernel_product
 from cagp.linalg import row_moments
-from cagp.posteriors.base import Posterior
+from cagp.posteriors.base import LeftOut, Posterior
 from cagp.prior import GP
 from cagp.projection import Projection
 
@@ -70,6 +70,15 @@ class CaGPPosterior(Posterior):
         KS = kernel_product(self.prior.kernel, X, self.X, self.W, max_bytes=self.max_bytes)
         update, explained = row_moments(KS, self.chol, self.weights)
         return self.prior.mean(X).double() + update, self.prior.kernel.diag(X).double() - explained
+
+    def left_out(self, rows: Int[Tensor, " r"]) -> LeftOut | None:
+        """For as many actions as rows, that is for exact inference: [K̂⁻¹(y - m)]ᵢ / [K̂⁻¹]ᵢᵢ and 1 / [K̂⁻¹]ᵢᵢ. O(n³)."""
+        if self.num_actions != len(self.X):
+            return None
+        W = torch.diag(self.W.values) if isinstance(self.W, BlockWeights) else self.W  # a block for each row
+        root = torch.linalg.solve_triangular(self.chol, W.double().mT, upper=False)  # K̂⁻¹ = rootᵀ root
+        precision = root.square().sum(0)[rows]
+        return LeftOut(self._representer.double()[rows] / precision, 1 / precision)
 
     def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
         """k(X, Z) - k(X, X_train) S (SᵀK̂S)⁻¹ Sᵀ k(X_train, Z)."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 from cagp import limits
 from cagp.lazy import lazy_module
 from cagp.recipes.base import Recipe
+from cagp.recipes.checks import check_neighbours
 from cagp.recipes.exact import Exact
 from cagp.recipes.opt import started_at, train_opt
 from cagp.recipes.options import EFFORT, LOCAL_SCALE, N_ACTIONS, N_NEIGHBORS, OBJECTIVE
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
     import torch
 
     from cagp.methods import cholesky
-    from cagp.recipes import exact_choice, means, race, steps
+    from cagp.recipes import exact_choice, far_apart, means, race, steps
     from cagp.recipes import task as tasks
     from cagp.training import FitResult
 else:
     np, torch, cholesky = map(lazy_module, ("numpy", "torch", "cagp.methods.cholesky"))
-    exact_choice = lazy_module("cagp.recipes.exact_choice")
+    exact_choice, far_apart = map(lazy_module, ("cagp.recipes.exact_choice", "cagp.recipes.far_apart"))
     means, race, steps = map(lazy_module, ("cagp.recipes.means", "cagp.recipes.race", "cagp.recipes.steps"))
 
 REFINING_STEPS = 50
@@ -103,8 +104,12 @@ class Auto(Recipe):
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Exact for few rows; else local with the kernel, mean and neighbours that predict held-out rows best."""
         n = task.num_rows
+        if not task.kernel.decays(task.X.shape[1]):
+            options = (self.n_actions, steps.Neighbours.of(self.n_neighbors, self.objective), self.local_scale)
+            return means.with_mean(task, lambda rest: far_apart.train_far_apart(rest, *options))
         if n <= limits.EXACT_ROWS and cholesky.memory_needed(n) <= task.memory:
             return self._exact(task)
+        check_neighbours(self.n_neighbors, n)
         effort = EFFORTS[self.effort]
         parts = steps.hold_out(task, effort.judging_rows)
         contest = race.Race(_few_rows(parts, effort.screen_rows), self.local_scale)
@@ -179,7 +184,7 @@ class _Contest:
     def __init__(self, recipe: Auto, effort: Effort, contest: "race.Race", task: "tasks.Task"):
         self.recipe, self.effort, self.race, self.task = recipe, effort, contest, task
         near = steps.Neighbours.of(recipe.n_neighbors, recipe.objective)
-        kernel = task.kernels[0] if task.kernels else None
+        kernel = task.kernels[0] if len(task.kernels) > 1 else None
         self.base = race.Candidate(kernel, "trees" if task.mean == "trees" else "zero", neighbours=near)
 
     def winner(self) -> "race.Trial":

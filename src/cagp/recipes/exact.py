@@ -10,9 +10,11 @@ from cagp.recipes.base import Recipe
 if TYPE_CHECKING:
     from cagp import methods
     from cagp.methods import cholesky
+    from cagp.recipes import far_apart
     from cagp.recipes import task as tasks
 else:
-    methods, cholesky, tasks = map(lazy_module, ("cagp.methods", "cagp.methods.cholesky", "cagp.recipes.task"))
+    methods, cholesky = map(lazy_module, ("cagp.methods", "cagp.methods.cholesky"))
+    far_apart, tasks = map(lazy_module, ("cagp.recipes.far_apart", "cagp.recipes.task"))
 
 
 @final
@@ -33,6 +35,9 @@ class Exact(Recipe):
                 f'{limit}; allow more, use fewer rows, or choose method="local".'
             )
         priors = task.priors()
+        notes = far_apart.choose_start(task.in_double(), priors)
         method = methods.Several([methods.CholeskyGP(prior, task.max_bytes) for prior in priors])
-        result = task.run(method, "exact", optimizer="lbfgs", num_steps=100, min_improvement=1e-4, window=5)
-        return tasks.Fitted(self.name, method.condition(*task.data), result, [], task.every_row())
+        # Steps of quasi-Newton type have length one, and their loss only falls: three steps tell that it has ended.
+        stop = {"num_steps": 100, "min_improvement": 1e-4, "window": 3}
+        result = task.run(method, "exact", optimizer="lbfgs", schedule="constant", **stop)
+        return tasks.Fitted(self.name, method.condition(*task.data), result, notes, task.every_row())

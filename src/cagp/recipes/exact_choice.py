@@ -52,7 +52,7 @@ def choose_exact(task: Task, kernels: tuple[str, ...], trees: bool) -> Choice:
         tasks["trees"] = replace(task.without_mean(found.mean), mean="zero")
     if task.mean == "trees":
         del tasks["zero"]
-    own = task.kernels[0] if task.kernels else None
+    own = task.kernels[0] if len(task.kernels) > 1 else None
     others = [name for name in kernels if name in task.kernels and name != own]
     first = [Candidate(own, mean) for mean in get_args(Mean) if mean in tasks]
     if len(first) == 1 and not others:

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from cagp.lazy import lazy_module
 from cagp.recipes.base import Recipe
+from cagp.recipes.checks import check_neighbours
 from cagp.recipes.options import LOCAL_SCALE, N_ACTIONS, N_NEIGHBORS, OBJECTIVE
 
 if TYPE_CHECKING:
-    from cagp.recipes import steps
+    from cagp.recipes import far_apart, steps
     from cagp.recipes import task as tasks
 else:
-    steps = lazy_module("cagp.recipes.steps")
+    far_apart, steps = map(lazy_module, ("cagp.recipes.far_apart", "cagp.recipes.steps"))
 
 
 @final
@@ -30,7 +31,12 @@ class Hybrid(Recipe):
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Hyperparameters as for "local"; the shared actions have equal weights."""
+        check_neighbours(self.n_neighbors, task.num_rows)
         priors, neighbours = task.priors(), steps.Neighbours.of(self.n_neighbors, self.objective)
-        result = steps.train_local(task, neighbours, priors)
         num_shared = steps.number_of_actions(self.n_actions, task)
+        if not task.kernel.decays(task.X.shape[1]):
+            result, notes = far_apart.learn_far_apart(task, priors, neighbours)
+            fitted = far_apart.condition_near_and_far(task, priors, neighbours, self.local_scale, num_shared, result)
+            return fitted._replace(notes=[*notes, *fitted.notes])
+        result = steps.train_local(task, neighbours, priors)
         return steps.condition_local(task, priors, neighbours, self.local_scale, num_shared, result)

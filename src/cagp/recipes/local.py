@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from cagp.lazy import lazy_module
 from cagp.recipes.base import Recipe
+from cagp.recipes.checks import check_neighbours
 from cagp.recipes.options import LOCAL_SCALE, N_NEIGHBORS, OBJECTIVE
 
 if TYPE_CHECKING:
-    from cagp.recipes import steps
+    from cagp.recipes import far_apart, steps
     from cagp.recipes import task as tasks
 else:
-    steps = lazy_module("cagp.recipes.steps")
+    far_apart, steps = map(lazy_module, ("cagp.recipes.far_apart", "cagp.recipes.steps"))
 
 
 @final
@@ -28,7 +29,12 @@ class Local(Recipe):
     summary: ClassVar[str] = "the nearest rows of each test point: any number of rows"
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
-        """Minibatches of rows, each predicted from its neighbours."""
+        """Minibatches of rows, each predicted from its neighbours; rows far apart too if the kernel does not decay."""
+        check_neighbours(self.n_neighbors, task.num_rows)
         priors, neighbours = task.priors(), steps.Neighbours.of(self.n_neighbors, self.objective)
+        if not task.kernel.decays(task.X.shape[1]):
+            result, notes = far_apart.learn_far_apart(task, priors, neighbours)
+            fitted = steps.condition_local(task, priors, neighbours, self.local_scale, None, result)
+            return fitted._replace(notes=[*notes, far_apart.NEAREST_ALONE, *fitted.notes])
         result = steps.train_local(task, neighbours, priors)
         return steps.condition_local(task, priors, neighbours, self.local_scale, None, result)

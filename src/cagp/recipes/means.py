@@ -1,5 +1,6 @@
 """Trees in the mean of a task: fitted once, kept beside the checkpoints, and left out of what the process learns."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,10 +25,15 @@ TREE_SHARE = 0.3
 
 def train_with_mean(recipe: Recipe, task: "tasks.Task") -> "tasks.Fitted":
     """Train a recipe with the prior mean that the task asks for; a recipe that chooses the mean does it itself."""
-    if recipe.chooses_mean or task.mean != "trees":
-        return recipe.train(task if recipe.chooses_mean else replace(task, mean="zero"))
+    return recipe.train(task) if recipe.chooses_mean else with_mean(task, recipe.train)
+
+
+def with_mean(task: "tasks.Task", train: "Callable[[tasks.Task], tasks.Fitted]") -> "tasks.Fitted":
+    """What ``train`` makes of the targets, or of what trees leave of them if the task asks for trees."""
+    if task.mean != "trees":
+        return train(replace(task, mean="zero"))
     found = trees_of(task)
-    fitted = recipe.train(replace(task.without_mean(found.mean), mean="zero"))
+    fitted = train(replace(task.without_mean(found.mean), mean="zero"))
     return fitted._replace(trees=found.trees, notes=[words_of(found, task), *fitted.notes])
 
 

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from cagp import limits
 from cagp.lazy import lazy_module
 from cagp.recipes.base import Recipe
+from cagp.recipes.checks import check_neighbours
 from cagp.recipes.options import N_ACTIONS, N_NEIGHBORS
 
 if TYPE_CHECKING:
     import torch
 
     from cagp import methods, noise_tuning, prior, starting, training
-    from cagp.recipes import steps
+    from cagp.recipes import far_apart, steps
     from cagp.recipes import task as tasks
 else:
     torch, methods, noise_tuning = map(lazy_module, ("torch", "cagp.methods", "cagp.noise_tuning"))
     starting, steps, tasks = map(lazy_module, ("cagp.starting", "cagp.recipes.steps", "cagp.recipes.task"))
+    far_apart = lazy_module("cagp.recipes.far_apart")
 
 EVALUATE_EVERY, PATIENCE = 20, 4
 """Steps between judgements by held-out rows, and judgements without a gain that end the fit."""
@@ -45,7 +47,13 @@ class Opt(Recipe):
             return train_opt(task, task.priors(), self.n_actions)
         parts, notes = steps.hold_out(task), []
         priors, most_steps = parts.train.priors(), None
-        if task.from_data:
+        if not task.from_data:
+            notes = far_apart.choose_start(parts.train.in_double(), priors)
+        elif not task.kernel.decays(task.X.shape[1]):
+            result, notes = far_apart.learn_far_apart(parts.train, priors)
+            most_steps = 1 if result.interrupted else None
+        else:
+            check_neighbours(self.n_neighbors, task.num_rows)
             neighbours = steps.Neighbours.of(self.n_neighbors)
             method = methods.Several(steps.local_methods(parts.train, priors, neighbours))
             reserve = 0.0 if task.max_time is None else (1 - START_SHARE) * task.time_left()

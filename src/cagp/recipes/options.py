@@ -74,6 +74,9 @@ N_ACTIONS = Option(
     lambda value: _is_auto(value) or is_positive_integer(value),
     lambda text: text if text == "auto" else int(text),
 )
+DEFAULT_NEIGHBORS = 32
+"""In training, unless the user or the method "auto" chooses otherwise."""
+
 N_NEIGHBORS = Option(
     "n_neighbors",
     "auto",

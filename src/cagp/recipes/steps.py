@@ -20,6 +20,7 @@ from cagp.noise_tuning import calibrate_noise
 from cagp.posteriors import Posterior
 from cagp.prior import GP
 from cagp.quantities import seconds_of
+from cagp.recipes.options import DEFAULT_NEIGHBORS
 from cagp.recipes.task import Fitted, Task
 from cagp.training import FitResult
 
@@ -28,7 +29,6 @@ SUPPORT_ROWS, SUPPORT_SIZE = 50_000, 32
 """Beyond this many rows, shared actions weigh at most this many rows of each block: their cost is then linear in n."""
 
 VALIDATION_SHARE, VALIDATION_ROWS = 0.1, 2000
-DEFAULT_NEIGHBOURS = 32
 LOCAL_RESERVE, FEW_SCALE_ROWS = 0.25, 250
 """The share of ``max_time`` that training with nearest rows leaves for the local scale and the posterior, and the rows
 by which the time for a local scale is estimated."""
@@ -121,14 +121,14 @@ def noise_of(method: Method) -> float:
 class Neighbours(NamedTuple):
     """How nearest rows are used."""
 
-    in_training: int = DEFAULT_NEIGHBOURS
+    in_training: int = DEFAULT_NEIGHBORS
     in_predictions: int | None = None  # None: twice as many as in training
     objective: Objective = "loo"
 
     @classmethod
     def of(cls, n_neighbors: int | str, objective: str = "auto") -> "Neighbours":
         """What a user asks for; "auto" is the default."""
-        count = DEFAULT_NEIGHBOURS if isinstance(n_neighbors, str) else int(n_neighbors)
+        count = DEFAULT_NEIGHBORS if isinstance(n_neighbors, str) else int(n_neighbors)
         return cls(count, None, "ordered" if objective == "ordered" else "loo")
 
 

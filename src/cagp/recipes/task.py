@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cagp.kernels import Kernel, Scale, kernel_class
+from cagp.kernels import Kernel, named_kernel
 from cagp.methods import Several
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
@@ -66,7 +66,7 @@ class Task:
 
     def with_kernel(self, name: str | None) -> "Task":
         """The same task with a kernel of its own: a new one by name, or a copy of the present one for None."""
-        made = copy.deepcopy(self.kernel) if name is None else Scale(kernel_class(name)(self.X.shape[1]))
+        made = copy.deepcopy(self.kernel) if name is None else named_kernel(name, self.X.shape[1])
         return replace(self, kernel=made.to(self.X.device))
 
     def without_mean(self, mean: np.ndarray) -> "Task":
@@ -138,7 +138,7 @@ class Task:
 
     def time_left(self) -> float:
         """Seconds until the deadline."""
-        return self.deadline - time.perf_counter()
+        return max(self.deadline - time.perf_counter(), 1e-9)
 
 
 class Fitted(NamedTuple):

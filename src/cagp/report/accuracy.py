@@ -122,7 +122,10 @@ def errors(draw: Drawing, target: Target) -> list[str]:
         "Mean error": (float(error.mean()), "Actual minus predicted; near 0 if the predictions are unbiased"),
     }
     picture = draw(
-        lambda ax: plots.predicted_against_actual(ax, y, mean, std, shortened(target.name, 22)), alt, caption, 3.2
+        lambda ax: plots.predicted_against_actual(ax, y, mean, std, shortened(target.name, 22), target.interval),
+        alt,
+        caption,
+        3.2,
     )
     sizes = table(
         ["Error", "Value"],

@@ -1,16 +1,17 @@
 """Writes the report: what is computed, and the order of the sections."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from cagp.plots import shortened
-from cagp.report import accuracy, model_sections
+from cagp.report import accuracy, leakage, model_sections
 from cagp.report.columns import input_columns
 from cagp.report.effect_figures import effect_figures_of
 from cagp.report.error_bars import calibration_figures
-from cagp.report.groups import group_figures, inside_intervals
+from cagp.report.groups import group_figures
 from cagp.report.html import section, text, whole_page
 from cagp.report.importance import importance_figures, importance_of
 from cagp.report.input_effects import input_effects_of
@@ -51,6 +52,7 @@ def write_report(
     title: str | None = None,
     max_rows: int | None = 20_000,
     sample_noise: Any = None,
+    shared_groups: Mapping[str, float] | None = None,
 ) -> Path:
     """Write one HTML file on how well a fitted model predicts test rows, and why; return its path.
 
@@ -60,14 +62,17 @@ def write_report(
     Args:
         model: a fitted regressor of ``cagp``, a scikit-learn ``Pipeline`` that ends in one, or a search over one
             (``GridSearchCV``, ``RandomizedSearchCV``). With a pipeline, columns are those of the table it takes.
-        X_test: inputs that it was not trained on. Rows with a missing target are left out, and the report says so.
+        X_test: inputs that it was not trained on; a warning says if they are. Rows with a missing target are left out,
+            and the report says so.
         path: of the file, e.g. "report.html".
         title: the heading; by default it names the targets.
         max_rows: the largest number of rows that are tested; of more, this many are drawn at random. None for all.
         sample_noise: known noise variance of the test rows.
+        shared_groups: columns that say which rows belong together, each with the share of the test rows whose value a
+            training row has, too (``cagp.data.shared_groups``); there is a warning if it is large.
 
-    Time: two predictions of these rows, predictions of at most about 80,000 more for the importance and the effects of
-    columns (whatever the table's size), the parts of the variance of 300 rows, and some seconds for the figures.
+    Time: predictions of these rows and of at most about 50,000 more for the importance and the effects of columns
+    (whatever the table's size), the parts of the variance of 300 rows, and some seconds for the figures.
     """
     path = Path(path)
     if path.is_dir():
@@ -75,12 +80,14 @@ def write_report(
     subject = subject_of(model)
     rows = held_out_rows(subject, X_test, y_test, max_rows, sample_noise)
     targets = targets_of(subject, rows, predictions(subject, rows.X, rows.noise))
+    overlap = leakage.overlap_of(subject, rows)
     own = _TargetSections(subject, rows)
     draw = own.draw
 
-    data = section(2, "data", "Data and model", *model_sections.data_and_model(subject, rows, targets))
+    data = section(2, "data", "Data and model", *model_sections.data_and_model(subject, rows, targets, overlap))
     learning = section(2, "learning", "Learning curve", *model_sections.learning_curves(draw, subject))
-    relevance = section(2, "relevance", "Lengthscales", *model_sections.relevance_figure(draw, subject, rows))
+    kernel = [*model_sections.relevance_figure(draw, subject, rows), *model_sections.kernel_table(subject)]
+    relevance = section(2, "relevance", "Lengthscales", *kernel)
     fit = section(2, "fit", "The fit", *model_sections.fit_and_settings(subject))
     links = {"data": "Data"}
     if len(targets) > 1:
@@ -93,7 +100,10 @@ def write_report(
     main = [data, *middle, relevance, learning, fit]
     links |= {"relevance": "Lengthscales", "learning": "Learning", "fit": "Fit"}
     heading = f"Predicting {listed([target.name for target in targets])}" if title is None else title
-    header = "\n".join([f"<h1>{text(heading, 300)}</h1>", accuracy.summary(targets), accuracy.key_numbers(targets)])
+    warning = leakage.warning(overlap, shared_groups or {})
+    header = "\n".join(
+        [f"<h1>{text(heading, 300)}</h1>", warning, accuracy.summary(targets), accuracy.key_numbers(targets)]
+    )
     footer = f"Written by cagp {version('cagp')} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}."
     html = whole_page(heading, header, list(links.items()), "\n".join(main), footer)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +121,6 @@ class _TargetSections:
         self._places = places_of(columns)
         self._importance = importance_of(model, rows, columns)
         self._learned = input_effects_of(model, rows, [*self._importance.columns, *self._importance.not_measured])
-        self._inside = inside_intervals(model, rows)
         self._parts = variance_parts_of(model, rows)
 
     @property
@@ -128,9 +137,9 @@ class _TargetSections:
             "effects": effect_figures_of(draw, target, self._learned),
             "errors": accuracy.errors(draw, target),
             "residuals": residual_figures(draw, target, ranked, 2 if self._is_brief else NUM_INPUTS),
-            "worst": worst_rows(self._model, self._rows, target, ranked),
+            "worst": worst_rows(self._rows, target, ranked),
             "calibration": calibration_figures(draw, target),
-            "groups": group_figures(draw, target, self._inside, ranked),
+            "groups": group_figures(draw, target, ranked),
             "uncertainty": variance_figures(draw, target, self._parts, self._model.guarantee_),
         }
         if self._places is not None:

@@ -9,7 +9,7 @@ from cagp.report.verdicts import verdict
 
 def calibration_figures(draw: Drawing, target: Target) -> list[str]:
     """The calibration curve and the histogram of the probability integral transform."""
-    data = (target.y, target.mean, target.std)
+    data = target.normal
     error, expected = mean_coverage_error(*data)
     pictures = side_by_side(
         draw(

@@ -8,11 +8,13 @@ from importlib.metadata import version
 import numpy as np
 
 from cagp import plots
+from cagp.estimators.overlap import Overlap
 from cagp.plots import shortened
 from cagp.recipes import method_words
 from cagp.report.accuracy import MAX_TARGETS
 from cagp.report.html import count, number, side_by_side, table, text
 from cagp.report.input_effects import varying
+from cagp.report.leakage import tested_rows
 from cagp.report.rows import HeldOutRows, column_names
 from cagp.report.subject import Model, PipelineModel
 from cagp.report.svg import HEIGHT, Drawing, listed
@@ -21,7 +23,7 @@ from cagp.report.targets import Target
 TOP_INPUTS = 20
 
 
-def data_and_model(model: Model, rows: HeldOutRows, targets: Sequence[Target]) -> list[str]:
+def data_and_model(model: Model, rows: HeldOutRows, targets: Sequence[Target], overlap: Overlap) -> list[str]:
     """What the model was trained and tested on, and which method was fitted."""
     columns = column_names(rows.X)
     encoded = len(model.feature_names_out_)
@@ -34,7 +36,7 @@ def data_and_model(model: Model, rows: HeldOutRows, targets: Sequence[Target]) -
     if isinstance(model, PipelineModel):
         coded = f" (which the earlier steps of a pipeline turn into {encoded} numbers)"
     sentences = [
-        f"The model was trained on {count(model.n_rows_, 'row')} and is tested on {count(len(rows.y), 'other row')}. "
+        f"The model was trained on {count(model.n_rows_, 'row')} and is tested on {tested_rows(overlap)} "
         f"It predicts {count(len(targets), 'target')} from {count(len(columns), 'input')}{coded}: "
         f"{text(listed(columns), 320)}. Among the test rows, {ranges}{unit}."
     ]
@@ -124,6 +126,30 @@ def relevance_figure(draw: Drawing, model: Model, rows: HeldOutRows) -> list[str
             table(["Input", "Lengthscale"], cells, "In standard deviations of the input."),
         ),
     ]
+
+
+def kernel_table(model: Model) -> list[str]:
+    """What every part of a sum or product of kernels has learned; nothing if the kernel has one part."""
+    parts = model.kernel_parts_
+    if len(parts) < 2:
+        return []
+    cells, notes = [], []
+    for part in parts:
+        cells.append([text(part["kernel"], 80), number(float(part["outputscale"]))])
+        learned = [
+            f"{what} {text(entry['name'], 40)} {number(float(entry[what]))}"
+            for what in ("lengthscale", "period")
+            for entry in part[f"{what}s"] or []
+            if np.isfinite(entry[what])
+        ]
+        more = f" and {len(learned) - TOP_INPUTS} more" if len(learned) > TOP_INPUTS else ""
+        seen = f"Sees {text(listed(part['inputs']), 320)}"
+        notes.append(f"{seen}: {', '.join(learned[:TOP_INPUTS])}{more}" if learned else seen)
+    caption = (
+        "The parts of the kernel. Scales are in units of the target's variance, lengthscales and periods in the units "
+        "of the inputs."
+    )
+    return [table(["Part", "Scale"], cells, caption, notes)]
 
 
 def fit_and_settings(model: Model) -> list[str]:

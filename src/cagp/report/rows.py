@@ -55,6 +55,11 @@ def held_out_rows(model: Model, X: Any, y: Any, max_rows: int | None, sample_noi
         raise ValueError(f"max_rows is {max_rows}, expected at least 1, or None for all rows.")
     kept = np.flatnonzero(~target.missing)
     num_missing = len(values) - len(kept)
+    if len(kept) == 0:
+        raise ValueError(
+            f"y_test contains NaN in every row, in at least one of {model.n_outputs_} targets; a report needs rows "
+            "with all of them."
+        )
     if max_rows is not None and len(kept) > max_rows:
         kept = np.sort(np.random.default_rng(SEED).choice(kept, max_rows, replace=False))
     noise = known_variances(sample_noise, values.shape)
@@ -93,12 +98,6 @@ def predictions(model: Model, X: Table, sample_noise: Matrix | None = None) -> P
     if sample_noise is not None:
         noise += sample_noise / std / std
     return Predictions(mean, std, std * np.sqrt((1 - noise).clip(0)))
-
-
-def log_densities(model: Model, X: Table, y: Matrix, sample_noise: Matrix | None = None) -> Matrix:
-    """log p(y | X) of each row and target, whatever the shape of the predictive distributions."""
-    found = model.log_predictive_density(X, y, sample_noise=sample_noise)
-    return as_matrix(found, len(X))
 
 
 def function_moments(model: Model, X: Table) -> tuple[Matrix, Matrix]:

@@ -30,14 +30,14 @@ class PipelineModel:
     """
 
     def __init__(self, steps: Sequence[Pipeline], regressor: GPRegressor):
-        self._steps, self._regressor = tuple(steps), regressor
+        self.regressor, self._steps = regressor, tuple(steps)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         if name in ("feature_names_in_", "n_features_in_"):
             return getattr(self._steps[0], name)
-        found = getattr(self._regressor, name)
+        found = getattr(self.regressor, name)
         return partial(self._ask, found) if name in ASKED_WITH_ROWS else found
 
     def transform(self, X: Any) -> Any:
@@ -79,6 +79,11 @@ def subject_of(estimator: Any) -> Model:
                 "one, or a search (GridSearchCV, RandomizedSearchCV) over one."
             )
     return PipelineModel(steps, estimator) if steps else estimator
+
+
+def regressor_of(model: Model) -> GPRegressor:
+    """The regressor itself, which takes ``regressor_inputs``."""
+    return model.regressor if isinstance(model, PipelineModel) else model
 
 
 def regressor_inputs(model: Model, X: Any) -> Any:

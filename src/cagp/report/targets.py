@@ -3,12 +3,14 @@
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cagp import metrics
+from cagp.estimators.predictive import Predictive, constant_prediction
 from cagp.metrics import Calibration, Scores
 from cagp.plots import Vector
 from cagp.report.rows import HeldOutRows, Predictions
-from cagp.report.subject import Model
+from cagp.report.subject import Model, regressor_of
 
 
 class Target(NamedTuple):
@@ -21,29 +23,46 @@ class Target(NamedTuple):
     std: Vector
     scores: Scores
     baseline: Scores  # of predicting the mean and standard deviation of the training targets for every row
+    normal: tuple[Vector, Vector, Vector]  # y, mean and std on the scale of the fit, where predictions are normal
+    interval: tuple[Vector, Vector]  # the ends of the 95 % intervals
+
+    @property
+    def inside(self) -> NDArray[np.bool_]:
+        """Whether each actual value lies in its 95 % interval."""
+        return (self.interval[0] <= self.y) & (self.y <= self.interval[1])
+
+    @property
+    def standardized(self) -> Vector:
+        """The errors in standard deviations, on the scale of the fit."""
+        y, mean, std = self.normal
+        return (y - mean) / std
 
 
 def targets_of(model: Model, rows: HeldOutRows, found: Predictions) -> list[Target]:
     """All targets of the model."""
-    return [_target(model, j, str(name), rows, found) for j, name in enumerate(model.target_names_)]
+    predicted = Predictive.from_moments(found.mean, found.std, model.target_transforms_)
+    constant = constant_prediction(regressor_of(model), len(rows.y))
+    return [_target(j, str(name), rows, found, predicted, constant) for j, name in enumerate(model.target_names_)]
 
 
-def _target(model: Model, j: int, name: str, rows: HeldOutRows, found: Predictions) -> Target:
+def _target(
+    j: int, name: str, rows: HeldOutRows, found: Predictions, predicted: Predictive, constant: Predictive
+) -> Target:
     y, mean, std = (np.ascontiguousarray(part[:, j]) for part in (rows.y, found.mean, found.std))
-    centre, spread = (float(np.ravel(part)[j]) for part in (model.scaler_.target_mean, model.scaler_.target_std))
-    baseline = scores(y, np.full_like(y, centre), np.full_like(y, spread))
-    return Target(name, j, y, mean, std, scores(y, mean, std), baseline)
+    normal = predicted.transforms[j].forward(y), predicted.location[:, j], predicted.scale[:, j]
+    low, high = predicted.quantiles([0.5 - metrics.LEVEL / 2, 0.5 + metrics.LEVEL / 2])[:, j].T
+    return Target(name, j, y, mean, std, predicted.scores(j, y), constant.scores(j, y), normal, (low, high))
 
 
 def scores(y: Vector, mean: Vector, std: Vector) -> Scores:
-    """The metrics of predictions in the unit of the target, whatever that is."""
-    *scaled, unit = metrics.scaled(y, mean, std)
-    return metrics.scores(*scaled).in_unit(unit)
+    """The metrics of normal predictions in the unit of the target, whatever that is."""
+    one = Predictive.from_moments(mean[:, None], std[:, None], ["identity"])
+    return one.scores(0, y)
 
 
 def calibration_of(target: Target) -> Calibration:
     """Nominal and observed coverage of the central intervals at 19 levels, the last of which is 95 %."""
-    return metrics.calibration(*metrics.scaled(target.y, target.mean, target.std)[:3])
+    return metrics.calibration(*metrics.scaled(*target.normal)[:3])
 
 
 def mean_coverage_error(y: Vector, mean: Vector, std: Vector) -> tuple[float, float]:

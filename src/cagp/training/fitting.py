@@ -87,6 +87,15 @@ def fit(
         return run.run(bar)
 
 
+class _Evaluated(NamedTuple):
+    """A loss of all rows, and where it was computed."""
+
+    parameters: dict[str, Tensor]
+    loss: Tensor
+    terms: dict[str, float]
+    gradients: list[Tensor | None]
+
+
 class _Run:
     """The state of one fit; what a checkpoint must hold of it is in ``_save``."""
 
@@ -111,6 +120,7 @@ class _Run:
         self.events: list[str] = []
         self.changed_at = 0  # the step before which the method last changed
         self.last_index: int | None = None  # of the step tried last, counted from 0
+        self.evaluated: _Evaluated | None = None  # where L-BFGS last was
         self.seconds = 0.0
         self.saved_at = (0, 0.0)
         self.fingerprint = self._fingerprint() if self.folder is not None else ""
@@ -165,7 +175,7 @@ class _Run:
             change = self.method.prepare(*self.data, step=index, share=share, flat=self._flat(), rows=rows)
             if change is not None:
                 self.events.append(change)
-                self.changed_at = index
+                self.changed_at, self.evaluated = index, None
                 self.optimizer.forget()
                 if _shapes(self._parameters()) != _shapes(self.best["parameters"]):
                     # A different model, with more actions: the best one so far does not stand for it.
@@ -209,6 +219,20 @@ class _Run:
         return None if rows is None else rows.to(X.device)
 
     def _loss_and_gradient(self, rows: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+        if self.settings.optimizer != "lbfgs" or rows is not None:
+            return self._computed_loss_and_gradient(rows)
+        # A line search mostly ends at the last point it looked at, and there the next step begins: half of all work.
+        here, known = self._parameters(), self.evaluated
+        if known is None or not all(torch.equal(value, known.parameters[name]) for name, value in here.items()):
+            loss, terms = self._computed_loss_and_gradient(rows)
+            gradients = [None if p.grad is None else p.grad.clone() for p in self.optimizer.parameters]
+            self.evaluated = _Evaluated(here, loss, terms, gradients)
+            return loss, terms
+        for parameter, gradient in zip(self.optimizer.parameters, known.gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.clone()
+        return known.loss, known.terms
+
+    def _computed_loss_and_gradient(self, rows: Tensor | None) -> tuple[Tensor, dict[str, float]]:
         self.optimizer.torch.zero_grad()
         terms = self.method.objective_terms(*self.data, rows=rows)
         loss = torch.stack([term.double() for term in terms.values()]).sum()

@@ -1,0 +1,129 @@
+"""Every contender of ``CONTENDERS`` fitted to a table as it comes, and its predictions scored in standard units."""
+
+import math
+import time
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+from cagp import metrics
+from cagp.bench.choices import CONTENDERS
+from cagp.bench.peers import PEERS, Outcome, peer_outcome
+from cagp.bench.previous_default import fit_previous_default
+from cagp.data import Encoder, Standardizer
+from cagp.estimators import CaGPRegressor
+from cagp.posteriors import Prediction
+
+NUM_QUANTILES = 400
+"""The CRPS of predictions that are not Gaussian is a sum over this many quantiles."""
+
+
+class Answers(NamedTuple):
+    """Predictions of test targets, in their unit, and what it took to make them."""
+
+    mean: np.ndarray
+    std: np.ndarray
+    log_density: np.ndarray  # of each test target
+    quantiles: np.ndarray | None  # (t, ``NUM_QUANTILES``); None where the distributions are Gaussian
+    fit_s: float
+    predict_s: float
+    details: dict[str, Any]
+
+
+def answers_of(
+    name: str, X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, y_test: np.ndarray, seed: int
+) -> Answers:
+    """Fit a contender to training rows and predict test rows; ``y_test`` is for the densities alone."""
+    if name not in CONTENDERS:
+        raise ValueError(f"method is {name!r}, expected one of {', '.join(CONTENDERS)}.")
+    options = CONTENDERS[name].options
+    if options is not None:
+        return _regressor(options, X, y, X_test, y_test)
+    outcome = _before(X, y, X_test) if name == "before" else peer_outcome(name, X, y, X_test, seed)
+    mean, std = outcome.prediction.mean.numpy(), outcome.prediction.variance.sqrt().numpy()
+    density = _gaussian_log_density(y_test, mean, std)
+    return Answers(mean, std, density, None, outcome.fit_s, outcome.predict_s, outcome.details)
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """What a record depends on besides its rows: options of ours, settings of the others."""
+    options = CONTENDERS[name].options
+    if options is not None:
+        return options
+    return PEERS[name].settings if name in PEERS else {}
+
+
+def scores_of(answers: Answers, y_test: np.ndarray, unit: float) -> metrics.Scores:
+    """All metrics with targets in units of ``unit``, the standard deviation of the training targets."""
+    y, mean, std = (torch.from_numpy(np.ascontiguousarray(v / unit)) for v in (y_test, answers.mean, answers.std))
+    gaussian = metrics.scores(y, mean, std.square())
+    if answers.quantiles is None:
+        return gaussian
+    quantiles = answers.quantiles / unit
+    lower, upper = (np.array([np.interp(p, _levels(), row) for row in quantiles]) for p in (0.025, 0.975))
+    coverage = float(np.mean((y.numpy() >= lower) & (y.numpy() <= upper)))
+    return gaussian._replace(
+        nll=-float(np.mean(answers.log_density)) - math.log(unit),
+        crps=quantile_crps(y.numpy(), quantiles),
+        coverage=coverage,
+        coverage_error=abs(metrics.LEVEL - coverage),
+        width=float(np.mean(upper - lower)),
+    )
+
+
+def quantile_crps(y: np.ndarray, quantiles: np.ndarray) -> float:
+    """Mean CRPS from quantiles at equidistant levels τ: 2 ∫ (1[y < q] - τ) (q - y) dτ by the midpoint rule."""
+    below = y[:, None] < quantiles
+    return float(2 * np.mean((below - _levels()) * (quantiles - y[:, None])))
+
+
+def _levels() -> np.ndarray:
+    return (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+
+
+def _regressor(
+    options: dict[str, Any], X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, y_test: np.ndarray
+) -> Answers:
+    start = time.perf_counter()
+    model = CaGPRegressor(**options).fit(X, y)
+    fitted = time.perf_counter()
+    mean, std = model.predict(X_test, return_std=True)
+    seconds = time.perf_counter() - fitted
+    lower, upper = model.predict_interval(X_test, metrics.LEVEL)
+    reach = NormalDist().inv_cdf(0.5 + metrics.LEVEL / 2) * std
+    is_gaussian = all((np.abs(end) <= 1e-6 * reach).all() for end in (lower - mean + reach, upper - mean - reach))
+    quantiles = None if is_gaussian else model.predict_quantiles(X_test, _levels().tolist())
+    details: dict[str, Any] = {
+        "fitted": model.method_,
+        "choice": model.choice_,
+        "choices": _as_text(getattr(model, "choices_", None)),
+        "report": model.fit_report_,
+    }
+    density = model.log_predictive_density(X_test, y_test)
+    return Answers(mean, std, density, quantiles, fitted - start, seconds, details)
+
+
+def _as_text(choices: Any) -> list[str] | None:
+    """What was tried, in words."""
+    return None if choices is None else [str(choice) for choice in choices]
+
+
+def _before(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame) -> Outcome:
+    start = time.perf_counter()
+    encoder, matrix = Encoder.fit_transform(X)
+    inputs, targets = torch.from_numpy(np.ascontiguousarray(matrix)), torch.from_numpy(y)
+    scaler = Standardizer.fit(inputs, targets)
+    fitted = fit_previous_default(scaler.inputs(inputs), scaler.targets(targets))
+    conditioned = time.perf_counter()
+    points = torch.from_numpy(np.ascontiguousarray(encoder.transform(X_test)))
+    mean, variance = fitted.posterior.predict(scaler.inputs(points), noise=True)
+    seconds = time.perf_counter() - conditioned
+    prediction = Prediction(scaler.restore_mean(mean), scaler.restore_variance(variance))
+    return Outcome(prediction, conditioned - start, seconds, {"fitted": fitted.method, **fitted.details})
+
+
+def _gaussian_log_density(y: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    return -0.5 * ((y - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)

@@ -1,0 +1,1 @@
+"""The classes of kernels; ``cagp.kernels`` offers them all."""

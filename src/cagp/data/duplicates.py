@@ -1,0 +1,75 @@
+"""Which rows of a table are also in another one, up to round-off."""
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+NEAR = 1e-7
+"""Values are the same if they differ by at most this, in standard deviations, or this share of themselves if they are
+larger than one. Rounding to float32 changes less; in a million rows of one column, few are this close by chance."""
+
+CELLS = 2_000_000
+"""Values that are compared at a time."""
+
+
+class RowIndex:
+    """Finds rows that are the same as one of ``rows`` in every column.
+
+    Rows are sorted by a random weighted sum of their values: rows that are the same have almost the same sum, and few
+    others have. Time O(n d + n log n) to make, and about O(d log n) for each row that is looked up; memory O(n) beside
+    ``rows``, which are not copied.
+
+    Args:
+        tolerance: how far the values of each column may differ; ``NEAR`` by default.
+    """
+
+    def __init__(self, rows: Float64[np.ndarray, "n d"], tolerance: Float64[np.ndarray, " d"] | None = None):
+        d = rows.shape[1]
+        self._rows = rows
+        self._tolerance = np.full(d, NEAR) if tolerance is None else tolerance
+        self._weights = np.random.default_rng(0).uniform(0.5, 1.5, d)
+        sums = self._sums(rows)
+        order = np.argsort(sums, kind="stable")
+        self._order = order[self._is_new(sums, order)]  # many copies of one row would be compared one by one
+        self._sorted_sums = sums[self._order]
+
+    def __len__(self) -> int:
+        """The number of different rows."""
+        return len(self._order)
+
+    def _sums(self, rows: np.ndarray) -> np.ndarray:
+        # Column by column, so that equal rows have equal sums to the last bit.
+        sums = np.zeros(len(rows))
+        for weight, column in zip(self._weights, rows.T, strict=True):
+            sums += weight * column
+        return sums
+
+    def _is_new(self, sums: np.ndarray, order: np.ndarray) -> np.ndarray:
+        """Whether a row differs from the one before it in the order."""
+        new = np.ones(len(order), dtype=bool)
+        new[1:] = sums[order[1:]] != sums[order[:-1]]
+        for part in _parts(np.flatnonzero(~new), self._rows.shape[1]):
+            new[part] = (self._rows[order[part]] != self._rows[order[part - 1]]).any(1)
+        return new
+
+    def holds(self, rows: Float64[np.ndarray, "t d"]) -> Bool[np.ndarray, " t"]:
+        """Whether each of these rows is the same as one of the index."""
+        tolerance = self._tolerance * np.maximum(1, np.abs(rows))
+        sums, reach = self._sums(rows), tolerance @ self._weights
+        first = np.searchsorted(self._sorted_sums, sums - reach, side="left")
+        counts = np.searchsorted(self._sorted_sums, sums + reach, side="right") - first
+        found = np.zeros(len(rows), dtype=bool)
+        asked = np.flatnonzero(counts)
+        # Tiles of rows with about as many candidates as may be compared at a time.
+        tile = np.cumsum(counts[asked]) * rows.shape[1] // CELLS
+        for part in np.split(asked, 1 + np.flatnonzero(np.diff(tile))) if len(asked) else []:
+            repeated = np.repeat(part, counts[part])
+            starts = np.cumsum(counts[part]) - counts[part]
+            place = np.arange(len(repeated)) - np.repeat(starts - first[part], counts[part])
+            distance = np.abs(self._rows[self._order[place]] - rows[repeated])
+            found[part] = np.logical_or.reduceat((distance <= tolerance[repeated]).all(1), starts)
+        return found
+
+
+def _parts(items: np.ndarray, width: int) -> list[np.ndarray]:
+    size = max(1, CELLS // max(1, width))
+    return [items[start : start + size] for start in range(0, len(items), size)]

@@ -1,0 +1,168 @@
+"""Whether rows that a model is tested on were used to train it, as far as anyone can tell."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from cagp.data.duplicates import NEAR, RowIndex
+from cagp.data.scaling import Standardizer
+from cagp.engine import kernel_product
+from cagp.posteriors import InducingPosterior, LocalPosterior, Posterior
+
+if TYPE_CHECKING:
+    from cagp.estimators.base import GPRegressor
+
+MANY_COPIES, MANY_SAME_INPUTS = 0.05, 0.2
+"""From these shares of the tested rows there is a warning: the same inputs alone can be chance, if they are few numbers
+or levels."""
+
+MANY_IN_GROUPS = 0.05
+"""The same for rows whose group has training rows, too."""
+
+ALL = 0.9
+"""From this share, the tested rows are the training rows."""
+
+SAME_TARGET = 1e-4
+"""Targets are the same if they differ by at most this, in standard deviations: an exact model's are recomputed."""
+
+
+class Overlap(NamedTuple):
+    """What tested rows have in common with training rows."""
+
+    num_rows: int  # that were compared
+    num_same_inputs: int | None  # rows with the inputs of a training row; None if no training rows are known
+    num_copies: int | None  # of these, rows with its targets as well; None if no targets are known
+    share_known: float  # of the training rows
+
+    def plus(self, other: "Overlap") -> "Overlap":
+        """The same for the rows of both, compared with the same training rows."""
+        return Overlap(
+            self.num_rows + other.num_rows,
+            _sum(self.num_same_inputs, other.num_same_inputs),
+            _sum(self.num_copies, other.num_copies),
+            self.share_known,
+        )
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the tested rows are (nearly all) training rows."""
+        found = self.num_same_inputs if self.num_copies is None else self.num_copies
+        return found is not None and 0 < self.num_rows * ALL * self.share_known <= found
+
+    @property
+    def is_large(self) -> bool:
+        """Whether so many rows have something in common with training rows that their test means less."""
+        shares = ((self.num_copies, MANY_COPIES), (self.num_same_inputs, MANY_SAME_INPUTS))
+        return any(found is not None and 0 < share * self.num_rows <= found for found, share in shares)
+
+    def words(self) -> str:
+        """What was found, in a sentence or two; empty if there is nothing in common."""
+        if not self.num_same_inputs:
+            return ""
+        if self.is_training:
+            which = "These rows" if self.num_copies == self.num_rows else "Nearly all of these rows"
+            return (
+                f"{which}, or copies of them, were used in training. The scores say how well the model repeats what it "
+                "was shown, not how well it predicts new rows."
+            )
+        known = "" if self.share_known == 1 else f" (of the {100 * self.share_known:.0f} % that the model keeps)"
+        others = self.num_same_inputs - (self.num_copies or 0)
+        sentences = []
+        if self.num_copies:
+            sentences.append(
+                f"{self._share(self.num_copies)} are training rows{known} or copies of them. On these, the scores say "
+                "how well the model repeats what it was shown: leave them out, or keep copies in one part."
+            )
+        if others:
+            sentences.append(
+                f"{self._share(others)} {'has' if others == 1 else 'have'} the inputs of a training row{known}"
+                f"{'' if self.num_copies is None else ' with another target'}. If they belong to the same person, "
+                "place or thing, the scores are too good for new ones: split by group."
+            )
+        return " ".join(sentences)
+
+    def _share(self, found: int) -> str:
+        return f"{found:,} of {self.num_rows:,} test rows ({100 * found / self.num_rows:.1f} %)"
+
+
+class KnownRows:
+    """Training rows in standard units, and what rows that are tested have in common with them.
+
+    Args:
+        inputs: (n, p).
+        targets: (n, q); None if they are not known.
+        share: of all training rows.
+    """
+
+    def __init__(self, scaler: Standardizer, inputs: np.ndarray, targets: np.ndarray | None, share: float = 1.0):
+        self._scaler, self._share, self._both = scaler, share, None
+        self._inputs = RowIndex(inputs)
+        if targets is not None:
+            tolerance = np.repeat([NEAR, SAME_TARGET], [inputs.shape[1], targets.shape[1]])
+            self._both = RowIndex(np.concatenate([inputs, targets], 1), tolerance)
+
+    @classmethod
+    def of_table(cls, inputs: np.ndarray, targets: np.ndarray) -> "KnownRows":
+        """All training rows, in the user's units."""
+        X, y = torch.from_numpy(np.array(inputs)), torch.from_numpy(np.array(targets))
+        scaler = Standardizer.fit(X, y)
+        return cls(scaler, scaler.inputs(X).numpy(), scaler.targets(y).numpy())
+
+    @classmethod
+    def of_model(cls, model: "GPRegressor") -> "KnownRows | None":
+        """The rows that a fitted model keeps; None for inducing points, which are not rows.
+
+        Models of nearest rows keep the targets. Those of exact inference follow from the weights w of the mean:
+        y = m(X) + K̂w. Others keep some rows or all of them, but no targets.
+        """
+        posteriors = model.posteriors_
+        if not posteriors or isinstance(posteriors[0], InducingPosterior):
+            return None
+        known = [_targets(posterior, model, j) for j, posterior in enumerate(posteriors)]
+        targets = [column for column in known if column is not None]
+        inputs = posteriors[0].X.detach().double().cpu().numpy()
+        share = min(1.0, len(inputs) / model.n_rows_)
+        return cls(model.scaler_, inputs, np.stack(targets, 1) if len(targets) == len(known) else None, share)
+
+    def overlap(self, inputs: np.ndarray, targets: np.ndarray) -> Overlap:
+        """What these rows have in common with the training rows; inputs are encoded, both in the user's units."""
+        X = self._scaler.inputs(torch.from_numpy(np.array(inputs, dtype=np.float64))).numpy()
+        num_same = int(self._inputs.holds(X).sum())
+        num_copies = None
+        if self._both is not None:
+            y = self._scaler.targets(torch.from_numpy(np.array(targets, dtype=np.float64))).numpy()
+            num_copies = int(self._both.holds(np.concatenate([X, y], 1)).sum())
+        return Overlap(len(X), num_same, num_copies, self._share)
+
+
+def overlap_with(model: "GPRegressor", X: Any, y: np.ndarray) -> Overlap:
+    """What rows of a table have in common with the training rows that a fitted model keeps; y is (n, q)."""
+    known = KnownRows.of_model(model)
+    if known is None:
+        return Overlap(len(y), None, None, 0.0)
+    return known.overlap(model.encoder_.expand(model.units_.points(X).inputs), y)
+
+
+def group_words(name: str, share: float) -> str:
+    """That test rows have their group in common with training rows, without the remedy and the full stop."""
+    return (
+        f"{100 * share:.0f} % of the test rows have a value of {name} that training rows have, too. If rows with the "
+        f"same {name} are alike, the scores are too good for new ones"
+    )
+
+
+def _targets(posterior: Posterior, model: "GPRegressor", j: int) -> np.ndarray | None:
+    """The targets of the rows that a posterior keeps, in standard units."""
+    if isinstance(posterior, LocalPosterior):
+        return posterior.y.double().cpu().numpy()
+    if model.method_ != "exact":
+        return None
+    X, weights = posterior.X, posterior._representer.double()
+    product = kernel_product(posterior.prior.kernel, X, X, weights.to(X)[:, None], max_bytes=posterior.max_bytes)
+    noise = posterior.prior.noise_variance(X, model._row_noise[j])
+    return (posterior.prior.mean(X) + product[:, 0] + noise * weights).double().detach().cpu().numpy()
+
+
+def _sum(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second

@@ -1,0 +1,90 @@
+"""Training the targets of a table: together, or each on its own rows where rows have some of them but not all."""
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from cagp.estimators.tasks import new_task
+from cagp.estimators.units import TrainingRows, Units
+from cagp.posteriors import Posterior
+from cagp.quantities import seconds_of
+from cagp.recipes import Recipe, train_with_mean, tried_in_words
+from cagp.recipes.task import Fitted, Task
+from cagp.trees import Trees
+
+if TYPE_CHECKING:
+    from cagp.estimators.base import GPRegressor
+
+
+class TrainedTargets(NamedTuple):
+    """What training leaves behind."""
+
+    fits: list[Fitted]  # one for all targets, or one for each
+    posteriors: list[Posterior]  # of each target
+    row_noise: list[Tensor | None]  # of each target: known variances of the rows that its posterior holds
+    num_rows: list[int]  # of each target
+    notes: list[str]  # on every fit, in words
+    trees: Trees | None  # the prior mean of all targets
+
+
+def train_targets(
+    model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows, began: float
+) -> TrainedTargets:
+    """All targets together, with one kernel; where some are missing in some rows, each alone with its own kernel.
+
+    Args:
+        began: when the fit began, on the clock ``time.perf_counter()``.
+    """
+    if not rows.partly_missing:
+        task = new_task(model, recipe, units, rows, began=began)
+        fitted = train_with_mean(recipe, task)
+        return TrainedTargets(
+            [fitted],
+            fitted.posteriors,
+            [_row_noise(task, fitted, j) for j in range(units.num_targets)],
+            [task.num_rows] * units.num_targets,
+            _words(fitted),
+            fitted.trees,
+        )
+    total = seconds_of(model.max_time)
+    tasks, fits, notes = [], [], []
+    for j, name in enumerate(units.target_names):
+        own, now = (units.of_target(j), rows.of_target(j)), time.perf_counter()
+        task = new_task(model, recipe, *own, began=now, target=j, of_rows=len(rows.inputs))
+        if model.max_time is not None:  # what is left is for all targets that are left
+            task = replace(task, max_time=max(total - (now - began), 1e-9) / (units.num_targets - j))
+        if fits and fits[-1].result.interrupted:
+            task = replace(task, max_epochs=1)
+        fitted = train_with_mean(recipe, task)
+        tasks.append(task)
+        fits.append(fitted)
+        notes.append(f"Target {name}, alone on the {task.num_rows:,} of {len(rows.inputs):,} rows that have it:")
+        notes += _words(fitted)
+    return TrainedTargets(
+        fits,
+        [fitted.posteriors[0] for fitted in fits],
+        [_row_noise(task, fitted, 0) for task, fitted in zip(tasks, fits, strict=True)],
+        [task.num_rows for task in tasks],
+        notes,
+        _all_trees(fits),
+    )
+
+
+def _all_trees(fits: list[Fitted]) -> Trees | None:
+    """The trees of targets that were fitted alone; a target without trees has the prior mean zero."""
+    if all(fitted.trees is None for fitted in fits):
+        return None
+    return Trees([() if fitted.trees is None else fitted.trees.texts[0] for fitted in fits])
+
+
+def _row_noise(task: Task, fitted: Fitted, j: int) -> Tensor | None:
+    if task.row_noise is None or fitted.held is None:
+        return None
+    return task.row_noise[fitted.held, j].contiguous()
+
+
+def _words(fitted: Fitted) -> list[str]:
+    chosen = [] if fitted.choice is None else [fitted.choice]
+    return [*chosen, *tried_in_words(fitted.tried), *fitted.notes, str(fitted.result)]

@@ -1,0 +1,229 @@
+"""Kernels that do not decay learn from rows near and far, and forecast beyond the data."""
+
+import numpy as np
+import pytest
+import torch
+
+from cagp import GP, CaGPRegressor, kernels, limits
+from cagp.kernels import RBF, ActiveDims, Constant, Cosine, Linear, Matern12, Matern32, Periodic, Scale
+from cagp.periodogram import CHANCE, peaks
+from cagp.recipes import far_apart, steps
+from cagp.recipes.exact import Exact
+from cagp.recipes.task import Task
+
+PERIOD, NOISE = 0.173, 0.2
+
+
+def seasons(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A line, a season that is no sine, and noise; in years, not standardised."""
+    rng = np.random.default_rng(seed)
+    x = np.sort(rng.uniform(2000, 2004, n))
+    wave = np.sin(2 * np.pi * x / PERIOD) + 0.4 * np.sin(4 * np.pi * x / PERIOD + 1)
+    return x[:, None], 0.8 * (x - 2000) + wave + NOISE * rng.normal(size=n)
+
+
+def forecast(model: CaGPRegressor, n: int) -> tuple[float, float, float]:
+    """Learn from the first 80 %: the RMSE of the rest, the coverage of its 95 % intervals, and the learned period."""
+    X, y = seasons(n)
+    cut = int(0.8 * n)
+    model.fit(X[:cut], y[:cut])
+    mean, std = model.predict(X[cut:], return_std=True)
+    error = np.abs(mean - y[cut:])
+    (period,) = [entry["period"] for part in model.kernel_parts_ for entry in part["periods"] or []]
+    return float(np.sqrt((error**2).mean())), float((error < 1.96 * std).mean()), period
+
+
+def assert_good(rmse: float, coverage: float, period: float) -> None:
+    assert rmse < 1.15 * NOISE
+    assert 0.88 <= coverage <= 0.99
+    assert period == pytest.approx(PERIOD, rel=0.01)
+
+
+@pytest.fixture
+def few_exact_rows(monkeypatch):
+    """Exact inference on 300 rows, so that these tests take seconds."""
+    monkeypatch.setattr(limits, "EXACT_ROWS", 300)
+
+
+@pytest.fixture
+def trained_far_apart(monkeypatch):
+    """``train_far_apart`` as a method of the regressor."""
+    monkeypatch.setattr(Exact, "train", lambda self, task: far_apart.train_far_apart(task))
+
+
+def test_a_named_kernel_forecasts_a_trend_and_a_season():
+    model = CaGPRegressor("exact", kernel="periodic")
+    assert_good(*forecast(model, 500))
+    assert "starting values of periods" in model.fit_report_
+
+
+@pytest.mark.usefixtures("few_exact_rows", "trained_far_apart")
+def test_many_rows_are_learned_from_a_sample_and_all_of_them_predict():
+    model = CaGPRegressor("exact", kernel="periodic")
+    assert_good(*forecast(model, 3000))
+    assert model.method_ == "exact"
+    assert "Chose exact inference: the kernel links rows however far apart" in model.choice_
+    assert "exact likelihood of 300 of the 2,400 rows, near and far" in model.fit_report_
+
+
+@pytest.mark.usefixtures("few_exact_rows", "trained_far_apart")
+def test_more_rows_than_exact_inference_takes_are_predicted_by_the_hybrid(monkeypatch):
+    monkeypatch.setattr(far_apart, "MOST_EXACT", 300)
+    model = CaGPRegressor("exact", kernel=Scale(Periodic(1, 0.18)) + Linear(1) + Constant())
+    assert_good(*forecast(model, 3000))
+    assert model.method_ == "hybrid"
+    assert "never below that of the exact" in model.guarantee_
+
+
+@pytest.mark.usefixtures("few_exact_rows")
+@pytest.mark.parametrize("method", ["local", "hybrid"])
+def test_local_methods_learn_the_period_of_a_kernel_that_starts_elsewhere(method):
+    """Nearest rows alone led to a period of 0.253 from such a start."""
+    model = CaGPRegressor(method, kernel=Scale(Periodic(1, 0.25)) + Linear(1) + Constant(), local_scale=None)
+    rmse, coverage, period = forecast(model, 1000)
+    assert period == pytest.approx(PERIOD, rel=0.01)
+    assert coverage >= 0.88
+    if method == "hybrid":
+        assert rmse < 1.2 * NOISE
+    assert "exact likelihood of 300 of the 800 rows" in model.fit_report_
+    assert ("Predictions use nearest rows alone" in model.fit_report_) is (method == "local")
+
+
+def test_kernels_that_decay_learn_from_nearest_rows_as_before():
+    X, y = seasons(200)
+    model = CaGPRegressor("local", kernel="matern32", max_epochs=2).fit(X, y)
+    assert "links rows however far apart" not in model.fit_report_
+
+
+def task(X: torch.Tensor, y: torch.Tensor, kernel: kernels.Kernel, **changes) -> Task:
+    values = {
+        "X": X, "y": y, "row_noise": None, "kernel": kernel, "noise": None, "from_data": False, "seed": 0,
+        "max_bytes": 2**26, "memory": 2**31, "max_memory": None, "max_epochs": None, "max_time": None, "folder": None,
+        "verbose": False, "names": None, "points": None,
+    }  # fmt: skip
+    return Task(**(values | changes))
+
+
+def data(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    X = torch.randn(n, 2, generator=g, dtype=torch.float64)
+    y = torch.sin(20 * X[:, :1]) + 0.5 * X[:, 1:] + 0.1 * torch.randn(n, 1, generator=g, dtype=torch.float64)
+    return X, y
+
+
+@pytest.mark.usefixtures("few_exact_rows")
+def test_nearest_rows_refine_the_parts_that_decay_and_no_others():
+    X, y = data(2000)
+    kernel = Scale(ActiveDims(Matern32(1, 0.5), [0])) + Linear(2) + Scale(Matern12(2, 3.0))
+    whole = task(X, y, kernel, max_epochs=8)
+    assert not kernel.decays(2)
+    endless = far_apart.endless_parameters(kernel, 2)
+    decaying = set(map(id, kernel.parts[1].parameters()))
+    assert {id(p) for p in kernel.parameters()} - set(map(id, endless)) == decaying
+    priors = whole.priors()
+    result, notes = far_apart.learn_far_apart(whole, priors)
+    after_far = {name: p.detach().clone() for name, p in kernel.named_parameters()}
+    assert "Nearest rows" not in " ".join(notes)
+    assert all(p.requires_grad for p in kernel.parameters())
+    again = task(X, y, kernel, max_epochs=8)
+    method = steps.local_methods(again, priors, 16)[0]
+    with torch.no_grad():
+        before = float(method.objective(X, y[:, 0]))
+    result, notes = far_apart.learn_far_apart(again, priors, 16)
+    assert "Nearest rows of the whole table" in notes[-1]
+    with torch.no_grad():
+        assert float(method.objective(X, y[:, 0])) < before
+    assert all(p.requires_grad for p in kernel.parameters())
+    assert result.steps
+    assert all(not torch.equal(p, after_far[name]) for name, p in kernel.parts[1].named_parameters(prefix="parts.1"))
+
+
+def test_the_sample_has_near_and_far_rows_once_each():
+    X = torch.linspace(0, 1, 5000, dtype=torch.float64)[:, None]
+    rows = far_apart.near_and_far(X, 400, seed=3)
+    assert len(rows) == 400 == len(rows.unique())
+    gaps = rows.diff()
+    assert int((gaps == 1).sum()) > 150  # groups of neighbours
+    assert int(gaps.max()) < 400  # no part of the table is left out
+    assert torch.equal(rows, far_apart.near_and_far(X, 400, seed=3))
+    assert not torch.equal(rows, far_apart.near_and_far(X, 400, seed=4))
+    duplicates = torch.zeros(50, 1, dtype=torch.float64)
+    assert len(far_apart.near_and_far(duplicates, 30, 0).unique()) == 30
+
+
+def test_starts_are_tried_for_periods_that_are_trained():
+    X, y = data(600)
+    kernel = ActiveDims(Periodic(1, 1.0), [0]) * RBF(2) + Cosine(2, 50.0)
+    starts = far_apart.period_starts(kernel, X, y)
+    assert starts[0] == []
+    assert 3 <= len(starts) <= far_apart.MOST_STARTS
+    truth = 2 * torch.pi / 20
+    assert any(abs(float(period[0]) / truth - 1) < 0.02 for start in starts for _, period in start)
+    kernel.requires_grad_(False)
+    assert far_apart.period_starts(kernel, X, y) == [[]]
+    assert far_apart.period_starts(Scale(RBF(2)), X, y) == [[]]
+
+
+def test_the_better_start_is_kept_and_a_short_time_limit_is_obeyed():
+    X, y = data(300)
+    kernel = Scale(ActiveDims(Periodic(1, 0.5), [0])) + Linear(2)
+    given = task(X, y, kernel)
+    notes = far_apart.choose_start(given, given.priors())
+    assert "Compared" in notes[0]
+    assert kernel.parts[0].kernel.kernel.period.item() == pytest.approx(2 * torch.pi / 20, rel=0.01)
+    slow = task(X, y, kernel, max_time=1e-6)
+    result, _ = far_apart.learn_far_apart(slow, slow.priors())
+    assert len(result.steps) <= 1
+
+
+def test_shared_actions_are_single_rows_where_blocks_average_the_season_away():
+    X = torch.linspace(0, 1, 2000, dtype=torch.float64)[:, None]
+    y = torch.sin(2 * torch.pi * X / 0.01)
+    for period, words in ((0.01, "a row in each"), (5.0, "equal weights")):
+        kernel = Scale(Periodic(1, period))
+        actions, said = far_apart.shared_actions(GP(kernel), task(X, y, kernel), 50)
+        assert said.startswith(words)
+        assert actions.num_actions == 50
+
+
+def test_a_killed_fit_resumes_to_the_same_bits(tmp_path):
+    X, y = seasons(150)
+    models = []
+    for _ in range(2):  # the second finds the checkpoints of the first
+        model = CaGPRegressor("local", kernel="periodic", max_epochs=3, checkpoint_dir=tmp_path)
+        models.append(model.fit(X, y).predict(X))
+    plain = CaGPRegressor("local", kernel="periodic", max_epochs=3).fit(X, y).predict(X)
+    np.testing.assert_array_equal(models[0], models[1])
+    np.testing.assert_array_equal(models[0], plain)
+
+
+class TestPeriodogram:
+    def test_it_finds_the_period_below_noise_and_above_a_trend(self):
+        X, y = seasons(2000)
+        y = y + np.random.default_rng(1).normal(size=2000)
+        found = peaks(torch.tensor(X[:, 0]), torch.tensor(y), 2)
+        assert found[0].period == pytest.approx(PERIOD, rel=0.01)
+        assert found[0].by_chance < 1e-6
+        assert found[0].share > found[1].share
+
+    def test_shares_are_those_of_least_squares(self):
+        g = torch.Generator().manual_seed(0)
+        x = torch.rand(80, generator=g, dtype=torch.float64)
+        y = torch.cos(40 * x) + torch.randn(80, generator=g, dtype=torch.float64)
+        (peak,) = peaks(x, y)
+        trend = torch.stack([x**0, x, x**2], 1)
+        y = y - trend @ torch.linalg.lstsq(trend, y[:, None]).solution[:, 0]
+        phase = 2 * torch.pi * (x - x.min()) / peak.period
+        wave = torch.stack([x**0, torch.cos(phase), torch.sin(phase)], 1)
+        left = y - wave @ torch.linalg.lstsq(wave, y[:, None]).solution[:, 0]
+        assert peak.share == pytest.approx(1 - float(left.var() / y.var()), rel=1e-8)
+
+    def test_noise_has_no_period_and_few_values_have_none_at_all(self):
+        g = torch.Generator().manual_seed(0)
+        by_chance = [
+            peaks(torch.rand(100, generator=g).double(), torch.randn(100, generator=g).double())[0].by_chance
+            for _ in range(60)
+        ]
+        assert sum(p < CHANCE for p in by_chance) <= 4
+        assert peaks(torch.tensor([0.0, 1.0] * 50), torch.randn(100, generator=g)) == []
+        assert peaks(torch.ones(100), torch.randn(100, generator=g)) == []
