@@ -16,6 +16,7 @@ from cagp.cli import main
 from cagp.data.transforms import TRANSFORMS
 from cagp.estimators.predictive import Predictive
 from cagp.estimators.target_choice import is_skewed
+from cagp.saved_summary import saved_summary
 
 
 def table(n: int = 150, seed: int = 0, noise: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
@@ -250,6 +251,8 @@ def test_files_keep_the_scale(tmp_path, pair):
     again = cagp.load(tmp_path / "log.cagp")
     assert again.target_transforms_ == ("log",)
     np.testing.assert_array_equal(again.predict(X), log.predict(X))
+    assert again.guarantee_ == log.guarantee_ == saved_summary(tmp_path / "log.cagp")["guarantee"]
+    assert "On the scale of the fit, the variance is never below" in log.fit_report_
 
 
 def test_float32_targets_that_overflow_are_infinite():

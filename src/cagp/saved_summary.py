@@ -55,7 +55,7 @@ def _summary(state: State) -> dict[str, Any]:
         "method": state["method"],
         "mean": "zero" if state.get("trees") is None else "trees",
         "tried": state.get("tried", []),
-        "guarantee": _guarantee(state["posteriors"]),
+        "guarantee": _guarantee(state["posteriors"], "log" in state.get("target_transforms", [])),
         "train_rows": state["num_rows"],
         "methods": state.get("methods", [state["method"]]),
         "rows_held": 0 if inducing else state["num_rows"] if held == own_rows else max(held),
@@ -79,11 +79,11 @@ def _summary(state: State) -> dict[str, Any]:
     }
 
 
-def _guarantee(posteriors: list[State]) -> str:
+def _guarantee(posteriors: list[State], on_log_scale: bool) -> str:
     """What ``guarantee_`` of the loaded model says, also for files whose fit report does not say it."""
     scaled = any(posterior.get("local_scale") is not None for posterior in posteriors)
     inducing = any(posterior["class"] == "InducingPosterior" for posterior in posteriors)
-    return guarantee_words(not scaled and not inducing, scaled)
+    return guarantee_words(not scaled and not inducing, scaled, on_log_scale)
 
 
 def _targets(state: State) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ class SplitRule(NamedTuple):
 
     @property
     def group_column(self) -> str | None:
-        """The column of groups. It is no input: to a model, the name of a group that it has not seen says nothing."""
+        """The column of groups, which is not an input: the name of a new group tells a model nothing."""
         return self.column if self.kind == "group" else None
 
 

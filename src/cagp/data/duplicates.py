@@ -1,4 +1,4 @@
-"""Which rows of a table are also in another one, up to round-off."""
+"""Which rows of a table another table has as well, up to round-off."""
 
 import numpy as np
 from jaxtyping import Bool, Float64

@@ -360,7 +360,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         """What holds for the variance of the function at a test point, in one sentence."""
         check_is_fitted(self, "posteriors_")
         scaled = any(isinstance(p, LocalPosterior) and p.local_scale is not None for p in self.posteriors_)
-        return guarantee_words(all(posterior.never_below_exact for posterior in self.posteriors_), scaled)
+        never_below = all(posterior.never_below_exact for posterior in self.posteriors_)
+        return guarantee_words(never_below, scaled, self._has_log)
 
     @property
     def lengthscales_(self) -> np.ndarray:

@@ -52,7 +52,7 @@ class Overlap(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Whether so many rows have something in common with training rows that their test means less."""
+        """Whether enough rows have something in common with training rows to make the test too easy."""
         shares = ((self.num_copies, MANY_COPIES), (self.num_same_inputs, MANY_SAME_INPUTS))
         return any(found is not None and 0 < share * self.num_rows <= found for found, share in shares)
 

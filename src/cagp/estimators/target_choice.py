@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CHOICES = ("auto", *TRANSFORMS)
 """Values of the parameter ``target``."""
 
-SKEWNESS, RANGE = 1.0, 3.0
+SKEWNESS, RANGE = 0.5, 3.0
 """The logarithm of a positive target is tried if its skewness, and its maximum over its median, exceed these."""
 
 LEAST_ROWS, MOST_ROWS, HELD_OUT = 100, 5000, 0.2

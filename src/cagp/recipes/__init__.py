@@ -71,8 +71,11 @@ def users_of(option: str) -> list[str]:
     return [name for name, recipe in RECIPES.items() if option in {o.name for o in recipe.options()}]
 
 
-def guarantee_words(never_below_exact: bool, has_local_scale: bool) -> str:
-    """What holds for the variance of a fitted model, in one sentence."""
+def guarantee_words(never_below_exact: bool, has_local_scale: bool, on_log_scale: bool = False) -> str:
+    """What holds for the variance of a fitted model, in one sentence; for log targets, of their logarithm."""
+    if on_log_scale:
+        words = guarantee_words(never_below_exact, has_local_scale)
+        return words.replace("The variance", "On the scale of the fit, the variance", 1)
     if never_below_exact:
         return "The variance is never below that of the exact Gaussian process with the same hyperparameters."
     if has_local_scale:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cagp.plots import shortened
-from cagp.report import accuracy, leakage, model_sections
+from cagp.report import accuracy, choice_section, leakage, model_sections
 from cagp.report.columns import input_columns
 from cagp.report.effect_figures import effect_figures_of
 from cagp.report.error_bars import calibration_figures
@@ -84,11 +84,17 @@ def write_report(
     own = _TargetSections(subject, rows)
     draw = own.draw
 
-    data = section(2, "data", "Data and model", *model_sections.data_and_model(subject, rows, targets, overlap))
+    data = section(
+        2,
+        "data",
+        "Data and model",
+        *model_sections.data_and_model(subject, rows, targets, overlap),
+        *choice_section.trees_table(subject, rows, targets),
+    )
     learning = section(2, "learning", "Learning curve", *model_sections.learning_curves(draw, subject))
     kernel = [*model_sections.relevance_figure(draw, subject, rows), *model_sections.kernel_table(subject)]
     relevance = section(2, "relevance", "Lengthscales", *kernel)
-    fit = section(2, "fit", "The fit", *model_sections.fit_and_settings(subject))
+    fit = section(2, "fit", "The fit", *choice_section.tried_table(subject), *model_sections.fit_and_settings(subject))
     links = {"data": "Data"}
     if len(targets) > 1:
         shown = targets[: accuracy.MAX_TARGETS]

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from cagp.estimators import GPRegressor
 from cagp.report.html import number, table, text
 from cagp.report.rows import HeldOutRows, as_matrix
+from cagp.report.subject import Model
 from cagp.report.targets import Target
 
 
-def tried_table(model: GPRegressor) -> list[str]:
+def tried_table(model: Model) -> list[str]:
     """What "auto" tried, what each model gained and what it cost; nothing where nothing was compared."""
     if len(model.choices_) < 2:
         return []
@@ -39,7 +39,7 @@ def tried_table(model: GPRegressor) -> list[str]:
     ]
 
 
-def trees_table(model: GPRegressor, rows: HeldOutRows, targets: list[Target]) -> list[str]:
+def trees_table(model: Model, rows: HeldOutRows, targets: list[Target]) -> list[str]:
     """What the trees explain of the test rows and what the process adds; nothing where the prior mean is zero."""
     if model.trees_ is None:
         return []

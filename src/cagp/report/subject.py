@@ -30,7 +30,7 @@ class PipelineModel:
     """
 
     def __init__(self, steps: Sequence[Pipeline], regressor: GPRegressor):
-        self.regressor, self._steps = regressor, tuple(steps)
+        self._steps, self.regressor = tuple(steps), regressor
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
