@@ -28,7 +28,7 @@ class KnownModel:
         self.noise_std_ = np.full(len(targets), noise)
         mean, std = torch.arange(len(targets)).double(), torch.full((len(targets),), 2.0).double()
         self.scaler_ = SimpleNamespace(target_mean=mean, target_std=std)
-        self.kernel_parts_ = []
+        self.kernel_parts_, self.choices_, self.trees_ = [], [], None
         self.posteriors_ = []  # no training rows
         self.target_transforms_ = ("identity",) * len(targets)
         self.method_, self.fit_report_ = "local", "Took all 30 steps."
