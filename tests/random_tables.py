@@ -45,6 +45,10 @@ def _normal(rng: np.random.Generator, n: int) -> pd.Series:
     return pd.Series(rng.normal(size=n) * 10.0 ** rng.uniform(-3, 3) + 10.0 ** rng.uniform(-3, 6))
 
 
+def _commas(rng: np.random.Generator, n: int) -> pd.Series:
+    return pd.Series([f"{v:.2f}".replace(".", ",") for v in 100 * rng.normal(size=n)], dtype=object)
+
+
 def _dates(rng: np.random.Generator, n: int) -> pd.Series:
     return pd.Series(pd.Timestamp("2020-02-29") + pd.to_timedelta(rng.integers(0, 10**6, n), unit="min"))
 
@@ -85,18 +89,28 @@ FINE: dict[str, Maker] = {
     "decimals": lambda rng, n: _objects([Decimal(int(v)) / 7 for v in rng.integers(-99, 99, n)]),
     "sparse": lambda rng, n: pd.Series(pd.arrays.SparseArray(rng.integers(0, 2, n).astype(float))),
     "arrow": lambda rng, n: pd.Series(rng.normal(size=n), dtype="double[pyarrow]"),
+    "missing numbers": lambda rng, n: _some(_normal(rng, n), rng, np.nan),
+    "missing text": lambda rng, n: _some(pd.Series(rng.choice(["p", "q"], n), dtype=object), rng, None),
+    "missing nullable": lambda rng, n: _some(pd.Series(rng.integers(0, 9, n), dtype="Int64"), rng, pd.NA),
+    "missing dates": lambda rng, n: _some(_dates(rng, n), rng, pd.NaT),
+    "missing durations": lambda rng, n: _some(pd.Series(pd.to_timedelta(rng.normal(size=n), unit="h")), rng, pd.NaT),
+    "many levels": lambda rng, n: pd.Series([f"level {j}" for j in rng.integers(0, 22, n)], dtype=object),
+    "many categories": lambda rng, n: pd.Series(pd.Categorical(rng.integers(0, 500, n))),
+    "dates with points": lambda rng, n: _dates(rng, n).dt.strftime("%d.%m.%Y").astype(object),
+    "dates and times as text": lambda rng, n: _dates(rng, n).dt.strftime("%Y/%m/%d %H:%M").astype(object),
+    "ISO dates as text": lambda rng, n: _some(_dates(rng, n).dt.strftime("%Y-%m-%d").astype(object), rng, None),
+    "decimal commas": lambda rng, n: _commas(rng, n),
+    "missing decimal commas": lambda rng, n: _some(_commas(rng, n), rng, None),
 }
 TROUBLED: dict[str, Maker] = {
-    "missing numbers": lambda rng, n: _some(_normal(rng, n), rng, np.nan),
     "infinite": lambda rng, n: _some(_normal(rng, n), rng, rng.choice([np.inf, -np.inf])),
     "too large": lambda rng, n: _some(_normal(rng, n), rng, 1e200),
     "endless whole numbers": lambda rng, n: _objects([10 ** int(v) for v in rng.integers(400, 500, n)]),
     "nothing": lambda rng, n: pd.Series([np.nan] * n, dtype=float),
     "nothing at all": lambda rng, n: pd.Series([None] * n, dtype=object),
-    "missing text": lambda rng, n: _some(pd.Series(rng.choice(["p", "q"], n), dtype=object), rng, None),
     "missing categories": lambda rng, n: pd.Series(pd.Categorical([None] * n, ["known"])),
-    "missing nullable": lambda rng, n: _some(pd.Series(rng.integers(0, 9, n), dtype="Int64"), rng, pd.NA),
-    "missing dates": lambda rng, n: _some(_dates(rng, n), rng, pd.NaT),
+    "dates with slashes": lambda rng, n: pd.Series([f"{1 + j % 12:02}/0{1 + j % 9}/2024" for j in range(n)]),
+    "thousands": lambda rng, n: pd.Series([f"{j},{j}" for j in rng.integers(100, 999, n)], dtype=object),
     "words and numbers": lambda rng, n: _objects([["x", 1, 2.5][i % 3] for i in range(n)]),
     "dates and numbers": lambda rng, n: _objects([[pd.Timestamp("2024-01-01"), 3][i % 2] for i in range(n)]),
     "lists": lambda rng, n: _objects([[1, 2]] * n),
@@ -180,6 +194,8 @@ def random_table(seed: int) -> RandomTable:
         kinds.append("some targets missing")
         target = _some(target.astype(object), rng, None)
     usable = n if not missing else int(target.notna().sum())
+    kept = frame[target.notna().to_numpy()] if missing else frame
+    troubles += [repr(str(name)) for j, name in enumerate(kept) if n and kept.iloc[:, j].isna().all()]
     if usable < 2:
         troubles += ["minimum of", "nothing to learn from", "1 row"]
     return RandomTable(frame, target, tuple(troubles), tuple(kinds))

@@ -125,3 +125,50 @@ def test_info_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", LIGHT, source, path], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "CaGP-Local" in done.stdout
+
+
+def test_info_describes_seasons_and_kernels_of_some_columns(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"year": rng.uniform(2000, 2004, 60), "lon": rng.uniform(0, 9, 60), "lat": rng.uniform(40, 50, 60)}
+    )
+    frame["y"] = np.sin(2 * np.pi * frame["year"])
+    kernel = kernels.Scale(kernels.ActiveDims(kernels.Periodic(1, 1.0), ["year"]), 0.5) + kernels.ActiveDims(
+        kernels.GreatCircle(3.0) * kernels.RBF(2), ["lon", "lat"]
+    )
+    path = tmp_path / "m.cagp"
+    model = cagp.ExactGPRegressor(kernel, max_epochs=1).fit(frame[["year", "lon", "lat"]], frame["y"])
+    model.save(path)
+    assert main(["info", str(path), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    season = model.posteriors_[0].prior.kernel.parts[0].kernel.kernel
+    assert [part["path"] for part in record["kernel_parts"]] == [
+        "kernel.parts.0.kernel.kernel",
+        "kernel.parts.1.kernel.parts.0",
+        "kernel.parts.1.kernel.parts.1",
+    ]
+    assert record["kernel_parts"][0]["periods"][0]["period"] == pytest.approx(season.period.item(), rel=1e-12)
+    assert [e["name"] for e in record["encoded_inputs"]] == ["year", "lon", "lat"]
+    assert [e["lengthscale"] is None for e in record["encoded_inputs"]] == [True, False, False]
+    assert record["kernel_parts"] == json.loads(json.dumps(model.kernel_parts_))
+    assert main(["info", str(path)]) == 0
+    text = capsys.readouterr().out
+    for words in (
+        "x periodic (functions that repeat) of year + (Matern on the sphere (places on the Earth) x RBF",
+        "of lon, lat",
+        "Period of periodic (functions that repeat), in the units of the inputs",
+        "Lengthscale of Matern on the sphere (places on the Earth), in degrees: ",
+    ):
+        assert words in text
+
+
+def test_a_season_is_chosen_by_name(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.uniform(0, 10, 120))
+    table, path = tmp_path / "t.csv", tmp_path / "m.cagp"
+    pd.DataFrame({"x": x, "y": np.sin(2 * np.pi * x) + 0.1 * rng.normal(size=120)}).to_csv(table, index=False)
+    arguments = ["fit", table, "--target", "y", "--kernel", "periodic", "--method", "exact", "--out", path]
+    assert main(list(map(str, arguments))) == 0
+    capsys.readouterr()
+    (period,) = [e["period"] for part in cagp.load(path).kernel_parts_ for e in part["periods"] or []]
+    assert period == pytest.approx(1.0, rel=0.02)

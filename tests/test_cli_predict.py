@@ -91,7 +91,6 @@ def test_an_error_in_a_late_row_names_it_and_leaves_the_old_file(folder, tmp_pat
     for column, value, words in (
         ("area", np.nan, "column 'area' has 1 (first at row 83)"),
         ("area", "wide", "column 'area' holds levels (text or categories), at fit it held numbers, 'wide' at row 83"),
-        ("city", "Rome", "column 'city' has the level 'Rome' (first at row 83)"),
         ("built", "soon", "column 'built' holds 'soon' at row 83"),
     ):
         wrong = frame.astype({column: object})

@@ -68,6 +68,16 @@ def check_new_rows(model, Z: pd.DataFrame, rng: np.random.Generator) -> None:
         return
     spoiled = Z.astype(object)
     spoiled.isetitem(place, pd.Series([None, *values.iloc[1:]], dtype=object).set_axis(Z.index))
+    column = model.encoder_.state()["columns"][place]
+    if column["kind"] == "levels":
+        unknown = Z.astype(object)
+        unknown.isetitem(place, pd.Series(["never seen"] * len(Z), dtype=object).set_axis(Z.index))
+        mean, std = model.predict(unknown, return_std=True)
+        assert np.isfinite(mean).all()
+        assert (std > 0).all()
+    if column["missing"]:
+        assert np.isfinite(model.predict(spoiled)).all()
+        return
     with pytest.raises(ValueError, match=r"missing|mixes|at fit it held") as caught:
         model.predict(spoiled)
     assert repr(str(name)) in str(caught.value)

@@ -1,10 +1,13 @@
 """What an input column of a table can hold, and the names of the inputs it becomes. ``cagp.data`` does the encoding."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NUMBER, DATETIME, TIMEDELTA, LEVELS = "number", "datetime", "timedelta", "levels"
 
 WORDS = {NUMBER: "numbers", DATETIME: "dates", TIMEDELTA: "durations", LEVELS: "levels (text or categories)"}
+
+DECIMAL_COMMA = "decimal comma"
+"""The format of text like "3,14"."""
 
 
 class Column(NamedTuple):
@@ -13,13 +16,30 @@ class Column(NamedTuple):
     name: str
     kind: str
     levels: tuple[str, ...] = ()
+    common: tuple[str, ...] = ()  # where there are many levels: those with a 0/1 column of their own
+    missing: bool = False  # values were missing
+    format: str = ""  # of numbers or dates that were text: DECIMAL_COMMA or e.g. "day/month/year"; ISO 8601 needs none
 
     @property
     def coded_levels(self) -> tuple[str, ...]:
         """The levels with a 0/1 column. Of two levels only the second has one: the first would be its mirror image."""
-        return self.levels[1:] if len(self.levels) == 2 else self.levels
+        return self.common or (self.levels[1:] if len(self.levels) == 2 else self.levels)
 
     @property
     def names_out(self) -> list[str]:
-        """The names of the columns it becomes."""
-        return [f"{self.name}={level}" for level in self.coded_levels] if self.kind == LEVELS else [self.name]
+        """The names of the inputs it becomes."""
+        names = [f"{self.name}={level}" for level in self.coded_levels] if self.kind == LEVELS else [self.name]
+        names += [f"{self.name}=other levels"] if self.common else []
+        return names + ([f"{self.name} is missing"] if self.missing else [])
+
+    def state(self) -> dict[str, Any]:
+        """The column as text, lists and booleans, for ``from_state``."""
+        return {**self._asdict(), "levels": list(self.levels), "common": list(self.common)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "Column":
+        """The column whose ``state()`` this is; that of files of version 0.1 is shorter."""
+        if state["kind"] not in WORDS:
+            raise ValueError(f"column {state['name']!r} has the kind {state['kind']!r}, expected one of {list(WORDS)}.")
+        common, missing = tuple(state.get("common", ())), bool(state.get("missing", False))
+        return cls(state["name"], state["kind"], tuple(state["levels"]), common, missing, state.get("format", ""))

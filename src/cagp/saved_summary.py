@@ -45,7 +45,7 @@ def _summary(state: State) -> dict[str, Any]:
     own_rows = state.get("target_rows", [state["num_rows"]] * len(state["posteriors"]))
     kernel, num_held = posterior["prior"]["kernel"], len(posterior["X"])
     held = [len(part["X"]) for part in state["posteriors"]]
-    columns = [Column(c["name"], c["kind"], tuple(c["levels"])) for c in state["encoder"]["columns"]]
+    columns = [Column.from_state(column) for column in state["encoder"]["columns"]]
     names = [name for column in columns for name in column.names_out]
     parts = kernel_parts(kernel, names, scaler["input_std"])
     inducing = posterior["class"] == "InducingPosterior"
@@ -62,7 +62,7 @@ def _summary(state: State) -> dict[str, Any]:
         "inducing_points": num_held if inducing else 0,
         "holds_training_data": not inducing,
         "stored_dtype": state["stored_dtype"] or posterior["dtype"],
-        "inputs": state["encoder"]["columns"],
+        "inputs": [column.state() for column in columns],
         "encoded_inputs": input_lengthscales(parts, names),
         "targets": _targets(state),
         "kernel": kernel_words(kernel, names),

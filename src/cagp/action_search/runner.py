@@ -18,6 +18,7 @@ from torch import Tensor
 from cagp.action_search.search_result import SearchResult, Trial
 from cagp.action_search.trial import INTERRUPTED, TASK, read_trial, rows_of, trial_path
 from cagp.checks import check_count, check_data
+from cagp.data.scaling import without_missing
 from cagp.kernel_registry import NAMES
 from cagp.training import Settings
 from cagp.training.checkpoints import load_checkpoint, save_checkpoint
@@ -59,7 +60,7 @@ def search_num_actions(
         jobs: trials at a time; torch's threads are divided between them. Times are comparable for equal ``jobs``.
         progress: print a line to stderr whenever a trial ends.
     """
-    check_data(X, y)
+    check_data(without_missing(X), y)
     rows = rows_of(len(y), seed)
     if not num_actions or not lrs:
         raise ValueError("num_actions and lrs need at least one value each.")

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     tables.warn_of_noise(model, arguments.noise)
     tallies, sample, num_rows, num_missing = scores.Tallies(model), Sample(REPORT_ROWS), 0, 0
     known_rows, common = overlaps.KnownRows.of_model(model), None
+    unknown = Counter()  # rows with levels that the model does not know
     start = time.perf_counter()
     with progress_bars.TableProgress("evaluate", enabled=not arguments.quiet) as progress:
         for piece in _pieces(model, arguments):
@@ -79,9 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
             known = np.asarray(~np.isnan(y).all(axis=1))
             tested = piece.where(known)
             tallies.add(y[known], tested.inputs, tested.noise)
+            unknown += Counter(model.encoder_.num_unknown(tested.inputs.matrix))
             num_rows, num_missing = num_rows + len(y), num_missing + int((~known).sum())
             if known_rows is not None:
-                found = known_rows.overlap(model.encoder_.expand(tested.inputs.matrix), y[known])
+                found = known_rows.overlap(tested.inputs.matrix, y[known])
                 common = found if common is None else common.plus(found)
             if arguments.report is not None:
                 targets = pd.DataFrame(y[known], columns=list(model.target_names_))
@@ -89,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
                 noise = pd.DataFrame({"noise": np.zeros(len(targets)) if tested.noise is None else tested.noise})
                 sample.add(pd.DataFrame(inputs).reset_index(drop=True), targets, noise)
             progress.advance(len(y), piece.fraction)
+    tables.warn_of_levels(unknown)
     seconds = time.perf_counter() - start
     record = tallies.record()
     missing = f" ({count(num_missing, 'row')} without a target left out)" if num_missing else ""
@@ -132,16 +136,8 @@ def _pieces(model: "estimators.GPRegressor", arguments: argparse.Namespace) -> "
 
 
 def _typed(model: "estimators.GPRegressor", inputs: "pd.DataFrame") -> "pd.DataFrame | np.ndarray":
-    """The inputs as at fit: a frame or an array, with dates as dates, which pieces of CSV files have as text."""
-    if model.encoder_.names_in is None:
-        return inputs.to_numpy()
-    dates = [c["name"] for c in model.encoder_.state()["columns"] if c["kind"] == "datetime"]
-    found = {
-        name: pd.to_datetime(inputs[name], format="ISO8601", utc=True).dt.tz_localize(None)
-        for name in dates
-        if inputs[name].dtype.kind != "M"
-    }
-    return inputs.assign(**found)
+    """The inputs as at fit: a frame or an array."""
+    return inputs.to_numpy() if model.encoder_.names_in is None else inputs
 
 
 class Sample:

@@ -34,7 +34,7 @@ DESCRIPTION = """\
 Learn from a table and save a model. A share of the rows is held out for testing: the saved model has not seen them
 (--test-fraction 0 trains on all rows). They are drawn at random, or chosen with --split so that the test is like the
 use: the latest rows for forecasts, whole groups if new persons or places are to be predicted. Text columns are encoded.
-Rows without a target are left out. Missing inputs are an error.
+Rows without a target are left out. Inputs may be missing.
 
 Checkpoints are kept in a folder beside the model (model.cagp.checkpoints) until it is saved. If a run is killed, the
 same command with --resume continues from its last checkpoint. Without --resume, a folder that was left behind is an
@@ -133,6 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "rows_without_target": table.num_missing,
                 "train_rows": len(table.train),
                 "test_rows": len(table.test),
+                "test_rows_left_out": table.num_untestable,
                 "inputs": list(table.train.frame.columns),
                 "targets": list(table.train.targets.columns),
                 "split": str(arguments.split),
@@ -223,7 +224,7 @@ def _memory(arguments: argparse.Namespace, train: "tables.Part", folder: Path) -
 def _key(arguments: argparse.Namespace, train: "tables.Part") -> str:
     """What a fit depends on, as a short text: the rows, the method, its options."""
     plain: dict[str, Any] = options.options_of(arguments)
-    chosen = ("method", "kernel", "mean", "target_transform", "max_epochs", "seed", "device")
+    chosen = ("method", "kernel", "mean", "target_transform", "categories", "max_epochs", "seed", "device")
     plain |= {name: getattr(arguments, name) for name in chosen}
     arrays = [train.inputs.matrix, train.targets.to_numpy(float)]
     return storage.fingerprint(plain, *arrays, *([] if train.noise is None else [train.noise]))
@@ -238,7 +239,7 @@ def _data(table: "tables.SplitTable", arguments: argparse.Namespace) -> str:
     ]
     if table.num_missing:
         words.append(f"Left out {count(table.num_missing, 'row')} without a target.")
-    if len(table.test):
+    if len(table.test) or table.num_untestable:
         words.append(tables.split_words(table, arguments.split, arguments.seed))
     else:
         words.append("All are trained on.")

@@ -94,10 +94,14 @@ def _holding(record: dict[str, Any]) -> str:
 
 
 def _encoding(column: dict[str, Any]) -> str:
+    missing = "; one more input says where it is missing" if column["missing"] else ""
     if column["kind"] != LEVELS:
-        return WORDS[column["kind"]] + UNITS.get(column["kind"], "")
+        written = f", written as {column['format']}" if column["format"] else ""
+        return WORDS[column["kind"]] + written + UNITS.get(column["kind"], "") + missing
     coded = "one 0/1 input" if len(column["levels"]) == 2 else "a 0/1 input for each"
-    return f"{count(len(column['levels']), 'level')} ({names(column['levels'], 6)}), {coded}"
+    if column["common"]:
+        coded = f"a 0/1 input for each of the {len(column['common'])} most frequent, and one for the others"
+    return f"{count(len(column['levels']), 'level')} ({names(column['levels'], 6)}), {coded}{missing}"
 
 
 def _kernel_part(part: dict[str, Any], alone: bool) -> list[str]:

@@ -36,5 +36,6 @@ def regressor(method: str, arguments: argparse.Namespace, **choices: Any) -> "es
         "device": arguments.device,
         "random_state": arguments.seed,
         "target": arguments.target_transform,
+        "categories": tuple(arguments.categories),
     }
     return estimators.CaGPRegressor(method=method, **(parameters | options | choices))

@@ -142,6 +142,13 @@ def add_table(command: argparse.ArgumentParser, test_fraction: float | None) -> 
         "--target", nargs="+", metavar="COLUMN", help=f"what to predict: {several} (NPZ: y unless given)"
     )
     command.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns that are not inputs")
+    command.add_argument(
+        "--categories",
+        nargs="+",
+        default=[],
+        metavar="COLUMN",
+        help="inputs to take as levels although they hold numbers, e.g. codes",
+    )
     if test_fraction is None:
         return
     add_noise(command)

@@ -3,6 +3,7 @@
 import argparse
 import os
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from cagp.cli import options
@@ -104,9 +105,11 @@ def run(arguments: argparse.Namespace) -> int:
     results = [f"{t}_{c}" for t in model.target_names_ for c in [*columns, *map(_quantile_name, arguments.quantiles)]]
     if set(results) & set(keep):
         raise UsageError(f"--keep has {names(sorted(set(results) & set(keep)))}, which is also a column of the result.")
+    unknown = Counter()  # rows with levels that the model does not know
     start = time.perf_counter()
     with progress_bars.TableProgress("predict", enabled=not arguments.quiet) as progress, writer:
         for piece in tables.pieces(model, arguments.table, arguments.rows_at_a_time, verbatim, arguments.noise):
+            unknown += Counter(model.encoder_.num_unknown(piece.inputs.matrix))
             answers = _answers(model, piece, columns, arguments)
             result = pd.DataFrame(dict(zip(results, answers, strict=True)), index=piece.frame.index)
             if keep:
@@ -114,6 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
                 result = pd.concat([kept, result], axis=1)
             writer.write(result)
             progress.advance(len(result), piece.fraction)
+    tables.warn_of_levels(unknown)
     seconds = time.perf_counter() - start
     if arguments.out != "-":
         written = [*keep, *results]

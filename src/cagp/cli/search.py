@@ -129,10 +129,14 @@ def _numbers(arguments: argparse.Namespace, num_rows: int) -> list[int]:
 
 def _rows(arguments: argparse.Namespace) -> "tuple[torch.Tensor, torch.Tensor]":
     """Encoded inputs and the target, without rows whose target is missing."""
-    _, inputs, values = tables.read_columns(arguments.table, arguments.target, arguments.drop)
+    _, inputs, values = tables.read_columns(
+        arguments.table, arguments.target, arguments.drop, categories=arguments.categories
+    )
     if values.shape[1] != 1:
         raise UsageError("--target names several columns; cagp search takes one.")
     target = data.encode_target(values, "the target")
-    _, matrix = data.Encoder.fit_transform(inputs)
     kept = ~target.missing
-    return torch.from_numpy(np.ascontiguousarray(matrix[kept])), torch.from_numpy(target.values[kept])
+    encoder, codes = data.Encoder.fit_codes(inputs, arguments.categories)
+    encoder, codes = encoder.for_rows(codes, kept)
+    matrix = encoder.expand(codes[kept])
+    return torch.from_numpy(np.ascontiguousarray(matrix)), torch.from_numpy(target.values[kept])

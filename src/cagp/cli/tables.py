@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import pandas as pd
 from cagp.cli.words import UsageError, count, names, warn
 from cagp.data import MAX_LEVELS, Encoder, encode_target, read_table, split, stream_table
 from cagp.data.splits import shared_groups
+from cagp.data.text_values import with_decimal_commas_read
 from cagp.estimators import EncodedTable, GPRegressor
 from cagp.estimators.overlap import MANY_IN_GROUPS, KnownRows, group_words
 from cagp.split_rules import RANDOM, SplitRule
@@ -43,17 +44,7 @@ class SplitTable(NamedTuple):
     test: Part
     num_rows: int  # of the table
     num_missing: int  # rows without any target, which are in neither part
-    num_moved: int  # rows drawn for testing that are trained on: no other row has their levels
-    num_unknown: int  # rows to test on that are in neither part: no training row has their levels
-
-
-class Rows(NamedTuple):
-    """The rows of each part, by number, in the order of the table."""
-
-    train: np.ndarray
-    test: np.ndarray
-    num_moved: int = 0  # from testing to training
-    num_unknown: int = 0  # rows that are in neither part
+    num_untestable: int  # test rows left out: they lack a value in a column in which no training row lacks one
 
 
 def split_table(
@@ -64,26 +55,29 @@ def split_table(
     seed: int,
     noise: str | None = None,
     rule: SplitRule = RANDOM,
+    categories: Sequence[str] = (),
 ) -> SplitTable:
-    """Read a table, leave out rows without any target, encode the others and split them.
+    """Read a table, leave out rows without any target, split the others and encode them.
 
-    Rows keep their order. The column of groups is not an input.
+    Rows keep their order. The encoder is that of the rows to train on. The column of groups is not an input.
     """
     not_inputs = [*drop, *([] if rule.group_column is None or rule.group_column in drop else [rule.group_column])]
-    frame, inputs, values = read_columns(path, targets, not_inputs, noise, rule)
+    frame, inputs, values = read_columns(path, targets, not_inputs, noise, rule, categories)
     known = None if noise is None else noise_column(frame, noise, path)
-    encoder, matrix = Encoder.fit_codes(inputs)  # errors name the rows of the table
+    encoder, matrix = Encoder.fit_codes(inputs, categories)  # errors name the rows of the table
     missing = encode_target(values, "the target").empty
     kept = np.flatnonzero(~missing)
     if len(kept) < 2:
         raise ValueError(f"{path} has {len(kept)} rows with a target, expected at least 2.")
-    if len(kept) < len(missing):  # levels that only rows without a target have are not inputs
-        inputs, values = inputs.iloc[kept], values.iloc[kept]
+    if len(kept) < len(missing):
+        inputs, values, matrix = inputs.iloc[kept], values.iloc[kept], matrix[kept]
         known = None if known is None else known[kept]
-        encoder, matrix = Encoder.fit_codes(inputs)
-    rows = Rows(np.arange(len(kept)), np.arange(0))
+    train, test = np.arange(len(kept)), np.arange(0)
     if test_fraction > 0:
-        rows = split_rows(frame.iloc[kept], inputs, encoder.text_names, rule, test_fraction, seed)
+        train, test = split_rows(frame.iloc[kept], rule, test_fraction, seed)
+    encoder, matrix = encoder.for_rows(matrix, train)
+    testable = test[encoder.takes(matrix[test])]
+    num_untestable, test = len(test) - len(testable), testable
 
     def part(rows: np.ndarray) -> Part:
         return Part(
@@ -94,41 +88,14 @@ def split_table(
             frame.loc[:, list(drop)].iloc[kept[rows]],
         )
 
-    num_missing = int(missing.sum())
-    return SplitTable(part(rows.train), part(rows.test), len(frame), num_missing, rows.num_moved, rows.num_unknown)
+    return SplitTable(part(train), part(test), len(frame), int(missing.sum()), num_untestable)
 
 
-def split_rows(
-    frame: pd.DataFrame,
-    inputs: pd.DataFrame,
-    text_names: Sequence[str],
-    rule: SplitRule,
-    test_fraction: float,
-    seed: int,
-) -> Rows:
-    """The rows of each part of a table, all of whose rows have a target.
-
-    A model knows the levels of its training rows alone. At random, a row with a level that no training row has is
-    trained on. Where later rows or whole groups are tested, that would be no such test: the row is left out.
-
-    Args:
-        inputs: the same rows of the columns that are inputs, those called ``text_names`` with levels.
-    """
+def split_rows(frame: pd.DataFrame, rule: SplitRule, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows to train on and the rows to test on of a table, by number, in its order."""
     by = {} if rule.column is None else {rule.kind: frame[rule.column]}
     found = split(len(frame), test_fraction, seed, **by)
-    train, test = np.sort(found.train.numpy()), np.sort(found.test.numpy())
-    new = np.zeros(len(test), dtype=bool)
-    for name in text_names:
-        new |= ~inputs[name].iloc[test].isin(inputs[name].iloc[train].unique()).to_numpy()
-    num_new = int(new.sum())
-    if rule.kind == "random":
-        return Rows(np.sort(np.concatenate([train, test[new]])), test[~new], num_moved=num_new)
-    if num_new == len(test):
-        raise ValueError(
-            f"with --split {rule} no test row can be predicted: each has a level of {names(text_names)} that no "
-            "training row has. Leave such columns out with --drop, or split in another way."
-        )
-    return Rows(train, test[~new], num_unknown=num_new)
+    return np.sort(found.train.numpy()), np.sort(found.test.numpy())
 
 
 def split_words(table: SplitTable, rule: SplitRule, seed: int) -> str:
@@ -140,13 +107,11 @@ def split_words(table: SplitTable, rule: SplitRule, seed: int) -> str:
         "time": f": the latest by {rule.column}, {is_input}.",
         "group": f": other groups of {rule.column} (seed {seed}), {is_input}.",
     }[rule.kind]
-    if table.num_moved:
+    if table.num_untestable:
         words.append(
-            f"{count(table.num_moved, 'row')} drawn for testing {'is' if table.num_moved == 1 else 'are'} trained on: "
-            "no other row has their levels."
+            f"{count(table.num_untestable, 'row')} drawn for testing {'is' if table.num_untestable == 1 else 'are'} "
+            "left out: a value is missing in a column in which the training rows have them all."
         )
-    if table.num_unknown:
-        words.append(f"Left out {count(table.num_unknown, 'test row')}: no training row has their levels.")
     return " ".join(words)
 
 
@@ -189,6 +154,7 @@ def split_of(arguments: argparse.Namespace) -> SplitTable:
         arguments.seed,
         arguments.noise,
         arguments.split,
+        arguments.categories,
     )
 
 
@@ -198,11 +164,15 @@ def read_columns(
     drop: Sequence[str],
     noise: str | None = None,
     rule: SplitRule | None = None,
+    categories: Sequence[str] = (),
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """A table, its inputs and its targets; the column of known variances is neither."""
+    """A table, its inputs and its targets; the column of known variances is neither.
+
+    Columns of ``categories`` are taken from a CSV file as they are written there: 007 stays 007.
+    """
     if not targets:
         targets = _default_targets(path)
-    frame = read_table(path)
+    frame = read_table(path, categories)
     _check_columns(frame, "--target", targets)
     if rule is not None:
         check_rule(frame, rule, targets)
@@ -216,6 +186,8 @@ def read_columns(
     if len(set(targets)) < len(targets):
         raise UsageError(f"--target names a column twice: {names(targets)}.")
     inputs, values = frame.drop(columns=list({*targets, *others})), frame.loc[:, list(targets)]
+    _check_columns(inputs, "--categories", categories, "the inputs do")
+    values = values.assign(**{name: with_decimal_commas_read(values[name], name) for name in targets})
     if inputs.shape[1] == 0:
         raise UsageError(f"no inputs are left: {path} has the columns {names(frame.columns)}.")
     for name in inputs.columns:
@@ -240,7 +212,8 @@ def noise_column(frame: pd.DataFrame, column: str, path: str) -> np.ndarray:
             f"--noise names {column!r}, which {_shown(path)} does not have; its columns are "
             f"{', '.join(map(str, frame.columns))}."
         )
-    values = np.asarray(pd.to_numeric(frame[column], errors="coerce"), dtype=np.float64)
+    numbers = pd.to_numeric(with_decimal_commas_read(frame[column], column), errors="coerce")
+    values = np.asarray(numbers, dtype=np.float64)
     wrong = ~np.isfinite(values) | (values < 0)
     if wrong.any():
         first = int(wrong.argmax())
@@ -266,11 +239,11 @@ def _default_targets(path: str) -> list[str]:
     raise UsageError(f"say with --target what to predict; the columns of {_shown(path)} are {', '.join(columns)}.")
 
 
-def _check_columns(frame: pd.DataFrame, option: str, wanted: Sequence[str]) -> None:
+def _check_columns(frame: pd.DataFrame, option: str, wanted: Sequence[str], which: str = "the table does") -> None:
     absent = [name for name in wanted if name not in frame.columns]
     if absent:
         raise UsageError(
-            f"{option} names {', '.join(map(repr, absent))}, which the table does not have; its columns are "
+            f"{option} names {', '.join(map(repr, absent))}, which {which} not have; its columns are "
             f"{', '.join(map(str, frame.columns))}."
         )
 
@@ -288,12 +261,10 @@ def held_out_piece(
     """The rows of a table that ``cagp fit`` holds out with the same rule, share and seed."""
     frame = read_table(path, model.encoder_.text_names)
     check_rule(frame, rule, model.target_names_)
-    kept = np.flatnonzero(~np.isnan(targets_of(model, frame, path)).any(axis=1))
-    inputs = pd.DataFrame(inputs_of(model, frame, path, noise)).iloc[kept]
-    rows = kept[split_rows(frame.iloc[kept], inputs, model.encoder_.text_names, rule, test_fraction, seed).test]
-    chosen = frame.iloc[rows]
+    kept = np.flatnonzero(~np.isnan(targets_of(model, frame, path)).all(axis=1))
+    chosen = frame.iloc[kept[split_rows(frame.iloc[kept], rule, test_fraction, seed)[1]]]
     known = None if noise is None else noise_column(chosen, noise, path)
-    matrix = model.encoder_.transform(inputs_of(model, chosen, path, noise))
+    matrix = model.encoder_.codes(inputs_of(model, chosen, path, noise))
     return Piece(chosen, EncodedTable(model.encoder_, matrix), 1.0, known)
 
 
@@ -336,6 +307,15 @@ def warn_of_noise(model: GPRegressor, noise: str | None) -> None:
         )
 
 
+def warn_of_levels(num_unknown: Mapping[str, int]) -> None:
+    """Say in how many rows columns have levels that no training row had."""
+    for name, num_rows in num_unknown.items():
+        warn(
+            f"{count(num_rows, 'row')} of column {name!r} {'has a level' if num_rows == 1 else 'have levels'} that no "
+            "training row had; predictions there come from the rows of all levels"
+        )
+
+
 def inputs_of(
     model: GPRegressor, frame: pd.DataFrame, path: str, noise: str | None = None
 ) -> pd.DataFrame | np.ndarray:
@@ -364,7 +344,7 @@ def targets_of(model: GPRegressor, frame: pd.DataFrame, path: str) -> np.ndarray
         )
     columns = []
     for name in model.target_names_:
-        values = frame[name]
+        values = with_decimal_commas_read(frame[name], name)
         if values.dtype.kind in "mM":
             raise ValueError(f"the target {name!r} holds dates or durations, expected numbers.")
         numbers = np.asarray(pd.to_numeric(values, errors="coerce"), dtype=np.float64)

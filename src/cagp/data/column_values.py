@@ -1,15 +1,18 @@
 """One column of a table: what kind it is, and its values as numbers. Rows in messages count from 0."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from cagp.column_kinds import DATETIME, LEVELS, NUMBER, TIMEDELTA, WORDS, Column
-from cagp.data.table_checks import listed, numbers_of, short
+from cagp.data.table_checks import numbers_of, short
+from cagp.data.text_values import TextKind, is_date, is_number, kind_of_text, read_text
 
-MAX_LEVELS = 20  # of a text column: each level becomes an input, and many inputs make a Gaussian process worse
+MAX_LEVELS = 20
+"""Levels of a column that become an input each. The others share one: many inputs make a Gaussian process worse."""
 
 EMPTY = "empty"  # only missing values
 # The kinds by what pandas.api.types.infer_dtype says about a column.
@@ -45,20 +48,28 @@ def kind_of(values: pd.Series, name: str) -> str:
     )
 
 
-def fitted_column(values: pd.Series, name: str) -> Column:
-    """The name, kind and levels of a column; a column of missing values counts as numbers."""
+def fitted_column(values: pd.Series, name: str, as_levels: bool) -> Column:
+    """The name, kind, levels and format of a column; a column of missing values counts as numbers.
+
+    Args:
+        as_levels: take numbers, too, as levels.
+    """
     kind = kind_of(values, name)
-    if kind != LEVELS:
-        return Column(name, NUMBER if kind == EMPTY else kind)
-    _, found = pd.factorize(values)
-    levels = sorted(_label(level) for level in found)
-    if not isinstance(values.dtype, pd.CategoricalDtype):
-        _check_text(name, levels)
-    if len(levels) > MAX_LEVELS:
+    if as_levels and kind in (DATETIME, TIMEDELTA):
         raise ValueError(
-            f"column {name!r} has {len(levels)} levels, at most {MAX_LEVELS} are encoded{_odd_number(values)}. "
-            "Drop the column, or encode it yourself: group rare levels, or use sklearn.preprocessing.TargetEncoder."
+            f"categories names column {name!r}, which holds {WORDS[kind]}; remove it there, or convert the column with "
+            ".astype(str)."
         )
+    if kind == EMPTY or (kind != LEVELS and not as_levels):
+        return Column(name, NUMBER if kind == EMPTY else kind)
+    codes, found = pd.factorize(values)
+    is_text = not as_levels and not isinstance(values.dtype, pd.CategoricalDtype)
+    read = kind_of_text(pd.Series(list(found), dtype=object).astype(str), name) if is_text else None
+    if read is not None:
+        return Column(name, read.kind, format=read.format)
+    levels = sorted(_label(level) for level in found)
+    if is_text:
+        _check_text(name, levels, values, num_values=int((codes >= 0).sum()))
     if len(set(levels)) < len(levels):
         twice = next(level for level in levels if levels.count(level) > 1)
         raise ValueError(
@@ -67,13 +78,41 @@ def fitted_column(values: pd.Series, name: str) -> Column:
     return Column(name, LEVELS, tuple(levels))
 
 
+def with_statistics(column: Column, codes: np.ndarray) -> Column:
+    """The column as these rows show it: whether values are missing, and which of many levels are common."""
+    known = codes[~np.isnan(codes)]
+    if len(known) == 0:
+        raise ValueError(f"column {column.name!r} has only missing values in the rows to learn from; drop it.")
+    common: tuple[str, ...] = ()
+    if len(column.levels) > MAX_LEVELS:
+        counts = np.bincount(known.astype(np.int64), minlength=len(column.levels))
+        most = np.argsort(-counts, kind="stable")[:MAX_LEVELS]  # of those that are as frequent, the first by name
+        common = tuple(column.levels[place] for place in np.sort(most))
+    return column._replace(common=common, missing=len(known) < len(codes))
+
+
+def with_levels_of(column: Column, codes: np.ndarray, rows: np.ndarray) -> tuple[Column, np.ndarray]:
+    """The column with the levels of some rows alone, and the codes of all rows for it."""
+    if column.kind != LEVELS:
+        return column, codes
+    seen = np.unique(codes[rows])
+    seen = seen[seen < len(column.levels)].astype(np.int64)  # neither missing values nor unknown levels
+    places = np.full(len(column.levels) + 2, float(len(seen)))
+    places[seen], places[-1] = np.arange(len(seen)), np.nan
+    again = places[np.where(np.isnan(codes), -1, codes).astype(np.int64)]
+    return column._replace(levels=tuple(column.levels[place] for place in seen)), again
+
+
 def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarray:
-    """The column as one number for each row, (n,): levels as their places 0, 1, 2, ...; NaN for missing values."""
+    """The column as one number for each row, (n,); NaN for missing values.
+
+    Levels become their places 0, 1, 2, ...; those that did not occur at fit get the next number.
+    """
     kind = kind_of(values, column.name)
     if column.kind == LEVELS and kind in (LEVELS, NUMBER, EMPTY):
-        return _level_codes(column, values, rows_from)
-    if column.kind == DATETIME and kind == LEVELS:
-        values, kind = _parsed_dates(column, values, rows_from), DATETIME
+        return _level_codes(column, values)
+    if kind == LEVELS and (column.kind == DATETIME or column.format):
+        values, kind = _read(column, values, rows_from), column.kind
     if kind not in (column.kind, EMPTY):
         raise ValueError(
             f"column {column.name!r} holds {WORDS[kind]}, at fit it held {WORDS[column.kind]}"
@@ -85,35 +124,51 @@ def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarra
 
 
 def expanded_column(column: Column, codes: np.ndarray) -> np.ndarray:
-    """The inputs that the column becomes, (n, number of its names_out): a 0/1 column for each coded level."""
-    if column.kind != LEVELS:
-        return codes[:, None]
-    offset = len(column.levels) - len(column.coded_levels)
-    return (codes[:, None] == np.arange(offset, len(column.levels))).astype(np.float64)
+    """The inputs that the column becomes, (n, number of its names_out)."""
+    parts = [_expanded_levels(column, codes) if column.kind == LEVELS else codes[:, None]]
+    parts += [np.isnan(codes)[:, None]] if column.missing else []
+    return np.concatenate(parts, axis=1, dtype=np.float64)
+
+
+def level_stand_ins(column: Column) -> list[int]:
+    """The places of the levels that stand in for an unknown one: all, or the common ones and one of the others."""
+    if not column.common:
+        return list(range(len(column.levels)))
+    common = set(column.common)
+    places = [j for j, level in enumerate(column.levels) if level in common]
+    return [*places, next(j for j, level in enumerate(column.levels) if level not in common)]
 
 
 def first_text(values: pd.Series, rows_from: int) -> str:
     """The first text that is not a number, or the first text, for an error message: ", 'text' at row 3"."""
     cells = [(row, value) for row, value in enumerate(values.astype(object)) if isinstance(value, str)]
-    row, value = next((cell for cell in cells if not _is_number(cell[1])), cells[0] if cells else (0, values.iloc[0]))
+    row, value = next((cell for cell in cells if not is_number(cell[1])), cells[0] if cells else (0, values.iloc[0]))
     return f", {short(value)} at row {rows_from + row}"
 
 
 # ---- levels ----
 
 
-def _level_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarray:
+def _level_codes(column: Column, values: pd.Series) -> np.ndarray:
     codes, found = pd.factorize(values)
-    labels = [_label(level) for level in found]
-    unknown = next((code for code, label in enumerate(labels) if label not in column.levels), None)
-    if unknown is not None:
-        raise ValueError(
-            f"column {column.name!r} has the level {short(labels[unknown])} (first at row "
-            f"{rows_from + int((codes == unknown).argmax())}), which it did not have at fit; its levels at fit were "
-            f"{listed(column.levels)}. Drop such rows, replace the value by one of these levels, or fit again with it."
-        )
-    places = np.array([*(column.levels.index(label) for label in labels), np.nan])
-    return places[codes]  # missing: code -1, the last entry
+    place = {level: j for j, level in enumerate(column.levels)}
+    whole = {_without_point(level): j for level, j in place.items()}
+    labels = (_label(level) for level in found)
+    unknown = len(column.levels)
+    places = [place.get(label, whole.get(_without_point(label), unknown)) for label in labels]
+    return np.array([*places, np.nan])[codes]  # missing: code -1, the last entry
+
+
+def _expanded_levels(column: Column, codes: np.ndarray) -> np.ndarray:
+    """0/1 columns. A missing value or unknown level is in none of them, and half way between two levels."""
+    place = {level: j for j, level in enumerate(column.levels)}
+    block = (codes[:, None] == [place[level] for level in column.coded_levels]).astype(np.float64)
+    if column.common:
+        others = ~np.isnan(codes) & ~block.any(axis=1)
+        return np.column_stack([block, others])
+    if len(column.levels) == 2:
+        block[~np.isin(codes, (0, 1))] = 0.5
+    return block
 
 
 def _label(level: Any) -> str:
@@ -121,25 +176,40 @@ def _label(level: Any) -> str:
     return str(int(level)) if isinstance(level, float | np.floating) and level.is_integer() else str(level)
 
 
-def _check_text(name: str, levels: list[str]) -> None:
-    if levels and all(_is_number(level) for level in levels):
+def _without_point(label: str) -> str:
+    """Another name for a level: "1.0" is how a file may have the code 1 if other rows lack theirs."""
+    return re.sub(r"^([+-]?\d+)\.0*$", r"\1", label)
+
+
+def _check_text(name: str, levels: list[str], values: pd.Series, num_values: int) -> None:
+    """Raise ValueError for text whose meaning only the user knows."""
+    if levels and all(is_number(level) for level in levels):
         raise ValueError(
             f"column {name!r} holds numbers as text, e.g. {levels[0]!r}: use pandas.to_numeric if they are quantities, "
-            '.astype("category") if they are codes.'
+            f"categories=[{name!r}] if they are codes."
+        )
+    if len(levels) <= MAX_LEVELS:
+        return
+    remedy = f"If its values do occur again in other rows, pass categories=[{name!r}] (--categories in a command)."
+    for looks_right, what in ((is_number, "numbers"), (is_date, "dates")):
+        odd = _odd_cell(values, looks_right)
+        if odd is not None:
+            raise ValueError(
+                f"column {name!r} holds text that mostly looks like {what}; {odd} does not. Correct such cells or "
+                f"leave them empty, and convert the column. {remedy}"
+            )
+    if 2 * len(levels) > num_values:
+        raise ValueError(
+            f"column {name!r} has {len(levels):,} levels in {num_values:,} rows: it looks like an identifier or free "
+            f"text, from which nothing can be learned for other rows. Drop it. {remedy}"
         )
 
 
-def _odd_number(values: pd.Series) -> str:
-    """A hint for a column that is text because a few of its cells are not numbers."""
+def _odd_cell(values: pd.Series, looks_right: Callable[[str], bool]) -> str | None:
+    """The first cell that is not like most of the others, and its row; None where there are none or many."""
     cells = {row: str(value) for row, value in enumerate(values) if not pd.isna(value)}
-    odd = [row for row, cell in cells.items() if not _is_number(cell)]
-    if not odd or 2 * len(odd) > len(cells):
-        return ""
-    return f" (most look like numbers; {short(cells[odd[0]])} at row {odd[0]} does not)"
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", text) is not None
+    odd = [row for row, cell in cells.items() if not looks_right(cell)]
+    return f"{short(cells[odd[0]])} at row {odd[0]}" if odd and 2 * len(odd) <= len(cells) else None
 
 
 # ---- dates and durations ----
@@ -160,14 +230,18 @@ def _days(values: pd.Series) -> np.ndarray:
     return days + (durations - whole) / np.timedelta64(1, "D")
 
 
-def _parsed_dates(column: Column, values: pd.Series, rows_from: int) -> pd.Series:
-    """Dates from a file without types, in the format of ISO 8601."""
-    dates = pd.to_datetime(values.astype(object), format="ISO8601", utc=True, errors="coerce")
-    wrong = (dates.isna() & ~values.isna()).to_numpy()
+def _read(column: Column, values: pd.Series, rows_from: int) -> pd.Series:
+    """Numbers or dates from text, in the format that they had at fit; dates also in that of ISO 8601."""
+    read = read_text(values, TextKind(column.kind, column.format))
+    wrong = (read.isna() & ~values.isna()).to_numpy()
     if wrong.any():
         first = int(wrong.argmax())
+        what = f"column {column.name!r} holds {short(values.iloc[first])} at row {rows_from + first}, at fit it held "
+        if column.kind == NUMBER:
+            raise ValueError(f"{what}numbers with decimal commas; write numbers like 3,14, or convert the column.")
+        written = f" as {column.format}" if column.format else ""
         raise ValueError(
-            f"column {column.name!r} holds {short(values.iloc[first])} at row {rows_from + first}, at fit it held "
-            "dates; write dates like 2024-03-31 or 2024-03-31T12:00:00, or convert them with pandas.to_datetime."
+            f"{what}dates{written}; write dates like 2024-03-31 or 2024-03-31T12:00:00, or convert them with "
+            "pandas.to_datetime."
         )
-    return dates
+    return read

@@ -5,11 +5,32 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64, Int64
 
-from cagp.column_kinds import DATETIME, LEVELS, NUMBER, TIMEDELTA, WORDS, Column
-from cagp.data.column_values import column_codes, expanded_column, fitted_column
-from cagp.data.table_checks import Table, as_table, check_frame, check_values, columns_text, listed, names_of
+from cagp.column_kinds import DATETIME, DECIMAL_COMMA, LEVELS, NUMBER, TIMEDELTA, Column
+from cagp.data.column_values import (
+    column_codes,
+    expanded_column,
+    fitted_column,
+    kind_of,
+    level_stand_ins,
+    with_levels_of,
+    with_statistics,
+)
+from cagp.data.table_checks import (
+    Table,
+    as_table,
+    category_places,
+    check_frame,
+    check_values,
+    columns_text,
+    listed,
+    names_of,
+)
+from cagp.data.text_values import TextKind, read_text
+
+MOST_NAMES = 8
+"""Columns that a sentence lists."""
 
 
 class Encoder:
@@ -18,40 +39,79 @@ class Encoder:
     - Numbers stay as they are. True and False become 1 and 0, dates become days since 1970 (in UTC if they have a time
       zone), durations become days.
     - Text and categories become a 0/1 column for each level that occurs at fit, in sorted order. Two levels become one
-      column, that of the second. Categories of other types are compared as text: 1, 1.0 and "1" are the same level.
+      column, that of the second. Of more than 20 levels, the 20 most frequent ones have a column each, and the others
+      share one. Categories of other types are compared as text: 1, 1.0 and "1" are the same level.
+    - A level that did not occur at fit is in none of these columns; of two levels, it is half way between them; of more
+      than 20, it is among the others. Regressors predict such rows with known levels in its place (``stand_ins``).
+    - Missing values are allowed in columns that have some at fit. Such a column gets a further 0/1 column, "NAME is
+      missing". A missing number stays NaN, which ``Standardizer`` puts at the mean of the training rows; a missing
+      level is in none of the columns of its levels.
+    - Text becomes dates if all of it is in one of the formats 2024-03-31 (ISO 8601), 31.03.2024, 31/03/2024,
+      03/31/2024, 31-03-2024, 03-31-2024, 2024/03/31 or 2024.03.31, each with or without a time; it becomes numbers if
+      all of it has decimal commas ("3,14"). Text that can be read in two ways is an error.
     - Text that consists of numbers ("1.5") is an error: it could mean quantities or codes, and only the user knows.
+      So is text of which more than half of the rows, and more than 20, have a level of their own: an identifier.
     - Arrays hold numbers, dates or durations; text needs a frame.
 
     Columns of frames are matched by name, in any order, and additional columns are ignored. Columns are matched by
     position if the table is not a frame, or was not one at fit. Rows in error messages count from 0.
+
+    There are two steps. ``codes`` has one number for each cell, with NaN for missing values and levels as 0, 1, 2, ...,
+    for methods that know categories, e.g. trees. ``expand`` turns codes into the inputs of a Gaussian process.
     """
 
     def __init__(self, columns: Sequence[Column], has_names: bool):
         self._columns, self._has_names = tuple(columns), has_names
 
     @classmethod
-    def fit(cls, X: Any) -> "Encoder":
-        """The encoder for tables like ``X``. ``X`` itself must have no errors: ``transform(X)`` will not fail."""
-        return cls.fit_transform(X)[0]
+    def fit(cls, X: Any, categories: Sequence[Any] = ()) -> "Encoder":
+        """The encoder for tables like ``X``. ``X`` itself must have no errors: ``transform(X)`` will not fail.
+
+        Args:
+            categories: columns to take as levels even if they hold numbers, e.g. codes: their names in a frame, their
+                positions in an array.
+        """
+        return cls.fit_codes(X, categories)[0]
 
     @classmethod
-    def fit_transform(cls, X: Any) -> tuple["Encoder", Float64[np.ndarray, "n p"]]:
+    def fit_transform(cls, X: Any, categories: Sequence[Any] = ()) -> tuple["Encoder", Float64[np.ndarray, "n p"]]:
         """The encoder for tables like ``X``, and the rows of ``X`` as its ``transform`` gives them."""
-        encoder, codes = cls.fit_codes(X)
+        encoder, codes = cls.fit_codes(X, categories)
         return encoder, encoder.expand(codes)
 
     @classmethod
-    def fit_codes(cls, X: Any) -> tuple["Encoder", Float64[np.ndarray, "n c"]]:
+    def fit_codes(cls, X: Any, categories: Sequence[Any] = ()) -> tuple["Encoder", Float64[np.ndarray, "n c"]]:
         """The encoder for tables like ``X``, and the rows of ``X`` as its ``codes`` gives them."""
         table = as_table(X)
         if isinstance(table, pd.DataFrame):
             check_frame(table)
-            columns = [fitted_column(table.iloc[:, j], name) for j, name in enumerate(names_of(table))]
-            encoder = cls(columns, has_names=True)
+            names = names_of(table)
+            chosen = category_places(categories, names, by_position=False)
+            columns = [fitted_column(table.iloc[:, j], name, j in chosen) for j, name in enumerate(names)]
         else:
             kind = {"M": DATETIME, "m": TIMEDELTA}.get(table.dtype.kind, NUMBER)
-            encoder = cls([Column(f"x{j}", kind) for j in range(table.shape[1])], has_names=False)
-        return encoder, encoder._codes(table, 0)
+            names = [f"x{j}" for j in range(table.shape[1])]
+            chosen = category_places(categories, names, by_position=True)
+            columns = [
+                fitted_column(pd.Series(table[:, j]), name, as_levels=True) if j in chosen else Column(name, kind)
+                for j, name in enumerate(names)
+            ]
+        encoder = cls(columns, has_names=isinstance(table, pd.DataFrame))
+        codes = encoder._read(table, 0)
+        columns = [with_statistics(column, codes[:, j]) for j, column in enumerate(columns)]
+        check_values(codes, columns, 0)
+        return cls(columns, encoder._has_names), codes
+
+    def for_rows(self, codes: Float64[np.ndarray, "n c"], rows: Any) -> tuple["Encoder", Float64[np.ndarray, "n c"]]:
+        """The encoder that ``fit`` gives for some rows alone, and all rows in its codes.
+
+        Args:
+            codes: of all rows.
+            rows: those to learn from, as an index of arrays.
+        """
+        parts = [with_levels_of(column, codes[:, j], rows) for j, column in enumerate(self._columns)]
+        columns = [with_statistics(column, part[rows]) for column, part in parts]
+        return Encoder(columns, self._has_names), np.column_stack([part for _, part in parts])
 
     @property
     def names_in(self) -> tuple[str, ...] | None:
@@ -60,18 +120,23 @@ class Encoder:
 
     @property
     def names_out(self) -> tuple[str, ...]:
-        """The names of the columns of ``transform``: "column", or "column=level"; "x0", "x1", ... for arrays."""
+        """The names of the columns of ``transform``: "column", "column=level" or "column is missing"."""
         return tuple(name for column in self._columns for name in column.names_out)
 
     @property
     def text_names(self) -> tuple[str, ...]:
-        """The columns of levels: those to read from a file as text (see ``cagp.data.read_table``)."""
-        return tuple(column.name for column in self._columns if column.kind == LEVELS)
+        """Columns to read from a file as text (see ``cagp.data.read_table``): levels, and numbers with commas."""
+        return tuple(c.name for c in self._columns if c.kind == LEVELS or c.format == DECIMAL_COMMA)
 
     @property
     def categorical(self) -> tuple[int, ...]:
         """The positions of the columns of levels in ``codes``."""
         return tuple(j for j, column in enumerate(self._columns) if column.kind == LEVELS)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The position in ``codes`` of the column that each column of ``transform`` comes from."""
+        return tuple(j for j, column in enumerate(self._columns) for _ in column.names_out)
 
     def transform(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n p"]:
         """The rows of ``X`` as inputs of a Gaussian process: ``expand(codes(X))``.
@@ -84,47 +149,109 @@ class Encoder:
         return self.expand(self.codes(X, rows_from))
 
     def codes(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n c"]:
-        """The rows of ``X`` in compact form, with a column for each column of the table: levels as 0, 1, 2, ..."""
+        """The rows of ``X`` in compact form, with a column for each column of the table; NaN for missing values.
+
+        The L levels of a column are 0 to L - 1; L is a level that did not occur at fit.
+        """
         table = as_table(X)
         if isinstance(table, pd.DataFrame):
             check_frame(table)
-        return self._codes(table, rows_from)
+        codes = self._read(table, rows_from)
+        check_values(codes, self._columns, rows_from)
+        return codes
 
     def expand(self, codes: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, "n p"]:
-        """The inputs for rows in the form of ``codes``: a 0/1 column for each level; numbers stay as they are."""
-        if not self.categorical:
+        """The inputs for rows in the form of ``codes``: 0/1 columns for levels and for missing values.
+
+        Numbers stay as they are, NaN where they are missing.
+        """
+        if not any(column.kind == LEVELS or column.missing for column in self._columns):
             return codes
         parts = [expanded_column(column, codes[:, j]) for j, column in enumerate(self._columns)]
         return np.concatenate(parts, axis=1)
 
+    def stand_ins(
+        self, codes: Float64[np.ndarray, "n c"]
+    ) -> tuple[Float64[np.ndarray, "m c"], Int64[np.ndarray, " m"]]:
+        """The rows, where a level is unknown once with each level that has an input in its place; and their numbers.
+
+        Where several levels of a row are unknown, their stand-ins change together. A column with a single level at fit
+        tells nothing about others, and stays as it is.
+        """
+        unknown = {
+            j: np.array(level_stand_ins(column))
+            for j, column in enumerate(self._columns)
+            if column.kind == LEVELS and len(column.levels) > 1 and (codes[:, j] == len(column.levels)).any()
+        }
+        counts = np.ones(len(codes), dtype=np.int64)
+        for j, places in unknown.items():
+            counts = np.where(codes[:, j] == len(self._columns[j].levels), np.maximum(counts, len(places)), counts)
+        numbers = np.repeat(np.arange(len(codes)), counts)
+        turn = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows = codes[numbers] if unknown else codes
+        for j, places in unknown.items():
+            rows[:, j] = np.where(rows[:, j] == len(self._columns[j].levels), places[turn % len(places)], rows[:, j])
+        return rows, numbers
+
+    def takes(self, codes: Float64[np.ndarray, "n c"]) -> Bool[np.ndarray, " n"]:
+        """Which rows have missing values only in columns that had some at fit; in others they would be an error."""
+        strict = [j for j, column in enumerate(self._columns) if not column.missing]
+        return np.asarray(~np.isnan(codes[:, strict]).any(axis=1))
+
+    def num_unknown(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
+        """In how many rows each column of levels has a level that did not occur at fit; only columns with such rows."""
+        counts = {
+            self._columns[j].name: int((codes[:, j] == len(self._columns[j].levels)).sum()) for j in self.categorical
+        }
+        return {name: count for name, count in counts.items() if count}
+
+    def typed(self, frame: Any) -> Any:
+        """A frame with dates and numbers for text columns that are read as such; any other table as it is."""
+        if not isinstance(frame, pd.DataFrame) or not self._has_names:
+            return frame
+        place = {name: j for j, name in enumerate(names_of(frame))}
+        columns = [frame.iloc[:, j] for j in range(frame.shape[1])]
+        for column in self._columns:
+            j = place.get(column.name)
+            if j is None or column.kind not in (NUMBER, DATETIME) or kind_of(columns[j], column.name) != LEVELS:
+                continue
+            values = read_text(columns[j], TextKind(column.kind, column.format))
+            columns[j] = values if column.kind == NUMBER else values.dt.tz_localize(None)
+        return pd.concat(columns, axis=1).set_axis(frame.columns, axis=1)
+
+    def missing_words(self, codes: Float64[np.ndarray, "n c"]) -> str | None:
+        """How many values are missing in which columns, in one sentence; None where there are none."""
+        counts = np.isnan(codes).sum(axis=0)
+        found = [f"{column.name!r} in {n:,}" for column, n in zip(self._columns, counts, strict=True) if n]
+        if not found:
+            return None
+        rest = f" and {len(found) - MOST_NAMES:,} more columns" if len(found) > MOST_NAMES else ""
+        return (
+            f"Missing values: {', '.join(found[:MOST_NAMES])}{rest} of {len(codes):,} rows. Each of these columns has "
+            "a further input that says where."
+        )
+
     def state(self) -> dict[str, Any]:
         """The whole encoder as dicts, lists, text and booleans, for ``from_state``."""
-        columns = [{"name": c.name, "kind": c.kind, "levels": list(c.levels)} for c in self._columns]
-        return {"has_names": self._has_names, "columns": columns}
+        return {"has_names": self._has_names, "columns": [column.state() for column in self._columns]}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Encoder":
         """The encoder whose ``state()`` this is."""
-        columns = [Column(c["name"], c["kind"], tuple(c["levels"])) for c in state["columns"]]
-        for column in columns:
-            if column.kind not in WORDS:
-                raise ValueError(f"column {column.name!r} has the kind {column.kind!r}, expected one of {list(WORDS)}.")
-        return cls(columns, state["has_names"])
+        return cls([Column.from_state(column) for column in state["columns"]], state["has_names"])
 
-    def _codes(self, table: Table, rows_from: int) -> Float64[np.ndarray, "n c"]:
+    def _read(self, table: Table, rows_from: int) -> Float64[np.ndarray, "n c"]:
+        """The codes of a table, before any check of values."""
         if isinstance(table, pd.DataFrame):
             parts = [table.iloc[:, j] for j in self._places(table)]
         else:
             self._check_width(table.shape[1])
             if table.dtype.kind == "f" and all(column.kind == NUMBER for column in self._columns):
-                check_values(table, self._columns, rows_from)
                 return table
             parts = [pd.Series(table[:, j]) for j in range(table.shape[1])]
-
         codes = np.empty((len(table), len(self._columns)))
         for j, (column, values) in enumerate(zip(self._columns, parts, strict=True)):
             codes[:, j] = column_codes(column, values, rows_from)
-        check_values(codes, self._columns, rows_from)
         return codes
 
     def _places(self, frame: pd.DataFrame) -> list[int]:

@@ -15,7 +15,8 @@ CONSTANT = 32
 class Standardizer(NamedTuple):
     """Maps inputs and targets to mean 0 and standard deviation 1, and predictions back; made by ``fit``.
 
-    Targets are a vector, or a matrix with a column for each target.
+    Targets are a vector, or a matrix with a column for each target. Inputs may be missing (NaN): the statistics are
+    those of the others, and a missing input becomes the mean, 0 in standard units.
     """
 
     input_mean: Float[Tensor, " d"]
@@ -26,18 +27,18 @@ class Standardizer(NamedTuple):
     @classmethod
     def fit(cls, X: Float[Tensor, "n d"], y: Float[Tensor, "n *q"]) -> "Standardizer":
         """The statistics of these rows: pass training rows only. Constant columns are centred but not scaled."""
-        check_matrix(X, "X")
+        check_matrix(without_missing(X), "X")
         for column in y.unbind(1) if y.ndim == 2 else [y]:
             check_vector(column, "y", X)
         if X.shape[0] < 2:
             raise ValueError("X has 1 row, expected at least 2: one row has no standard deviation.")
-        return cls(X.mean(0), _std(X), y.mean(0), _std(y))
+        return cls(*_moments(X), y.mean(0), _std(y))
 
     def inputs(self, X: Float[Tensor, "t d"]) -> Float[Tensor, "t d"]:
-        """Inputs in standard units."""
+        """Inputs in standard units; 0 where they are missing."""
         if X.shape[-1] != len(self.input_mean):
             raise ValueError(f"X has {X.shape[-1]} columns, the standardizer was fitted to {len(self.input_mean)}.")
-        return (X - self.input_mean.to(X)) / self.input_std.to(X)
+        return without_missing((X - self.input_mean.to(X)) / self.input_std.to(X))
 
     def targets(self, y: Float[Tensor, "t *q"]) -> Float[Tensor, "t *q"]:
         """Targets in standard units."""
@@ -58,6 +59,26 @@ def standardized(
     """The inputs and targets of each part of the rows, in the standard units of the first part: the training rows."""
     scaler = Standardizer.fit(X[parts[0]], y[parts[0]])
     return [(scaler.inputs(X[rows]).to(dtype=dtype), scaler.targets(y[rows]).to(dtype=dtype)) for rows in parts]
+
+
+def without_missing(X: Tensor) -> Tensor:
+    """0 for NaN. What is not a matrix of numbers stays as it is, for checks to complain of."""
+    if not isinstance(X, Tensor) or not X.is_floating_point():
+        return X
+    missing = torch.isnan(X)
+    return X.masked_fill(missing, 0.0) if bool(missing.any()) else X
+
+
+def _moments(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each column, of the values that are not missing; 0 and 1 where all are."""
+    mean, std = X.mean(0), X.new_ones(X.shape[1])
+    complete = ~torch.isnan(mean)
+    std[complete] = _std(X[:, complete]) if bool(complete.any()) else std[complete]
+    for j in (~complete).nonzero().flatten().tolist():
+        known = X[~torch.isnan(X[:, j]), j, None]
+        mean[j] = known.mean() if len(known) else 0.0
+        std[j] = _std(known) if len(known) > 1 else 1.0
+    return mean, std
 
 
 def _std(values: Tensor) -> Tensor:

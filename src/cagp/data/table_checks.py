@@ -117,17 +117,47 @@ def check_duplicates(names: Sequence[str], table: str) -> None:
         raise ValueError(f"{table} has more than one {columns_text(twice)}; drop or rename the others.")
 
 
+def category_places(categories: Any, names: Sequence[str], by_position: bool) -> set[int]:
+    """The places of the columns that ``categories`` names; ValueError for columns that are not there."""
+    if isinstance(categories, str | bytes) or not np.iterable(categories):
+        raise ValueError(f"categories is {categories!r}, expected a list of columns, e.g. [{categories!r}].")
+    wanted = list(categories)
+    if by_position:
+        whole = [c for c in wanted if isinstance(c, int | np.integer) and not isinstance(c, bool)]
+        wrong = [c for c in wanted if c not in whole or not 0 <= c < len(names)]
+        if wrong:
+            raise ValueError(
+                f"categories has {', '.join(map(short, wrong))}, expected positions of columns from 0 to "
+                f"{len(names) - 1}: X is an array, without names."
+            )
+        return {int(place) for place in wanted}
+    place = {name: j for j, name in enumerate(names)}
+    absent = [str(name) for name in wanted if str(name) not in place]
+    if absent:
+        raise ValueError(
+            f"categories names {columns_text(absent)}, which X does not have; its columns are {listed(names)}."
+        )
+    return {place[str(name)] for name in wanted}
+
+
 def check_values(codes: Float64[np.ndarray, "n c"], columns: Sequence[Column], rows_from: int) -> None:
-    """Raise ValueError for values that are missing, infinite or too large; it names all columns that have any."""
+    """Raise ValueError for values that are infinite, too large, or missing in a column that had them all at fit.
+
+    It names all columns that have any.
+    """
     least, largest = codes.min(), codes.max()  # NaN if there is one
     if least >= -LARGEST and largest <= LARGEST:
         return
     complaints = {
-        "missing values (NaN)": ("Impute them, e.g. with sklearn.impute.SimpleImputer, or drop the rows.", np.isnan),
-        "infinite values (inf)": ("Replace them or drop the rows.", np.isinf),
+        "missing values (NaN) in columns that had none at fit": (
+            "The model has not learned what a missing value means there. Fill them in, drop the rows, or fit again "
+            "with rows in which they are missing.",
+            lambda column, values: np.isnan(values) & (not column.missing),
+        ),
+        "infinite values (inf)": ("Replace them or drop the rows.", lambda column, values: np.isinf(values)),
         f"values beyond {LARGEST:g}, whose squares overflow": (
             "Rescale the column or drop the rows.",
-            lambda values: np.isfinite(values) & (np.abs(values) > LARGEST),
+            lambda column, values: np.isfinite(values) & (np.abs(values) > LARGEST),
         ),
     }
     sentences = []
@@ -135,11 +165,12 @@ def check_values(codes: Float64[np.ndarray, "n c"], columns: Sequence[Column], r
         found = [
             f"column {column.name!r} has {int(wrong.sum())} (first at row {rows_from + int(wrong.argmax())})"
             for column, values in zip(columns, codes.T, strict=True)
-            if (wrong := test(values)).any()
+            if (wrong := test(column, values)).any()
         ]
         if found:
             sentences.append(f"X has {what}: {', '.join(found)}. {remedy}")
-    raise ValueError(" ".join(sentences))
+    if sentences:
+        raise ValueError(" ".join(sentences))
 
 
 # ---- words ----

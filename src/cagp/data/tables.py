@@ -22,6 +22,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cagp.data.text_values import ISO_DATE, iso_dates
+
 CHUNK_CELLS = 4_000_000  # values of a piece at most, 32 MB as float64: wide tables come in pieces of fewer rows
 CSV_ENDINGS = [".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz"]
 READABLE = [*CSV_ENDINGS, ".parquet", ".npz"]
@@ -412,8 +414,8 @@ def _with_dates(frame: pd.DataFrame, text: Sequence[str]) -> pd.DataFrame:
         values = frame[name]
         if name in text or pd.api.types.infer_dtype(values, skipna=True) != "string":
             continue
-        if re.match(r"\d{4}-\d\d(-\d\d)?([T ]|$)", str(values.dropna().iloc[0])):
-            dates = pd.to_datetime(values.astype(object), format="ISO8601", utc=True, errors="coerce")
+        if re.fullmatch(ISO_DATE, str(values.dropna().iloc[0])):
+            dates = iso_dates(values)
             if (dates.isna() == values.isna()).all():
                 found[name] = dates.dt.tz_localize(None)
     return frame.assign(**found) if found else frame

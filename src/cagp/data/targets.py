@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float64
 from cagp.column_kinds import DATETIME, LEVELS, TIMEDELTA, WORDS
 from cagp.data.column_values import EMPTY, first_text, kind_of
 from cagp.data.table_checks import LARGEST, as_array, check_dense, check_duplicates, names_of, numbers_of
+from cagp.data.text_values import with_decimal_commas_read
 
 
 class Target(NamedTuple):
@@ -69,6 +70,7 @@ def _target_frame(y: Any, name: str) -> pd.DataFrame:
 
 
 def _target_values(values: pd.Series, column: str, name: str) -> np.ndarray:
+    values = with_decimal_commas_read(values, column)
     kind = kind_of(values, column)
     if kind in (DATETIME, TIMEDELTA):
         raise ValueError(

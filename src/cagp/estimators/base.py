@@ -96,6 +96,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         checkpoint_dir: str | Path | None = None,
         mean: str = "auto",
         target: str = "auto",
+        categories: Sequence[Any] = (),
     ):
         self.kernel = kernel
         self.max_epochs = max_epochs
@@ -109,6 +110,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         self.checkpoint_dir = checkpoint_dir
         self.mean = mean
         self.target = target
+        self.categories = categories
 
     @abstractmethod
     def _recipe(self) -> Recipe:
@@ -117,6 +119,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
+        tags.input_tags.allow_nan = True
         return tags
 
     # ---- fit ----
@@ -126,7 +129,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
         Args:
             X: rows and columns: an array, a tensor, or a data frame, whose text and categories are encoded (see
-                ``cagp.data.Encoder``). Missing values are an error that names the columns.
+                ``cagp.data.Encoder``). Values may be missing: such a column gets a further input that says where, and
+                the fit report says how many.
             y: one target for each row, or several columns of them. Rows without any target are left out, and the fit
                 report says how many. Where rows have some targets but not all, each target is fitted alone, with its
                 own kernel, on the rows that have it.
@@ -140,12 +144,14 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         recipe = self._recipe()
         if y is None:
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
-        units, rows = Units.learn(X, y, sample_noise)
+        units, rows = Units.learn(X, y, sample_noise, self.categories)
         notes = []
         if rows.num_missing:
             total = len(rows.inputs) + rows.num_missing
             which = "target is missing" if units.num_targets == 1 else "targets are all missing"
             notes.append(f"Left out {rows.num_missing:,} of {total:,} rows, whose {which}.")
+        missing = units.encoder.missing_words(rows.inputs)
+        notes += [] if missing is None else [missing]
         with notices.collected() as warned:
             units, rows, scales = choose_transforms(self, recipe, units, rows, seed_of(self.random_state))
             trained = train_targets(self, recipe, units, rows, began)
@@ -234,7 +240,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         On a log scale it is the median that the prior mean of the logarithm stands for.
         """
         points = self._points(X)
-        values = self.units_.restore(self._prior_mean(points.inputs), Quantity.VALUE)
+        values = self.units_.restore(points.average(self._prior_mean(points.inputs)), Quantity.VALUE)
         return self.units_.answer(self._inverse(values), points)
 
     def predict_interval(
@@ -306,7 +312,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         points = self._points(X)
         self._check_joint(len(points.inputs))
         known = self._known(sample_noise, points, noise)
-        generator = torch.Generator().manual_seed(seed_of(random_state))
+        seed = seed_of(random_state)
+        generator = torch.Generator().manual_seed(seed)
         draws = []
         for j, posterior in enumerate(self.posteriors_):
             Z = self.units_.standard(points.inputs, posterior)
@@ -315,7 +322,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 as_array(posterior.sample(Z, n_samples, noise=noise, row_noise=row_noise, generator=generator).mT)
             )
         values = np.stack(draws, 1) + self._prior_mean(points.inputs)[:, :, None]
-        return self.units_.answer(self._inverse(self.units_.restore(values, Quantity.VALUE)), points)
+        values = self.units_.restore(points.choose(values, np.random.default_rng(seed)), Quantity.VALUE)
+        return self.units_.answer(self._inverse(values), points)
 
     def log_predictive_density(self, X: Any, y: Any, sample_noise: Any = None) -> Any:
         """log p(y | X) of each row, in nats; higher is better. With several targets, a column for each."""
@@ -447,6 +455,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     ) -> Path:
         """Write one HTML page on how well the model predicts these test rows, and why; see docs/report.md."""
         check_is_fitted(self, "posteriors_")
+        X = self.encoder_.typed(X)
         return report_page.write_report(self, X, y, path, title=title, sample_noise=sample_noise)
 
     # ---- inside ----
@@ -462,7 +471,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             raise ValueError("sample_noise is given with noise=False, which leaves all noise out; remove one of them.")
         if sample_noise is not None and self._has_log:
             raise ValueError(NO_NOISE)
-        return known_variances(sample_noise, (len(points.inputs), self.n_outputs_))
+        known = known_variances(sample_noise, (points.num_rows, self.n_outputs_))
+        return None if known is None else known[points.rows]
 
     def _tiles(self, points: Points):
         return self.units_.tiles(points, self.posteriors_[0], bool(self.verbose))
@@ -488,7 +498,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             prior_mean = self._prior_mean(points.inputs[rows])
             for j, posterior in enumerate(self.posteriors_):
                 mean[rows, j] = as_array(posterior.mean(Z.to(posterior.X))) + prior_mean[:, j]
-        return self.units_.restore(mean, Quantity.VALUE)
+        return self.units_.restore(points.average(mean), Quantity.VALUE)
 
     def _predictive(self, points: Points, known: np.ndarray | None, noise: bool = True) -> Predictive:
         """The distributions of new observations, or of the function."""
@@ -506,7 +516,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 mean[rows, j] = as_array(found.mean) + prior_mean[:, j]
                 variance[rows, j] = as_array(found.variance)
         restore = self.units_.restore
-        return restore(mean, Quantity.VALUE), restore(np.sqrt(variance), Quantity.DEVIATION)
+        std = np.sqrt(points.average(variance) + points.spread(mean))
+        return restore(points.average(mean), Quantity.VALUE), restore(std, Quantity.DEVIATION)
 
     def _covariance(self, points: Points, known: np.ndarray | None, noise: bool, mean: np.ndarray) -> np.ndarray:
         """Joint covariance, (n, n, q), of targets with this mean."""
@@ -515,7 +526,11 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         for j, posterior in enumerate(self.posteriors_):
             Z = self.units_.standard(points.inputs, posterior)
             row_noise = self.units_.standard_noise(known, j, slice(None), Z)
-            parts.append(as_array(posterior.covariance(Z, noise=noise, row_noise=row_noise)))
+            covariance = as_array(posterior.covariance(Z, noise=noise, row_noise=row_noise))
+            if points.has_stand_ins:
+                own = as_array(posterior.mean(Z)) + self._prior_mean(points.inputs)[:, j]
+                covariance = points.joint(covariance, own)
+            parts.append(covariance)
         found = self.units_.restore(np.stack(parts, -1), Quantity.VARIANCE, axis=2)
         transforms = enumerate(self.units_.transforms)
         return np.stack([t.covariance(mean[:, j], found[..., j]) for j, t in transforms], -1)

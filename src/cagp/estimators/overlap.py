@@ -1,5 +1,6 @@
 """Whether rows that a model is tested on were used to train it, as far as anyone can tell."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,9 @@ ALL = 0.9
 
 SAME_TARGET = 1e-4
 """Targets are the same if they differ by at most this, in standard deviations: an exact model's are recomputed."""
+
+
+Standard = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class Overlap(NamedTuple):
@@ -90,13 +94,14 @@ class KnownRows:
     """Training rows in standard units, and what rows that are tested have in common with them.
 
     Args:
-        inputs: (n, p).
-        targets: (n, q); None if they are not known.
+        standard: codes and targets of rows, (n, c) and (n, q) in the user's units, in standard units.
+        inputs: (n, p), in standard units.
+        targets: (n, q), in standard units; None if they are not known.
         share: of all training rows.
     """
 
-    def __init__(self, scaler: Standardizer, inputs: np.ndarray, targets: np.ndarray | None, share: float = 1.0):
-        self._scaler, self._share, self._both = scaler, share, None
+    def __init__(self, standard: Standard, inputs: np.ndarray, targets: np.ndarray | None, share: float = 1.0):
+        self._standard, self._share, self._both = standard, share, None
         self._inputs = RowIndex(inputs)
         if targets is not None:
             tolerance = np.repeat([NEAR, SAME_TARGET], [inputs.shape[1], targets.shape[1]])
@@ -104,34 +109,46 @@ class KnownRows:
 
     @classmethod
     def of_table(cls, inputs: np.ndarray, targets: np.ndarray) -> "KnownRows":
-        """All training rows, in the user's units."""
-        X, y = torch.from_numpy(np.array(inputs)), torch.from_numpy(np.array(targets))
-        scaler = Standardizer.fit(X, y)
-        return cls(scaler, scaler.inputs(X).numpy(), scaler.targets(y).numpy())
+        """All training rows, in the user's units; targets may be missing."""
+        filled = np.nan_to_num(targets)
+        scaler = Standardizer.fit(torch.from_numpy(np.array(inputs)), torch.from_numpy(filled))
+
+        def standard(codes: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            X = scaler.inputs(torch.from_numpy(np.array(codes, dtype=np.float64)))
+            return X.numpy(), scaler.targets(torch.from_numpy(np.nan_to_num(y))).numpy()
+
+        return cls(standard, *standard(inputs, targets))
 
     @classmethod
     def of_model(cls, model: "GPRegressor") -> "KnownRows | None":
         """The rows that a fitted model keeps; None for inducing points, which are not rows.
 
         Models of nearest rows keep the targets. Those of exact inference follow from the weights w of the mean:
-        y = m(X) + K̂w. Others keep some rows or all of them, but no targets.
+        y = m(X) + K̂w. Others keep some rows or all of them, but no targets; so do models with trees in the mean, which
+        keep what trees leave of the targets.
         """
         posteriors = model.posteriors_
         if not posteriors or isinstance(posteriors[0], InducingPosterior):
             return None
-        known = [_targets(posterior, model, j) for j, posterior in enumerate(posteriors)]
+        kept = [None] * len(posteriors) if model.trees_ is not None else range(len(posteriors))
+        known = [None if j is None else _targets(posteriors[j], model, j) for j in kept]
         targets = [column for column in known if column is not None]
         inputs = posteriors[0].X.detach().double().cpu().numpy()
         share = min(1.0, len(inputs) / model.n_rows_)
-        return cls(model.scaler_, inputs, np.stack(targets, 1) if len(targets) == len(known) else None, share)
+        whole = len(targets) == len(known) and len({len(column) for column in targets}) == 1
+
+        def standard(codes: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            own = [t.forward(y[:, j]) for j, t in enumerate(model.units_.transforms)]
+            return model.units_.scaled(codes).numpy(), model.scaler_.targets(torch.from_numpy(np.stack(own, 1))).numpy()
+
+        return cls(standard, inputs, np.stack(targets, 1) if whole else None, share)
 
     def overlap(self, inputs: np.ndarray, targets: np.ndarray) -> Overlap:
-        """What these rows have in common with the training rows; inputs are encoded, both in the user's units."""
-        X = self._scaler.inputs(torch.from_numpy(np.array(inputs, dtype=np.float64))).numpy()
+        """What these rows have in common with the training rows; inputs are codes, both in the user's units."""
+        X, y = self._standard(inputs, targets)
         num_same = int(self._inputs.holds(X).sum())
         num_copies = None
         if self._both is not None:
-            y = self._scaler.targets(torch.from_numpy(np.array(targets, dtype=np.float64))).numpy()
             num_copies = int(self._both.holds(np.concatenate([X, y], 1)).sum())
         return Overlap(len(X), num_same, num_copies, self._share)
 
@@ -141,7 +158,7 @@ def overlap_with(model: "GPRegressor", X: Any, y: np.ndarray) -> Overlap:
     known = KnownRows.of_model(model)
     if known is None:
         return Overlap(len(y), None, None, 0.0)
-    return known.overlap(model.encoder_.expand(model.units_.points(X).inputs), y)
+    return known.overlap(model.encoder_.codes(X), y)
 
 
 def group_words(name: str, share: float) -> str:

@@ -1,5 +1,6 @@
 """The regressors. Each names its recipe; everything else is in ``base``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -53,6 +54,8 @@ class CaGPRegressor(GPRegressor):
         target: "log" fits the logarithm of y, which must be positive: predictions are lognormal, in the units of y.
             "identity" fits y as it is. "auto" takes the logarithm of a positive, skewed target if that predicts
             held-out training rows clearly better; ``fit_report_`` says what it found.
+        categories: columns to take as levels although they hold numbers, for example codes: names of columns, or
+            positions where ``X`` is an array.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class CaGPRegressor(GPRegressor):
         effort: str = "default",
         objective: str = "auto",
         target: str = "auto",
+        categories: Sequence[Any] = (),
     ):
         self.method = method
         self.n_actions = n_actions
@@ -85,7 +89,7 @@ class CaGPRegressor(GPRegressor):
         self.effort = effort
         self.objective = objective
         limits = (max_epochs, max_time, max_memory)
-        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target)
+        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target, categories)
         super().__init__(kernel, *limits, *general)
 
     def _recipe(self) -> Recipe:
@@ -132,10 +136,11 @@ class InducingRegressor(GPRegressor):
         checkpoint_dir: str | Path | None = None,
         mean: str = "auto",
         target: str = "auto",
+        categories: Sequence[Any] = (),
     ):
         self.n_inducing = n_inducing
         limits = (max_epochs, max_time, max_memory)
-        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target)
+        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target, categories)
         super().__init__(kernel, *limits, *general)
 
 

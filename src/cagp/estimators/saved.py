@@ -1,9 +1,11 @@
 """Saved models: one file with all that a fitted regressor needs to predict, and nothing that can run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from cagp.data.encoding import Encoder
@@ -81,6 +83,8 @@ def _restored(state: dict[str, Any], classes: "dict[str, type[GPRegressor]]", ke
     parameters = dict(state["parameters"])
     if state["kernel"] is not None:
         parameters["kernel"] = prior_from_state(state["kernel"], kernel).kernel
+    if "categories" in parameters:
+        parameters["categories"] = tuple(parameters["categories"])
     model = classes[state["class"]](**parameters)
     model.units_ = Units(
         Encoder.from_state(state["encoder"]),
@@ -131,4 +135,6 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, Path | torch.device):
         return str(value)
+    if isinstance(value, Sequence) or (isinstance(value, np.ndarray | pd.Index) and value.ndim == 1):
+        return [_plain(item) for item in value]
     return None

@@ -1,6 +1,6 @@
 """The user's units: tables in, standard units inside, answers of the user's shape and type out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -65,10 +65,52 @@ class TrainingRows(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Test points as numbers, and where answers to them belong."""
+    """Test points as numbers, and where answers to them belong.
 
-    inputs: np.ndarray  # (n, c), as Encoder.codes gives them
+    A row with a level that fit has not seen is predicted once with each known level in its place. The answer to it is
+    that to a level drawn from the known ones: the average, with a variance that includes how much they differ.
+    """
+
+    inputs: np.ndarray  # (m, c), as Encoder.codes gives them
+    rows: np.ndarray  # (m,), the row of the table that each of them stands for; ascending
+    num_rows: int  # n, of the table
     device: torch.device | None  # answers are tensors on this device; None for arrays
+
+    @property
+    def has_stand_ins(self) -> bool:
+        """Whether a row is predicted several times."""
+        return len(self.inputs) > self.num_rows
+
+    def average(self, values: np.ndarray) -> np.ndarray:
+        """The mean over the stand-ins of each row, along the first axis: (m, ...) to (n, ...)."""
+        if not self.has_stand_ins:
+            return values
+        counts = np.bincount(self.rows).reshape(-1, *[1] * (values.ndim - 1))
+        return np.add.reduceat(values, np.flatnonzero(np.diff(self.rows, prepend=-1)), axis=0) / counts
+
+    def spread(self, means: np.ndarray) -> np.ndarray:
+        """The variance of a new level's mean about their average, (m, q) to (n, q): s² (1 + 1/k) for k stand-ins."""
+        if not self.has_stand_ins:
+            return np.zeros_like(means)
+        counts = np.bincount(self.rows)[:, None]
+        squares = self.average((means - self.average(means)[self.rows]) ** 2) * counts
+        return squares / np.maximum(counts - 1, 1) * (1 + 1 / counts)
+
+    def joint(self, covariance: np.ndarray, means: np.ndarray) -> np.ndarray:
+        """The covariance of the rows, (m, m) to (n, n): levels that fit has not seen differ from row to row."""
+        variance = self.average(np.diagonal(covariance)) + self.spread(means[:, None])[:, 0]
+        averaged = self.average(self.average(covariance).T).T
+        np.fill_diagonal(averaged, variance)
+        return averaged
+
+    def choose(self, draws: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Draws for the rows, (m, q, s) to (n, q, s): of each row and draw, that of a stand-in chosen at random."""
+        if not self.has_stand_ins:
+            return draws
+        counts, num_draws = np.bincount(self.rows), draws.shape[2]
+        first = np.cumsum(counts) - counts
+        chosen = first[:, None] + (random.random((self.num_rows, num_draws)) * counts[:, None]).astype(np.int64)
+        return draws[chosen[:, None, :], np.arange(draws.shape[1])[None, :, None], np.arange(num_draws)]
 
 
 @dataclass(frozen=True)
@@ -83,12 +125,12 @@ class Units:
     transforms: tuple[Transform, ...]  # of each target: the scale on which it is fitted
 
     @classmethod
-    def learn(cls, X: Any, y: Any, sample_noise: Any) -> tuple["Units", TrainingRows]:
+    def learn(cls, X: Any, y: Any, sample_noise: Any, categories: Sequence[Any] = ()) -> tuple["Units", TrainingRows]:
         """The units of a table, and its rows: encoded once, without those that have no target.
 
         Every target is taken as it is; ``with_transforms`` changes that.
         """
-        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X)
+        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X, categories)
         inputs = np.ascontiguousarray(inputs)
         target = encode_target(y)
         values = target.values[:, None] if target.values.ndim == 1 else target.values
@@ -100,6 +142,8 @@ class Units:
         noise = known_variances(sample_noise, values.shape)
         kept = np.flatnonzero(~target.empty)
         if len(kept) < len(inputs):
+            if not isinstance(X, EncodedTable) and len(kept):
+                encoder, inputs = encoder.for_rows(inputs, kept)
             inputs, values, noise = inputs[kept], values[kept], None if noise is None else noise[kept]
         if len(inputs) < 2:
             raise ValueError(f"Found n_samples={len(inputs)} with a target, while a minimum of 2 is required to learn.")
@@ -140,8 +184,9 @@ class Units:
 
     def points(self, X: Any) -> Points:
         """Test points as numbers."""
-        matrix = X.matrix if isinstance(X, EncodedTable) else self.encoder.codes(X)
-        return Points(np.ascontiguousarray(matrix), X.device if isinstance(X, Tensor) else None)
+        codes = X.matrix if isinstance(X, EncodedTable) else self.encoder.codes(X)
+        inputs, rows = self.encoder.stand_ins(codes)
+        return Points(np.ascontiguousarray(inputs), rows, len(codes), X.device if isinstance(X, Tensor) else None)
 
     def tiles(self, points: Points, posterior: Posterior, verbose: bool = False) -> Iterator[tuple[Rows, Tensor]]:
         """The points a part at a time, in standard units; all of them where there are few.
@@ -182,9 +227,9 @@ class Units:
         """Targets to compare with, (n, q), none missing, in the user's units."""
         target = encode_target(y)
         values = target.values[:, None] if target.values.ndim == 1 else target.values
-        if values.shape != (len(points.inputs), self.num_targets):
+        if values.shape != (points.num_rows, self.num_targets):
             raise ValueError(
-                f"y has shape {np.shape(y)}, expected {len(points.inputs)} rows and {self.num_targets} target(s)."
+                f"y has shape {np.shape(y)}, expected {points.num_rows} rows and {self.num_targets} target(s)."
             )
         if target.missing.any():
             raise ValueError(f"y has {int(target.missing.sum())} missing values; remove these rows from X and y.")

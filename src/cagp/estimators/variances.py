@@ -25,10 +25,10 @@ def noise_deviations(model: "GPRegressor", points: Points) -> np.ndarray:
             scale = posterior.scale(Z.to(posterior.X))
             if scale is not None:
                 std[rows, j] *= np.sqrt(as_array(scale))
+    noise = points.average(std**2)
     if not model._has_log:
-        return std
+        return np.sqrt(noise) if points.has_stand_ins else std
     found = model._predictive(points, None)
-    noise = std**2
     parts = {"noise": noise, "latent": (found.scale**2 - noise).clip(0), "computational": np.zeros_like(noise)}
     return np.sqrt(_in_units(model, parts, found.mean())["noise"])
 
@@ -38,6 +38,7 @@ def variance_parts(
 ) -> tuple[dict[str, np.ndarray], str]:
     """The parts of the variance of new observations with this mean, and what is known of the computational part."""
     parts = {name: np.empty((len(points.inputs), model.n_outputs_)) for name in PARTS}
+    means = np.zeros((len(points.inputs), model.n_outputs_))
     kinds = []
     for j, posterior in enumerate(model.posteriors_):
         reference = reference_for(posterior, model._row_noise[j], model.target_rows_[j])
@@ -46,9 +47,14 @@ def variance_parts(
             found = variance_components(posterior, reference, Z.to(posterior.X))
             for name, part in parts.items():
                 part[rows, j] = as_array(getattr(found, name))
+            if points.has_stand_ins:
+                means[rows, j] = as_array(posterior.mean(Z.to(posterior.X)))
+                means[rows, j] += model._prior_mean(points.inputs[rows])[:, j]
+    parts = {name: points.average(values) for name, values in parts.items()}
+    parts["latent"] = parts["latent"] + points.spread(means)
     parts = {name: model.units_.restore(values, Quantity.VARIANCE) for name, values in parts.items()}
     if known is not None:
-        parts["noise"] += known
+        parts["noise"] += points.average(known)
     return _in_units(model, parts, mean), next(kind for kind in KINDS if kind in kinds)
 
 

@@ -63,8 +63,13 @@ def varying(model: Model, rows: HeldOutRows) -> NDArray[np.bool_]:
         found = np.array(list(varies.values()))
     else:
         constant = [name for name, varied in varies.items() if not varied]
-        found = np.array([not any(name == c or name.startswith(f"{c}=") for c in constant) for name in names])
+        found = np.array([not any(_comes_from(name, c) for c in constant) for name in names])
     return found if found.any() else np.ones_like(found)
+
+
+def _comes_from(encoded: str, column: str) -> bool:
+    """Whether an encoded input is that of a column, of one of its levels, or says where it is missing."""
+    return encoded in (column, f"{column} is missing") or encoded.startswith(f"{column}=")
 
 
 def input_effects_of(model: Model, rows: HeldOutRows, ranked: Sequence[InputColumn]) -> list[Effect] | Surface:
