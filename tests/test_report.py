@@ -12,6 +12,7 @@ from report_models import STRANGE_NAMES, KnownModel, Page, plain, read, strange
 from scipy.stats import norm
 
 from cagp.estimators import CaGPRegressor
+from cagp.kernels import ActiveDims, Linear, Matern32, Scale
 from cagp.report import write_report
 from cagp.report.html import number
 from cagp.report.input_effects import varying
@@ -318,3 +319,19 @@ def test_a_regressor_reports_on_a_frame(tmp_path):
     assert page.row("first")[1] == number(np.sqrt(np.mean(error[:, 0] ** 2)))
     assert page.row("second")[1] == number(np.sqrt(np.mean(error[:, 1] ** 2)))
     assert "exact Gaussian process" in page.words
+
+
+@pytest.mark.usefixtures("annotations_off", "no_figures")
+def test_every_part_of_a_sum_of_kernels_is_described(tmp_path):
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"a": rng.uniform(0, 10, 80), "b": rng.normal(size=80)})
+    y = np.sin(X["a"]) + X["b"] + 0.1 * rng.normal(size=80)
+    kernel = Scale(ActiveDims(Matern32(1), [0])) + Scale(Linear(2))
+    model = CaGPRegressor(method="exact", kernel=kernel, max_epochs=3).fit(X, y)
+    page = read(model.report(X, y, tmp_path / "r.html"))
+    parts = model.kernel_parts_
+    assert len(parts) == 2
+    for part in parts:
+        assert page.row(part["kernel"])[1] == number(part["outputscale"])
+    (entry,) = parts[0]["lengthscales"]
+    assert f"Sees a: lengthscale a {number(entry['lengthscale'])}" in page.words

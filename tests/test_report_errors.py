@@ -13,7 +13,7 @@ from cagp import metrics, plots
 from cagp.metrics import Calibration
 from cagp.report import write_report
 from cagp.report.columns import input_columns
-from cagp.report.groups import OTHERS, groupings_of, inside_intervals
+from cagp.report.groups import OTHERS, groupings_of
 from cagp.report.html import number, with_error
 from cagp.report.map_section import neighbour_correlation, places_of
 from cagp.report.residuals import beyond_chance, binned, equal_bins
@@ -124,10 +124,10 @@ def mixed(num_rows=4000, seed=0, spread=(0.5, 0.5)):
 
 def test_groups_are_those_of_brute_force():
     model, X, y = mixed()
-    rows, target, columns = parts(model, X, y)
-    inside = inside_intervals(model, rows)
-    np.testing.assert_array_equal(inside[:, 0], np.abs(y - X["x"]) <= norm.ppf(0.975) * 0.5)
-    binned_groups, (by_level,) = groupings_of(target, inside[:, 0], columns)
+    _, target, columns = parts(model, X, y)
+    inside = target.inside
+    np.testing.assert_array_equal(inside, np.abs(y - X["x"]) <= norm.ppf(0.975) * 0.5)
+    binned_groups, (by_level,) = groupings_of(target, columns)
     names = {group.name: group for group in by_level.groups}
     assert set(names) >= {"A", "B", "(missing)"}
     assert (X["level"] == "rare").sum() < 5
@@ -137,7 +137,7 @@ def test_groups_are_those_of_brute_force():
     assert group.rmse == pytest.approx(np.sqrt(np.mean(error**2)))
     assert group.bias == pytest.approx(error.mean())
     assert group.bias_error == pytest.approx(error.std(ddof=1) / np.sqrt(chosen.sum()))
-    assert group.coverage == inside[chosen, 0].mean()
+    assert group.coverage == inside[chosen].mean()
     # The standard deviation is constant, so there are no groups by it.
     assert [grouping.name for grouping in binned_groups] == ["prediction"]
     num_groups = 5 + len(names)
@@ -148,15 +148,15 @@ def test_groups_are_those_of_brute_force():
 
 def test_groups_with_wrong_error_bars_are_found_and_others_rarely():
     model, X, y = mixed(spread=(0.7, 0.3))
-    rows, target, columns = parts(model, X, y)
-    _, (by_level,) = groupings_of(target, inside_intervals(model, rows)[:, 0], columns)
+    _, target, columns = parts(model, X, y)
+    _, (by_level,) = groupings_of(target, columns)
     off = {group.name: group.coverage < 0.95 for group in by_level.groups if group.is_beyond}
     assert off == {"A": True, "B": False, "(missing)": False}
     alarms = 0
     for seed in range(60):
         model, X, y = mixed(600, seed)
-        rows, target, columns = parts(model, X, y)
-        found = groupings_of(target, inside_intervals(model, rows)[:, 0], columns)
+        _, target, columns = parts(model, X, y)
+        found = groupings_of(target, columns)
         alarms += any(group.is_beyond for groupings in found for grouping in groupings for group in grouping.groups)
     assert alarms <= 7  # 5 % of 60 are expected
 

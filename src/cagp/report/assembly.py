@@ -11,7 +11,7 @@ from cagp.report import accuracy, choice_section, leakage, model_sections
 from cagp.report.columns import input_columns
 from cagp.report.effect_figures import effect_figures_of
 from cagp.report.error_bars import calibration_figures
-from cagp.report.groups import group_figures, inside_intervals
+from cagp.report.groups import group_figures
 from cagp.report.html import section, text, whole_page
 from cagp.report.importance import importance_figures, importance_of
 from cagp.report.input_effects import input_effects_of
@@ -71,8 +71,8 @@ def write_report(
         shared_groups: columns that say which rows belong together, each with the share of the test rows whose value a
             training row has, too (``cagp.data.shared_groups``); there is a warning if it is large.
 
-    Time: two predictions of these rows, predictions of at most about 80,000 more for the importance and the effects of
-    columns (whatever the table's size), the parts of the variance of 300 rows, and some seconds for the figures.
+    Time: predictions of these rows and of at most about 50,000 more for the importance and the effects of columns
+    (whatever the table's size), the parts of the variance of 300 rows, and some seconds for the figures.
     """
     path = Path(path)
     if path.is_dir():
@@ -92,7 +92,8 @@ def write_report(
         *choice_section.trees_table(subject, rows, targets),
     )
     learning = section(2, "learning", "Learning curve", *model_sections.learning_curves(draw, subject))
-    relevance = section(2, "relevance", "Lengthscales", *model_sections.relevance_figure(draw, subject, rows))
+    kernel = [*model_sections.relevance_figure(draw, subject, rows), *model_sections.kernel_table(subject)]
+    relevance = section(2, "relevance", "Lengthscales", *kernel)
     fit = section(2, "fit", "The fit", *choice_section.tried_table(subject), *model_sections.fit_and_settings(subject))
     links = {"data": "Data"}
     if len(targets) > 1:
@@ -126,7 +127,6 @@ class _TargetSections:
         self._places = places_of(columns)
         self._importance = importance_of(model, rows, columns)
         self._learned = input_effects_of(model, rows, [*self._importance.columns, *self._importance.not_measured])
-        self._inside = inside_intervals(model, rows)
         self._parts = variance_parts_of(model, rows)
 
     @property
@@ -143,9 +143,9 @@ class _TargetSections:
             "effects": effect_figures_of(draw, target, self._learned),
             "errors": accuracy.errors(draw, target),
             "residuals": residual_figures(draw, target, ranked, 2 if self._is_brief else NUM_INPUTS),
-            "worst": worst_rows(self._model, self._rows, target, ranked),
+            "worst": worst_rows(self._rows, target, ranked),
             "calibration": calibration_figures(draw, target),
-            "groups": group_figures(draw, target, self._inside, ranked),
+            "groups": group_figures(draw, target, ranked),
             "uncertainty": variance_figures(draw, target, self._parts, self._model.guarantee_),
         }
         if self._places is not None:

@@ -14,8 +14,6 @@ from cagp.plots import Vector
 from cagp.report.columns import InputColumn
 from cagp.report.html import NBSP, number, share, side_by_side, table, text, with_error
 from cagp.report.residuals import CHANCE, equal_bins
-from cagp.report.rows import HeldOutRows, Matrix, as_matrix
-from cagp.report.subject import Model
 from cagp.report.svg import Drawing, listed
 from cagp.report.targets import Target
 
@@ -51,16 +49,7 @@ class Grouping(NamedTuple):
     groups: list[Group]
 
 
-def inside_intervals(model: Model, rows: HeldOutRows) -> NDArray[np.bool_]:
-    """Whether each actual value lies in its 95 % interval, (rows, targets)."""
-    ends = model.predict_interval(rows.X, LEVEL, sample_noise=rows.noise)
-    low, high = (as_matrix(end, len(rows.y)) for end in ends)
-    return (rows.y >= low) & (rows.y <= high)
-
-
-def groupings_of(
-    target: Target, inside: NDArray[np.bool_], columns: Sequence[InputColumn]
-) -> tuple[list[Grouping], list[Grouping]]:
+def groupings_of(target: Target, columns: Sequence[InputColumn]) -> tuple[list[Grouping], list[Grouping]]:
     """Groups by prediction and by error bar, and groups by the levels of each of these columns."""
     found: list[tuple[str, dict[str, NDArray[np.intp]]]] = []
     for name, values in (("prediction", target.mean), ("standard deviation", target.std)):
@@ -71,17 +60,15 @@ def groupings_of(
     found += [(column.name, _by_level(column)) for column in columns if column.kind == "levels"][:MAX_COLUMNS]
     num_groups = sum(len(groups) for _, groups in found)
     groupings = [
-        Grouping(name, [_group(level, target, inside, rows, num_groups) for level, rows in groups.items()])
+        Grouping(name, [_group(level, target, rows, num_groups) for level, rows in groups.items()])
         for name, groups in found
     ]
     return groupings[:num_binned], groupings[num_binned:]
 
 
-def group_figures(
-    draw: Drawing, target: Target, inside: Matrix | NDArray[np.bool_], columns: Sequence[InputColumn]
-) -> list[str]:
+def group_figures(draw: Drawing, target: Target, columns: Sequence[InputColumn]) -> list[str]:
     """Coverage by prediction and by error bar; errors and coverage by the levels of categories."""
-    binned, by_level = groupings_of(target, np.asarray(inside[:, target.number], bool), columns)
+    binned, by_level = groupings_of(target, columns)
     if not binned and not by_level:
         return ["<p>There are too few test rows to form groups.</p>"]
     labels = {"prediction": "groups by prediction", "standard deviation": "groups by standard deviation"}
@@ -149,7 +136,7 @@ def _marked(group: Group) -> str:
     return f'<span class="off">{share(group.coverage)}{NBSP}{"↓" if group.coverage < LEVEL else "↑"}</span>'
 
 
-def _group(name: str, target: Target, inside: NDArray[np.bool_], rows: NDArray[np.intp], num_groups: int) -> Group:
+def _group(name: str, target: Target, rows: NDArray[np.intp], num_groups: int) -> Group:
     residual = target.y[rows] - target.mean[rows]
     square, n = np.square(residual), len(rows)
     rmse = float(np.sqrt(square.mean()))
@@ -158,7 +145,7 @@ def _group(name: str, target: Target, inside: NDArray[np.bool_], rows: NDArray[n
     bias_error = float(residual.std(ddof=1) / np.sqrt(n)) if n > 1 else 0.0
     tail = CHANCE / 2 / num_groups
     low, high = binom.ppf([tail, 1 - tail], n, LEVEL) / n
-    coverage = float(inside[rows].mean())
+    coverage = float(target.inside[rows].mean())
     return Group(name, n, rmse, rmse_error, float(residual.mean()), bias_error, coverage, (float(low), float(high)))
 
 

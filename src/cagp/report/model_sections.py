@@ -128,6 +128,30 @@ def relevance_figure(draw: Drawing, model: Model, rows: HeldOutRows) -> list[str
     ]
 
 
+def kernel_table(model: Model) -> list[str]:
+    """What every part of a sum or product of kernels has learned; nothing if the kernel has one part."""
+    parts = model.kernel_parts_
+    if len(parts) < 2:
+        return []
+    cells, notes = [], []
+    for part in parts:
+        cells.append([text(part["kernel"], 80), number(float(part["outputscale"]))])
+        learned = [
+            f"{what} {text(entry['name'], 40)} {number(float(entry[what]))}"
+            for what in ("lengthscale", "period")
+            for entry in part[f"{what}s"] or []
+            if np.isfinite(entry[what])
+        ]
+        more = f" and {len(learned) - TOP_INPUTS} more" if len(learned) > TOP_INPUTS else ""
+        seen = f"Sees {text(listed(part['inputs']), 320)}"
+        notes.append(f"{seen}: {', '.join(learned[:TOP_INPUTS])}{more}" if learned else seen)
+    caption = (
+        "The parts of the kernel. Scales are in units of the target's variance, lengthscales and periods in the units "
+        "of the inputs."
+    )
+    return [table(["Part", "Scale"], cells, caption, notes)]
+
+
 def fit_and_settings(model: Model) -> list[str]:
     """The fit report and all settings of the regressor."""
     lines = [line.strip() for line in str(model.fit_report_).splitlines() if line.strip()]

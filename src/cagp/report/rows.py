@@ -100,12 +100,6 @@ def predictions(model: Model, X: Table, sample_noise: Matrix | None = None) -> P
     return Predictions(mean, std, std * np.sqrt((1 - noise).clip(0)))
 
 
-def log_densities(model: Model, X: Table, y: Matrix, sample_noise: Matrix | None = None) -> Matrix:
-    """log p(y | X) of each row and target, whatever the shape of the predictive distributions."""
-    found = model.log_predictive_density(X, y, sample_noise=sample_noise)
-    return as_matrix(found, len(X))
-
-
 def function_moments(model: Model, X: Table) -> tuple[Matrix, Matrix]:
     """Mean and standard deviation of the function without noise."""
     mean, std = model.predict(X, return_std=True, noise=False)

@@ -82,7 +82,7 @@ def subject_of(estimator: Any) -> Model:
 
 
 def regressor_of(model: Model) -> GPRegressor:
-    """The regressor itself."""
+    """The regressor itself, which takes ``regressor_inputs``."""
     return model.regressor if isinstance(model, PipelineModel) else model
 
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cagp import metrics
 from cagp.estimators.predictive import Predictive, constant_prediction
@@ -24,6 +25,17 @@ class Target(NamedTuple):
     baseline: Scores  # of predicting the mean and standard deviation of the training targets for every row
     normal: tuple[Vector, Vector, Vector]  # y, mean and std on the scale of the fit, where predictions are normal
     interval: tuple[Vector, Vector]  # the ends of the 95 % intervals
+
+    @property
+    def inside(self) -> NDArray[np.bool_]:
+        """Whether each actual value lies in its 95 % interval."""
+        return (self.interval[0] <= self.y) & (self.y <= self.interval[1])
+
+    @property
+    def standardized(self) -> Vector:
+        """The errors in standard deviations, on the scale of the fit."""
+        y, mean, std = self.normal
+        return (y - mean) / std
 
 
 def targets_of(model: Model, rows: HeldOutRows, found: Predictions) -> list[Target]:
