@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cagp import kernel_registry, metrics
 from cagp.kernels import Kernel, Scale, Stationary, entry_of
-from cagp.methods import Several
+from cagp.methods import CaGPLocal, Several
 from cagp.prior import GP, GaussianNoise
 from cagp.recipes import means, steps
 from cagp.recipes.steps import Neighbours, Parts
@@ -70,10 +70,16 @@ class Trial:
     """A candidate that was trained for some steps, and its score."""
 
     candidate: Candidate
-    priors: list[GP]
+    methods: list[CaGPLocal]  # of each target, trained
     results: list[FitResult]  # of the fits one after the other
     score: Score
     seconds: float  # for training and judging it
+    num_rows: int  # that it learned from
+
+    @property
+    def priors(self) -> list[GP]:
+        """The prior of each target."""
+        return [method.prior for method in self.methods]
 
     @property
     def num_steps(self) -> int:
@@ -148,23 +154,30 @@ class Race:
     # ---- trials ----
 
     def start(self, candidate: Candidate, num_steps: int, like: Trial | None = None) -> Trial:
-        """A new trial: from the data, or from the hyperparameters of another one."""
+        """A new trial: from the data, or from the hyperparameters of another one.
+
+        Lengthscales of another kernel differ by a common factor, so that its neighbours are the same.
+        """
         began = time.perf_counter()
         task = self.learning(candidate.mean).with_kernel(candidate.kernel)
         priors = task.priors()
         if like is not None:
             for prior, known in zip(priors, like.priors, strict=True):
                 take_over(prior, known)
+            if like.candidate.neighbours == candidate.neighbours and like.num_rows == task.num_rows:
+                methods = [known.with_prior(prior) for known, prior in zip(like.methods, priors, strict=True)]
+                return self._trained(candidate, task, methods, [], num_steps, began, 0.0)
         elif task.from_data:
             for part in priors[0].modules():
                 if isinstance(part, Stationary):
                     part.lengthscale = candidate.start * part.lengthscale.detach()
-        return self._trained(candidate, task, priors, [], num_steps, began, 0.0)
+        methods = steps.local_methods(task, priors, candidate.neighbours)
+        return self._trained(candidate, task, methods, [], num_steps, began, 0.0)
 
     def resume(self, trial: Trial, num_steps: int) -> Trial:
         """The same trial after ``num_steps`` further steps."""
         began, task = time.perf_counter(), self.learning(trial.candidate.mean)
-        return self._trained(trial.candidate, task, trial.priors, trial.results, num_steps, began, trial.seconds)
+        return self._trained(trial.candidate, task, trial.methods, trial.results, num_steps, began, trial.seconds)
 
     def judge_again(self, trial: Trial, neighbours: Neighbours) -> Trial:
         """The same hyperparameters with other neighbours."""
@@ -176,21 +189,21 @@ class Race:
         self,
         candidate: Candidate,
         task: Task,
-        priors: list[GP],
+        methods: list[CaGPLocal],
         before: list[FitResult],
         num_steps: int,
         began: float,
         seconds: float,
     ) -> Trial:
-        method = Several(steps.local_methods(task, priors, candidate.neighbours))
         done = sum(len(result.steps) for result in before)
         name = f"try-{_name(candidate)}-{done + num_steps}"
         half = 0.5 * task.time_left() if task.max_time is not None else 0.0
-        result = task.run(method, name, most_steps=num_steps, reserve=half)
-        score = self._score(candidate, task, priors)
+        result = task.run(Several(methods), name, most_steps=num_steps, reserve=half)
+        score = self._score(candidate, task, [method.prior for method in methods])
         if self.unit is None:
             self.unit = float(score.crps.mean())
-        return Trial(candidate, priors, [*before, result], score, seconds + time.perf_counter() - began)
+        spent = seconds + time.perf_counter() - began
+        return Trial(candidate, methods, [*before, result], score, spent, task.num_rows)
 
     @torch.no_grad()
     def _score(self, candidate: Candidate, train: Task, priors: list[GP]) -> Score:
