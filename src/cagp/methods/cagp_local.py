@@ -287,9 +287,9 @@ class CaGPLocal(Method):
         """The same method with this local scale; the two share prior, actions and nothing else that changes."""
         return self._like_this(self.prior, local_scale, self.refresh_at)
 
-    def with_prior(self, prior: GP) -> "CaGPLocal":
-        """The same method for another prior, with the neighbours of this one for good: they are not looked up again."""
-        return self._like_this(prior, self.local_scale, None)
+    def with_prior(self, prior: GP, refresh_at: Sequence[int] | None = None) -> "CaGPLocal":
+        """The same method for another prior, with the neighbours of this one until they are looked up again."""
+        return self._like_this(prior, self.local_scale, refresh_at)
 
     def _like_this(self, prior: GP, local_scale: float | None, refresh_at: Sequence[int] | None) -> "CaGPLocal":
         method = CaGPLocal(

@@ -31,8 +31,8 @@ REFINING_STEPS = 50
 class Effort(NamedTuple):
     """How much is tried."""
 
-    first_steps: int  # of every mean and start
-    more_steps: int  # of those that are not clearly behind
+    first_steps: int  # of every start
+    more_steps: int  # of the best start of each mean, unless it is far behind
     other_steps: int  # of other kernels and objectives, which start where the best one is
     last_steps: int  # of the winner
     starts: tuple[float, ...] = (1.0,)  # of the lengthscales, times those that the data suggest
@@ -49,8 +49,8 @@ class Effort(NamedTuple):
 EFFORTS = {
     "fast": Effort(300, 0, 0, 0, trees=False, screen_rows=2**62),
     "default": Effort(
-        first_steps=40,
-        more_steps=60,
+        first_steps=60,
+        more_steps=100,
         other_steps=40,
         last_steps=150,
         starts=(1.0, 0.4),
@@ -199,27 +199,43 @@ class _Contest:
         return best
 
     def _means_and_starts(self) -> "race.Trial":
-        """Every mean with its starts for some steps; then the best start of each, if it is not clearly behind."""
-        trials = self._first_round()
-        best = self._best(trials)
-        remaining = []
-        for mean in dict.fromkeys(trial.candidate.mean for trial in trials):
-            group = [trial for trial in trials if trial.candidate.mean == mean]
-            kept = self._best(group)
-            for trial in group:
-                if trial is not kept:
-                    self.race.note(trial, kept, "another start is better")
-            behind = self.race.difference(best, kept)
-            if behind.gain > race.CLEARLY * max(behind.error, race.LEAST_GAIN):
-                self.race.note(kept, best, f"clearly behind after {kept.num_steps:,} steps")
+        """The better of the means, each with its best start; a mean that is far behind is not trained any further."""
+        holder = None
+        for mean, starts in self._starts().items():
+            if mean == "trees" and holder is not None and _in_time(self.task):
+                candidate = replace(self.base, mean=mean)
+                if self.race.trees_are_far_behind(holder):
+                    self.race.tried.append(race.left_out(candidate, "a few trees alone err more than twice as much"))
+                    continue
+            trials = []
+            for start in starts if self.task.from_data else starts[:1]:
+                candidate = replace(self.base, mean=mean, start=start)
+                if self._may_try(candidate, [*trials, *([] if holder is None else [holder])]):
+                    trials.append(self.race.start(candidate, _allowed(self.task, None, self.effort.first_steps)))
+            if not trials:
+                continue
+            best = max(trials, key=lambda trial: self.race.difference(trial, trials[0]).gain)
+            for trial in trials:
+                if trial is not best:
+                    self.race.note(trial, best, "another start is better")
+            if holder is not None and self.race.difference(holder, best).is_far:
+                self.race.note(best, holder, f"far behind after {best.num_steps:,} steps")
+                continue
+            best = _resumed(self.race, best, self.effort.more_steps)
+            if holder is None:
+                self.race.note(best, None, "first")
+                holder = best
             else:
-                remaining.append(kept)
-        holder, *others = [_resumed(self.race, trial, self.effort.more_steps) for trial in remaining]
-        self.race.note(holder, None, "first")
-        return self._better(holder, others)
+                holder = self._better(holder, [best])
+        assert holder is not None
+        return holder
 
-    def _best(self, trials: "list[race.Trial]") -> "race.Trial":
-        return max(trials, key=lambda trial: self.race.difference(trial, trials[0]).gain)
+    def _starts(self) -> "dict[race.Mean, tuple[float, ...]]":
+        """The means to try, the simplest first, with their starts."""
+        found: dict[race.Mean, tuple[float, ...]] = {} if self.task.mean == "trees" else {"zero": self.effort.starts}
+        if self.task.mean == "trees" or (self.task.mean == "auto" and self.effort.trees):
+            found["trees"] = self.effort.tree_starts
+        return found
 
     def _better(self, holder: "race.Trial", others: "list[race.Trial]") -> "race.Trial":
         """The holder, or the last of the others that is clearly better than the one before."""
@@ -228,21 +244,6 @@ class _Contest:
             self.race.note(trial, holder, "better" if better else "not better")
             holder = trial if better else holder
         return holder
-
-    def _first_round(self) -> "list[race.Trial]":
-        candidates = []
-        if self.task.mean != "trees":
-            starts = self.effort.starts if self.task.from_data else (1.0,)
-            candidates += [replace(self.base, mean="zero", start=start) for start in starts]
-        if self.task.mean == "trees" or (self.task.mean == "auto" and self.effort.trees):
-            starts = self.effort.tree_starts if self.task.from_data else (1.0,)
-            candidates += [replace(self.base, mean="trees", start=start) for start in starts]
-        trials = []
-        for candidate in candidates:
-            if trials and not self._may_try(candidate, trials):
-                continue
-            trials.append(self.race.start(candidate, _allowed(self.task, None, self.effort.first_steps)))
-        return trials
 
     def _kernels(self, best: "race.Trial") -> "list[race.Candidate]":
         others = [name for name in self.effort.kernels if name in self.task.kernels and name != best.candidate.kernel]

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from cagp import metrics
 from cagp.engine import kernel_product
 from cagp.linalg import NotPositiveDefiniteError, safe_cholesky
 from cagp.methods import CholeskyGP, Several
@@ -113,15 +112,10 @@ def _tried(candidate: Candidate, task: Task) -> tuple[_Trial, int]:
     priors = few.priors()
     method = Several([CholeskyGP(prior, task.max_bytes) for prior in priors])
     result = few.run(method, "", optimizer="lbfgs", most_steps=FEW_STEPS, min_improvement=1e-3, window=5)
-    nll, crps = [], []
-    for j, prior in enumerate(priors):
-        X, y, row_noise = task.column(j)
-        found = leave_one_out(prior, X, y, row_noise)
-        nll.append(metrics.row_nll(y, *found))
-        crps.append(metrics.row_crps(y, *found))
+    columns = [task.column(j) for j in range(len(priors))]
+    score = Score.of((y, *leave_one_out(p, X, y, noise)) for p, (X, y, noise) in zip(priors, columns, strict=True))
     noise = [float(part.noise.noise.detach()) for part in priors if isinstance(part.noise, GaussianNoise)]
     learned = replace(task, kernel=priors[0].kernel, from_data=False, noise=noise)
-    score = Score(torch.stack(nll).mean(0), torch.stack(crps).mean(0))
     return _Trial(candidate, learned, score), len(result.steps)
 
 

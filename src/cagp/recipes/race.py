@@ -1,6 +1,7 @@
 """The models that "auto" tries, how they are trained a little, and how held-out rows judge them."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cagp import kernel_registry, metrics
+from cagp import kernel_registry, metrics, trees
 from cagp.kernels import Kernel, Scale, Stationary, entry_of
 from cagp.methods import CaGPLocal, Several
 from cagp.prior import GP, GaussianNoise
@@ -23,8 +24,11 @@ Mean = Literal["zero", "trees"]
 CLIPPED = 4.0
 """Nats: a row counts for at most this much of the difference between two models, so that no single one decides."""
 
-CLEARLY, LEAST_GAIN = 2.0, 0.005
-"""Standard errors by which a model is clearly behind, and the nats per row that a less simple model must gain."""
+LEAST_GAIN, FAR = 0.005, 0.2
+"""Nats per row that a less simple model must gain, and those that a model does not make up for by further training."""
+
+TREES_BEHIND = 2.0
+"""Trees are not tried in the mean if a few of them alone err more than this many times as much as the model so far."""
 
 SCALE_ROWS = 1_000
 """Rows that choose the local scale of a model that is only compared."""
@@ -63,6 +67,17 @@ class Score(NamedTuple):
 
     nll: Tensor
     crps: Tensor
+    square: Tensor  # of the error of the mean
+
+    @classmethod
+    def of(cls, targets: Iterable[tuple[Tensor, Tensor, Tensor]]) -> "Score":
+        """The score of actual values, means and variances of each target."""
+        rows = [(metrics.row_nll(*t), metrics.row_crps(*t), (t[0] - t[1]).double().square()) for t in targets]
+        return cls(*(torch.stack(part).mean(0) for part in zip(*rows, strict=True)))
+
+
+REFRESH_AT = (30,)
+"""Further training changes lengthscales little: neighbours are looked up again at its start and once more."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +117,11 @@ class Difference(NamedTuple):
     def is_clear(self) -> bool:
         """Whether the gain is large enough to matter, and more than chance explains."""
         return self.gain > LEAST_GAIN and self.gain > self.error
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the gain is so large that the other model cannot make up for it, chance included."""
+        return self.gain > FAR + 2 * self.error
 
 
 def difference(new: Score, old: Score, unit: float) -> Difference:
@@ -151,6 +171,14 @@ class Race:
         assert self.trees_at_held_out is not None
         return held_out.without_mean(self.trees_at_held_out)
 
+    def trees_are_far_behind(self, holder: Trial) -> bool:
+        """Whether a few trees alone err so much more than the holder that many of them are not worth their time."""
+        train, held_out = self.parts.train, self.parts.held_out
+        options = {"categorical": train.categorical, "seed": train.seed}
+        found = trees.quick_prediction(train.inputs, means.as_array(train.y), held_out.inputs, **options)
+        error = np.square(means.as_array(held_out.y) - found).mean() ** 0.5
+        return bool(error > TREES_BEHIND * float(holder.score.square.mean()) ** 0.5)
+
     # ---- trials ----
 
     def start(self, candidate: Candidate, num_steps: int, like: Trial | None = None) -> Trial:
@@ -177,7 +205,8 @@ class Race:
     def resume(self, trial: Trial, num_steps: int) -> Trial:
         """The same trial after ``num_steps`` further steps."""
         began, task = time.perf_counter(), self.learning(trial.candidate.mean)
-        return self._trained(trial.candidate, task, trial.methods, trial.results, num_steps, began, trial.seconds)
+        methods = [method.with_prior(method.prior, REFRESH_AT) for method in trial.methods]
+        return self._trained(trial.candidate, task, methods, trial.results, num_steps, began, trial.seconds)
 
     def judge_again(self, trial: Trial, neighbours: Neighbours) -> Trial:
         """The same hyperparameters with other neighbours."""
@@ -210,13 +239,11 @@ class Race:
         methods = steps.local_methods(train, priors, candidate.neighbours, self.local_scale)
         if self.local_scale == "auto":
             methods, _ = steps.with_local_scales(methods, replace(train, max_time=None), SCALE_ROWS)
-        held_out, nll, crps = self.judging(candidate.mean), [], []
+        held_out, found = self.judging(candidate.mean), []
         for j, method in enumerate(methods):
             X, y, row_noise = held_out.column(j)
-            found = method.condition(*train.column(j)).predict(X, noise=True, row_noise=row_noise)
-            nll.append(metrics.row_nll(y, *found))
-            crps.append(metrics.row_crps(y, *found))
-        return Score(torch.stack(nll).mean(0), torch.stack(crps).mean(0))
+            found.append((y, *method.condition(*train.column(j)).predict(X, noise=True, row_noise=row_noise)))
+        return Score.of(found)
 
     # ---- the record ----
 
