@@ -168,7 +168,7 @@ def _cross_fitted(
     errors: list[float] = []
     with ThreadPoolExecutor(min(len(folds), torch.get_num_threads())) as pool:
         boosters = list(pool.map(begin, folds))
-        while len(errors) < MOST_ROUNDS and time.perf_counter() < until:
+        while not errors or (len(errors) < MOST_ROUNDS and time.perf_counter() < until):  # one round in any case
             found = list(pool.map(advance, boosters))
             rounds = min(map(len, found))
             errors += [float(np.average([part[r] for part in found], weights=sizes)) for r in range(rounds)]
