@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float64
 
 from cagp.lazy import lazy_module
+from cagp.tree_text import checked_tree_text
 
 lightgbm: Any = lazy_module("lightgbm")
 
@@ -41,10 +42,10 @@ class Trees:
     """
 
     def __init__(self, texts: Sequence[Sequence[str]]):
-        self.texts = tuple(tuple(models) for models in texts)
+        self.texts = tuple(tuple(_checked(text) for text in models) for models in texts)
         if not any(self.texts):
             raise ValueError("texts has no models, expected some for at least one target.")
-        self._boosters = [[_booster(text) for text in models] for models in self.texts]
+        self._boosters = [[lightgbm.Booster(model_str=text) for text in models] for models in self.texts]
 
     @property
     def num_targets(self) -> int:
@@ -146,6 +147,7 @@ def _settings(num_rows: int, seed: int) -> dict[str, Any]:
         "learning_rate": LEARNING_RATE,
         "num_leaves": NUM_LEAVES,
         "min_data_in_leaf": few,
+        "min_data_per_group": max(1, min(100, num_rows // 100)),  # of levels; LightGBM's 100 would ignore small tables'
         "min_data_in_bin": min(3, few),
         "feature_pre_filter": False,
         "seed": seed,
@@ -191,7 +193,7 @@ def _cross_fitted(
     errors: list[float] = []
     with ThreadPoolExecutor(min(len(folds), torch.get_num_threads())) as pool:
         boosters = list(pool.map(begin, folds))
-        while len(errors) < MOST_ROUNDS and time.perf_counter() < until:
+        while not errors or (len(errors) < MOST_ROUNDS and time.perf_counter() < until):  # one round in any case
             found = list(pool.map(advance, boosters))
             rounds = min(map(len, found))
             errors += [float(np.average([part[r] for part in found], weights=sizes)) for r in range(rounds)]
@@ -204,8 +206,8 @@ def _predict(booster: Any, inputs: np.ndarray, rounds: int | None = None) -> np.
     return booster.predict(inputs, num_iteration=rounds, num_threads=1)
 
 
-def _booster(text: str) -> Any:
+def _checked(text: str) -> str:
     try:
-        return lightgbm.Booster(model_str=text)
-    except lightgbm.basic.LightGBMError as error:
+        return checked_tree_text(text)
+    except ValueError as error:
         raise ValueError(f"the stored trees cannot be read: {error}; save the model again.") from error

@@ -16,7 +16,7 @@ from cagp.prior import GP, GaussianNoise
 from cagp.recipes import means, steps
 from cagp.recipes.steps import Neighbours, Parts
 from cagp.recipes.task import Task
-from cagp.training import FitResult
+from cagp.training import FitResult, FitStatus
 from cagp.trees import OutOfFold
 
 Mean = Literal["zero", "trees"]
@@ -101,11 +101,6 @@ class Trial:
         """Steps so far."""
         return sum(len(result.steps) for result in self.results)
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C ended its last fit."""
-        return self.results[-1].interrupted
-
 
 class Difference(NamedTuple):
     """What one model gains over another, in nats per row, and the standard error of that."""
@@ -149,6 +144,7 @@ class Race:
         self.trees: OutOfFold | None = None
         self.tried: list[dict[str, Any]] = []
         self.unit: float | None = None  # the mean CRPS of the first trial
+        self.interrupted = False  # by Ctrl-C: nothing further is tried then
         self.trees_at_held_out: np.ndarray | None = None
 
     # ---- what is left of the targets ----
@@ -225,9 +221,10 @@ class Race:
         seconds: float,
     ) -> Trial:
         done = sum(len(result.steps) for result in before)
-        name = f"try-{_name(candidate)}-{done + num_steps}"
+        name = f"try-{_name(candidate)}-{task.num_rows}-{done + num_steps}"
         half = 0.5 * task.time_left() if task.max_time is not None else 0.0
         result = task.run(Several(methods), name, most_steps=num_steps, reserve=half)
+        self.interrupted |= result.interrupted
         score = self._score(candidate, task, [method.prior for method in methods])
         if self.unit is None:
             self.unit = float(score.crps.mean())
@@ -277,6 +274,11 @@ def record(
 def left_out(candidate: Candidate, why: str) -> dict[str, Any]:
     """A model that was not tried, as plain values."""
     return {"model": candidate.words, "outcome": f"not tried: {why}"}
+
+
+def as_interrupted(result: FitResult) -> FitResult:
+    """The result of a fit whose choice Ctrl-C ended."""
+    return replace(result, status=FitStatus.INTERRUPTED, reason=f"Interrupted after {len(result.steps):,} steps.")
 
 
 # ---- hyperparameters of one kernel for another ----
