@@ -218,10 +218,12 @@ class _Contest:
             trials = []
             for start in starts if self.task.from_data else starts[:1]:
                 candidate = replace(self.base, mean=mean, start=start)
+                goes_on, first = self.effort.more_steps > 0, self.effort.first_steps
                 if holder is None and not trials:  # a fit needs one
-                    trials = [self.race.start(candidate, max(1, _allowed(self.task, None, self.effort.first_steps)))]
+                    allowed = max(1, _allowed(self.task, None, first))
+                    trials = [self.race.start(candidate, allowed, goes_on=goes_on)]
                 else:
-                    trials += self._attempt(candidate, self.effort.first_steps)
+                    trials += self._attempt(candidate, first, goes_on=goes_on)
             if not trials:
                 continue
             best = max(trials, key=lambda trial: self.race.difference(trial, trials[0]).gain)
@@ -283,17 +285,23 @@ class _Contest:
         return [replace(best.candidate, neighbours=other) for other in found]
 
     def _challenge(self, holder: "race.Trial", candidate: "race.Candidate") -> "race.Trial":
-        """The better of the two; the challenger starts at the hyperparameters of the holder."""
-        return self._better(holder, self._attempt(candidate, self.effort.other_steps, like=holder))
+        """The better of the two; the challenger starts at the hyperparameters of the holder.
+
+        If it is better, the holder gets as many further steps before it has to go.
+        """
+        found = self._attempt(candidate, self.effort.other_steps, like=holder)
+        if found and self.race.difference(found[0], holder).is_clear:
+            holder = _resumed(self.race, holder, self.effort.other_steps)
+        return self._better(holder, found)
 
     def _attempt(
-        self, candidate: "race.Candidate", num_steps: int, like: "race.Trial | None" = None
+        self, candidate: "race.Candidate", num_steps: int, like: "race.Trial | None" = None, goes_on: bool = False
     ) -> "list[race.Trial]":
         """A new trial; none where the time is short or Ctrl-C ends it before it has a score."""
         if not self._may_try(candidate):
             return []
         try:
-            return [self.race.start(candidate, _allowed(self.task, None, num_steps), like)]
+            return [self.race.start(candidate, _allowed(self.task, None, num_steps), like, goes_on=goes_on)]
         except KeyboardInterrupt:
             self._interrupt(candidate)
             return []

@@ -83,7 +83,6 @@ class _Contest:
         self.interrupted = False
         self.tried: list[dict[str, Any]] = []
         self._best: _Trial | None = None
-        self._unit = 1.0
 
     @property
     def best(self) -> _Trial:
@@ -118,9 +117,9 @@ class _Contest:
             return
         self.interrupted |= result.interrupted
         if self._best is None:
-            gained, outcome, self._unit = None, "first", float(trial.score.crps.mean())
+            gained, outcome = None, "first"
         else:
-            gained = difference(trial.score, self._best.score, self._unit)
+            gained = difference(trial.score, self._best.score)
             outcome = "better" if gained.is_clear else "not better"
         self.tried.append(
             record(candidate, trial.score, gained, len(result.steps), time.perf_counter() - start, outcome)

@@ -119,12 +119,13 @@ class Difference(NamedTuple):
         return self.gain > FAR + 2 * self.error
 
 
-def difference(new: Score, old: Score, unit: float) -> Difference:
+def difference(new: Score, old: Score) -> Difference:
     """What ``new`` gains over ``old`` on the same rows: half in log density, half in CRPS.
 
     A relative change of the CRPS is a change of its logarithm, in nats like a log density: both change by log c if
-    predictions and targets become c times as precise. ``unit`` is the mean CRPS that makes it relative.
+    predictions and targets become c times as precise. It is relative to the mean CRPS of the two.
     """
+    unit = float(old.crps.mean() + new.crps.mean()) / 2
     nats = (old.nll - new.nll).clamp(-CLIPPED, CLIPPED)
     relative = ((old.crps - new.crps) / unit).clamp(-CLIPPED, CLIPPED)
     rows = (nats + relative) / 2
@@ -143,7 +144,6 @@ class Race:
         self.parts, self.local_scale = parts, local_scale
         self.trees: OutOfFold | None = None
         self.tried: list[dict[str, Any]] = []
-        self.unit: float | None = None  # the mean CRPS of the first trial
         self.interrupted = False  # by Ctrl-C: nothing further is tried then
         self.trees_at_held_out: np.ndarray | None = None
 
@@ -177,10 +177,13 @@ class Race:
 
     # ---- trials ----
 
-    def start(self, candidate: Candidate, num_steps: int, like: Trial | None = None) -> Trial:
+    def start(self, candidate: Candidate, num_steps: int, like: Trial | None = None, *, goes_on: bool = False) -> Trial:
         """A new trial: from the data, or from the hyperparameters of another one.
 
         Lengthscales of another kernel differ by a common factor, so that its neighbours are the same.
+
+        Args:
+            goes_on: whether further steps may follow: then the learning rate does not fall.
         """
         began = time.perf_counter()
         task = self.learning(candidate.mean).with_kernel(candidate.kernel)
@@ -196,7 +199,8 @@ class Race:
                 if isinstance(part, Stationary):
                     part.lengthscale = candidate.start * part.lengthscale.detach()
         methods = steps.local_methods(task, priors, candidate.neighbours)
-        return self._trained(candidate, task, methods, [], num_steps, began, 0.0)
+        schedule = {"schedule": "constant"} if goes_on else {}
+        return self._trained(candidate, task, methods, [], num_steps, began, 0.0, **schedule)
 
     def resume(self, trial: Trial, num_steps: int) -> Trial:
         """The same trial after ``num_steps`` further steps."""
@@ -219,15 +223,14 @@ class Race:
         num_steps: int,
         began: float,
         seconds: float,
+        **settings: Any,
     ) -> Trial:
         done = sum(len(result.steps) for result in before)
         name = f"try-{_name(candidate)}-{task.num_rows}-{done + num_steps}"
         half = 0.5 * task.time_left() if task.max_time is not None else 0.0
-        result = task.run(Several(methods), name, most_steps=num_steps, reserve=half)
+        result = task.run(Several(methods), name, most_steps=num_steps, reserve=half, **settings)
         self.interrupted |= result.interrupted
         score = self._score(candidate, task, [method.prior for method in methods])
-        if self.unit is None:
-            self.unit = float(score.crps.mean())
         spent = seconds + time.perf_counter() - began
         return Trial(candidate, methods, [*before, result], score, spent, task.num_rows)
 
@@ -246,8 +249,7 @@ class Race:
 
     def difference(self, new: Trial, old: Trial) -> Difference:
         """What one trial gains over another."""
-        assert self.unit is not None
-        return difference(new.score, old.score, self.unit)
+        return difference(new.score, old.score)
 
     def note(self, trial: Trial, against: Trial | None, outcome: str) -> None:
         """Add a trial to what was tried."""
