@@ -148,7 +148,7 @@ class Race:
     # ---- trials ----
 
     def start(self, candidate: Candidate, num_steps: int, like: Trial | None = None) -> Trial:
-        """A new trial: from the data, or from the hyperparameters of another one."""
+        """A new trial: from the data, or from the hyperparameters of another trial."""
         began = time.perf_counter()
         task = self.learning(candidate.mean).with_kernel(candidate.kernel)
         priors = task.priors()
@@ -247,7 +247,7 @@ REACH = {"matern12": 2.0, "matern32": 1.0, "matern52": 0.9, "rbf": 0.6, "rationa
 
 @torch.no_grad()
 def take_over(prior: GP, known: GP) -> None:
-    """Start a prior at the hyperparameters of another one, whose kernel may be of another kind."""
+    """Start a prior at the hyperparameters of another prior, whose kernel may be of another kind."""
     if type(_inner(prior.kernel)) is type(_inner(known.kernel)):
         prior.load_state_dict(known.state_dict())
         return
