@@ -15,11 +15,15 @@ import torch
 from jaxtyping import Float64
 
 from cagp.lazy import lazy_module
+from cagp.tree_text import checked_tree_text
 
 lightgbm: Any = lazy_module("lightgbm")
 
 LEARNING_RATE, NUM_LEAVES, MOST_ROUNDS, PATIENCE, ROUNDS_AT_ONCE = 0.1, 63, 500, 30, 10
 """Trees are added, some at once, until the out-of-fold error has not fallen for ``PATIENCE`` rounds."""
+
+QUICK_RATE, QUICK_ROUNDS = 0.2, 60
+"""Of trees that only give a first idea."""
 
 FOLDS = ((50_000, 5), (200_000, 3))
 """The number of folds up to a number of rows; two beyond, where half of the rows are plenty."""
@@ -38,10 +42,10 @@ class Trees:
     """
 
     def __init__(self, texts: Sequence[Sequence[str]]):
-        self.texts = tuple(tuple(models) for models in texts)
+        self.texts = tuple(tuple(_checked(text) for text in models) for models in texts)
         if not any(self.texts):
             raise ValueError("texts has no models, expected some for at least one target.")
-        self._boosters = [[_booster(text) for text in models] for models in self.texts]
+        self._boosters = [[lightgbm.Booster(model_str=text) for text in models] for models in self.texts]
 
     @property
     def num_targets(self) -> int:
@@ -117,6 +121,43 @@ def fit_trees(
     return OutOfFold(Trees(texts), mean, finished)
 
 
+def quick_prediction(
+    inputs: Float64[np.ndarray, "n p"],
+    y: Float64[np.ndarray, "n q"],
+    new_inputs: Float64[np.ndarray, "t p"],
+    *,
+    categorical: Sequence[int] = (),
+    seed: int = 0,
+) -> Float64[np.ndarray, "t q"]:
+    """What a few trees, fitted to all rows, predict at others: a first idea of what trees can do, at little cost."""
+
+    def predicted(targets: np.ndarray) -> np.ndarray:
+        settings = {**_settings(len(targets), seed), "learning_rate": QUICK_RATE}
+        data = lightgbm.Dataset(inputs, targets, categorical_feature=list(categorical), params=settings)
+        return _predict(lightgbm.train(settings, data, QUICK_ROUNDS), new_inputs)
+
+    return np.stack([predicted(column) for column in y.T], axis=1)
+
+
+def _settings(num_rows: int, seed: int) -> dict[str, Any]:
+    """What all trees have in common: one thread, and the same result each time."""
+    few = max(1, min(20, num_rows // 20))
+    return {
+        "objective": "l2",
+        "learning_rate": LEARNING_RATE,
+        "num_leaves": NUM_LEAVES,
+        "min_data_in_leaf": few,
+        "min_data_per_group": max(1, min(100, num_rows // 100)),  # of levels; LightGBM's 100 would ignore small tables'
+        "min_data_in_bin": min(3, few),
+        "feature_pre_filter": False,
+        "seed": seed,
+        "deterministic": True,
+        "force_row_wise": True,
+        "num_threads": 1,
+        "verbose": -1,
+    }
+
+
 def _cross_fitted(
     inputs: np.ndarray,
     y: np.ndarray,
@@ -131,25 +172,9 @@ def _cross_fitted(
     Every fold has one thread of its own: the result does not depend on the number of threads, and none waits for
     another on a busy machine.
     """
-    few = max(1, min(20, len(y) // 20))
-    settings = {
-        "objective": "l2",
-        "learning_rate": LEARNING_RATE,
-        "num_leaves": NUM_LEAVES,
-        "min_data_in_leaf": few,
-        "seed": seed,
-        "deterministic": True,
-        "force_row_wise": True,
-        "num_threads": 1,
-        "verbose": -1,
-    }
+    settings = _settings(len(y), seed)
     data = lightgbm.Dataset(
-        inputs,
-        y,
-        weight=weight,
-        categorical_feature=categorical,
-        params={**settings, "min_data_in_bin": min(3, few), "feature_pre_filter": False},
-        free_raw_data=False,
+        inputs, y, weight=weight, categorical_feature=categorical, params=settings, free_raw_data=False
     ).construct()
 
     def begin(fold: tuple[np.ndarray, np.ndarray]) -> Any:
@@ -168,7 +193,7 @@ def _cross_fitted(
     errors: list[float] = []
     with ThreadPoolExecutor(min(len(folds), torch.get_num_threads())) as pool:
         boosters = list(pool.map(begin, folds))
-        while len(errors) < MOST_ROUNDS and time.perf_counter() < until:
+        while not errors or (len(errors) < MOST_ROUNDS and time.perf_counter() < until):  # one round in any case
             found = list(pool.map(advance, boosters))
             rounds = min(map(len, found))
             errors += [float(np.average([part[r] for part in found], weights=sizes)) for r in range(rounds)]
@@ -181,8 +206,8 @@ def _predict(booster: Any, inputs: np.ndarray, rounds: int | None = None) -> np.
     return booster.predict(inputs, num_iteration=rounds, num_threads=1)
 
 
-def _booster(text: str) -> Any:
+def _checked(text: str) -> str:
     try:
-        return lightgbm.Booster(model_str=text)
-    except lightgbm.basic.LightGBMError as error:
+        return checked_tree_text(text)
+    except ValueError as error:
         raise ValueError(f"the stored trees cannot be read: {error}; save the model again.") from error

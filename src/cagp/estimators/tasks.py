@@ -100,7 +100,7 @@ def new_task(
         row_noise=None if noise is None else tensor(noise),
         inputs=rows.inputs,
         categorical=units.encoder.categorical,
-        mean=_mean(model, from_data),
+        mean=_mean(model, starts is not None, target),
         kernel=kernel.to(torch.device(model.device)),
         kernels=kernels,
         noise=starts,
@@ -131,11 +131,12 @@ def _key(task: Task, recipe: Recipe) -> str:
     return fingerprint(plain, *(t.detach().cpu().numpy() for t in tensors))[:12]
 
 
-def _mean(model: "GPRegressor", from_data: bool) -> str:
-    """The prior mean to train with; a warm start keeps the one that "auto" chose."""
-    if model.mean == "auto" and not from_data and getattr(model, "trees_", None) is not None:
-        return "trees"
-    return model.mean
+def _mean(model: "GPRegressor", warm: bool, target: int | None) -> str:
+    """The prior mean to train with; a warm start keeps the one that "auto" chose for the target, or for all of them."""
+    if model.mean != "auto" or not warm:
+        return model.mean
+    texts = () if model.trees_ is None else model.trees_.texts
+    return "trees" if any(texts if target is None else texts[target : target + 1]) else "zero"
 
 
 def _described(part: Any) -> Any:

@@ -82,7 +82,8 @@ class CaGPLocal(Method):
         batch_size: rows in a step.
         seed: of the minibatches and the order.
         index_kind: how neighbours are found, see ``cagp.neighbours``.
-        refresh_at: steps of a fit, counted from 0, before which neighbours are looked up again, besides the first.
+        refresh_at: steps of a fit, counted from 0, before which neighbours are looked up again, besides the first;
+            None for never: neighbours stay those of ``search_lengthscale``.
         max_bytes: limit for temporaries.
     """
 
@@ -101,7 +102,7 @@ class CaGPLocal(Method):
         batch_size: int = 1024,
         seed: int = 0,
         index_kind: IndexKind = "auto",
-        refresh_at: Sequence[int] = DEFAULT_REFRESH_AT,
+        refresh_at: Sequence[int] | None = DEFAULT_REFRESH_AT,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ):
         super().__init__()
@@ -117,7 +118,7 @@ class CaGPLocal(Method):
         self.objective_name: Objective = objective
         self.batch_size, self.seed = batch_size, seed
         self.index_kind: IndexKind = index_kind
-        self.refresh_at = tuple(refresh_at)
+        self.refresh_at = None if refresh_at is None else tuple(refresh_at)
         self.max_bytes = max_bytes
         lengthscale = lengthscale_of(prior.kernel)
         # Neighbours are those of these lengthscales; a checkpoint holds them, so that a resumed fit finds the same.
@@ -148,7 +149,7 @@ class CaGPLocal(Method):
     ) -> str | None:
         """From now on, if that is due, take neighbours in units of the lengthscales learned so far."""
         lengthscale = lengthscale_of(self.prior.kernel)
-        if step in (0, *self.refresh_at) and lengthscale is not None:
+        if self.refresh_at is not None and step in (0, *self.refresh_at) and lengthscale is not None:
             self.search_lengthscale = lengthscale.clone()
         return None
 
@@ -284,8 +285,15 @@ class CaGPLocal(Method):
 
     def with_local_scale(self, local_scale: float | None) -> "CaGPLocal":
         """The same method with this local scale; the two share prior, actions and nothing else that changes."""
+        return self._like_this(self.prior, local_scale, self.refresh_at)
+
+    def with_prior(self, prior: GP, refresh_at: Sequence[int] | None = None) -> "CaGPLocal":
+        """The same method for another prior, with the neighbours of this one until they are looked up again."""
+        return self._like_this(prior, self.local_scale, refresh_at)
+
+    def _like_this(self, prior: GP, local_scale: float | None, refresh_at: Sequence[int] | None) -> "CaGPLocal":
         method = CaGPLocal(
-            self.prior,
+            prior,
             self.num_neighbours,
             num_neighbours_predict=self.num_neighbours_predict,
             shared=self.shared,
@@ -294,11 +302,11 @@ class CaGPLocal(Method):
             batch_size=self.batch_size,
             seed=self.seed,
             index_kind=self.index_kind,
-            refresh_at=self.refresh_at,
+            refresh_at=refresh_at,
             max_bytes=self.max_bytes,
         )
         method.search_lengthscale = self.search_lengthscale.clone()
-        method._memo = _Memo(self._memo.index, self._memo.order)
+        method._memo = _Memo(self._memo.index, self._memo.order, self._memo.near)
         return method
 
     def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:

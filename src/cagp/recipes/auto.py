@@ -31,8 +31,8 @@ REFINING_STEPS = 50
 class Effort(NamedTuple):
     """How much is tried."""
 
-    first_steps: int  # of every mean and start
-    more_steps: int  # of those that are not clearly behind
+    first_steps: int  # of every start
+    more_steps: int  # of the best start of each mean, unless it is far behind
     other_steps: int  # of other kernels and objectives, which start where the best one is
     last_steps: int  # of the winner
     starts: tuple[float, ...] = (1.0,)  # of the lengthscales, times those that the data suggest
@@ -49,10 +49,10 @@ class Effort(NamedTuple):
 EFFORTS = {
     "fast": Effort(300, 0, 0, 0, trees=False, screen_rows=2**62),
     "default": Effort(
-        first_steps=40,
-        more_steps=60,
+        first_steps=60,
+        more_steps=100,
         other_steps=40,
-        last_steps=60,
+        last_steps=150,
         starts=(1.0, 0.4),
         kernels=("matern12", "matern52", "rational_quadratic"),
         more_neighbours=(128,),
@@ -78,6 +78,8 @@ BATCH_SIZE = 1024
 
 LEAST_TIME = 0.4
 """The share of ``max_time`` that must be left for a further model to be tried."""
+
+INTERRUPTED = "the fit was interrupted before other methods could be compared"
 
 COSTLIER_GAIN = 0.02
 """Nats per row that more neighbours must gain: predictions then take several times as long."""
@@ -114,11 +116,11 @@ class Auto(Recipe):
         parts = steps.hold_out(task, effort.judging_rows)
         contest = race.Race(_few_rows(parts, effort.screen_rows), self.local_scale)
         winner = _Contest(self, effort, contest, task).winner()
-        if len(contest.parts.train.X) < len(parts.train.X):
+        if contest.parts.train.num_rows < parts.train.num_rows:
             contest, winner = _on_all_rows(parts, contest, winner, effort, self.local_scale)
         else:
             winner = _resumed(contest, winner, effort.last_steps)
-        return self._fitted(task, parts, contest, winner)
+        return self._fitted(task, contest, winner)
 
     def _exact(self, task: "tasks.Task") -> "tasks.Fitted":
         """Exact inference with the kernel and the mean that predict each row best from all others."""
@@ -128,29 +130,31 @@ class Auto(Recipe):
         fitted = Exact().train(choice.task)
         if choice.tried:
             reason = f"{reason} {_chosen(choice.candidate.words, choice.tried)}"
+        if choice.interrupted:
+            reason = f"{reason} The fit was interrupted before all models were compared."
+            fitted = fitted._replace(result=race.as_interrupted(fitted.result))
         if choice.trees is not None:
             fitted.notes.insert(0, means.words_of(choice.trees, task))
         chosen_trees = None if choice.trees is None else choice.trees.trees
         return fitted._replace(choice=reason, tried=choice.tried, trees=chosen_trees)
 
-    def _fitted(
-        self, task: "tasks.Task", parts: "steps.Parts", contest: "race.Race", winner: "race.Trial"
-    ) -> "tasks.Fitted":
+    def _fitted(self, task: "tasks.Task", contest: "race.Race", winner: "race.Trial") -> "tasks.Fitted":
         """The winner with all rows, after a comparison with shared actions."""
         candidate, found = winner.candidate, contest.trees if winner.candidate.mean == "trees" else None
         rest, notes = task, []
         if found is not None:
-            mean = np.empty(tuple(task.y.shape))
-            mean[parts.rows.cpu().numpy()] = found.mean
-            mean[parts.held_rows.cpu().numpy()] = contest.trees_at_held_out
+            mean, learned = np.empty(tuple(task.y.shape)), contest.parts.rows.cpu().numpy()
+            others = np.setdiff1d(np.arange(task.num_rows), learned)
+            mean[learned], mean[others] = found.mean, found.trees.mean(task.inputs[others])
             rest = task.without_mean(mean)
-            notes.append(means.words_of(found, parts.train))
+            notes.append(means.words_of(found, contest.parts.train))
         num_actions = steps.number_of_actions(self.n_actions, task)
         method, reason = self._shared(task, num_actions, contest, winner)
         chosen = {"choice": f"Chose {method}: {reason}. {_chosen(candidate.words, contest.tried)}"}
         chosen |= {"tried": contest.tried}
         chosen |= {"trees": None if found is None else found.trees}
         result = _joined(winner.results)
+        result = race.as_interrupted(result) if contest.interrupted else result
         if method == "opt":
             fitted = train_opt(rest, winner.priors, self.n_actions, learned=True, most_steps=REFINING_STEPS)
             return fitted._replace(notes=[*notes, started_at(result)], **chosen)
@@ -163,15 +167,22 @@ class Auto(Recipe):
         self, task: "tasks.Task", num_actions: int, contest: "race.Race", winner: "race.Trial"
     ) -> "steps.Choice":
         """Whether shared actions replace nearest rows, or help them, at the hyperparameters of the winner."""
-        if winner.interrupted:
-            return steps.Choice("local", "the fit was interrupted before other methods could be compared")
+        if contest.interrupted:
+            return steps.Choice("local", INTERRUPTED)
         if limits.action_bytes(task.num_rows, num_actions) > task.memory:
             return steps.Choice("local", f"the memory limit does not allow {num_actions:,} shared actions")
         if not _in_time(task):
             return steps.Choice("local", "the time limit does not allow shared actions to be compared")
+        try:
+            return self._compared(contest, winner)
+        except KeyboardInterrupt:
+            contest.interrupted = True
+            return steps.Choice("local", INTERRUPTED)
+
+    def _compared(self, contest: "race.Race", winner: "race.Trial") -> "steps.Choice":
         train, held_out = contest.learning(winner.candidate.mean), contest.judging(winner.candidate.mean)
         num_shared = steps.number_of_actions(self.n_actions, train)
-        shared = steps.constant_actions(winner.priors[0].kernel, train.X, num_shared, task.seed)
+        shared = steps.constant_actions(winner.priors[0].kernel, train.X, num_shared, train.seed)
         methods = steps.local_methods(train, winner.priors, winner.candidate.neighbours, self.local_scale)
         if self.local_scale == "auto":
             methods, _ = steps.with_local_scales(methods, train)
@@ -199,27 +210,56 @@ class _Contest:
         return best
 
     def _means_and_starts(self) -> "race.Trial":
-        """Every mean with its starts for some steps; then the best start of each, if it is not clearly behind."""
-        trials = self._first_round()
-        best = self._best(trials)
-        remaining = []
-        for mean in dict.fromkeys(trial.candidate.mean for trial in trials):
-            group = [trial for trial in trials if trial.candidate.mean == mean]
-            kept = self._best(group)
-            for trial in group:
-                if trial is not kept:
-                    self.race.note(trial, kept, "another start is better")
-            behind = self.race.difference(best, kept)
-            if behind.gain > race.CLEARLY * max(behind.error, race.LEAST_GAIN):
-                self.race.note(kept, best, f"clearly behind after {kept.num_steps:,} steps")
+        """The better of the means, each with its best start; a mean that is far behind is not trained any further."""
+        holder = None
+        for mean, starts in self._starts().items():
+            if mean == "trees" and holder is not None and self._trees_are_hopeless(holder):
+                continue
+            trials = []
+            for start in starts if self.task.from_data else starts[:1]:
+                candidate = replace(self.base, mean=mean, start=start)
+                if holder is None and not trials:  # a fit needs one
+                    trials = [self.race.start(candidate, max(1, _allowed(self.task, None, self.effort.first_steps)))]
+                else:
+                    trials += self._attempt(candidate, self.effort.first_steps)
+            if not trials:
+                continue
+            best = max(trials, key=lambda trial: self.race.difference(trial, trials[0]).gain)
+            for trial in trials:
+                if trial is not best:
+                    self.race.note(trial, best, "another start is better")
+            if holder is not None and self.race.difference(holder, best).is_far:
+                self.race.note(best, holder, f"far behind after {best.num_steps:,} steps")
+                continue
+            best = _resumed(self.race, best, self.effort.more_steps)
+            if holder is None:
+                self.race.note(best, None, "first")
+                holder = best
             else:
-                remaining.append(kept)
-        holder, *others = [_resumed(self.race, trial, self.effort.more_steps) for trial in remaining]
-        self.race.note(holder, None, "first")
-        return self._better(holder, others)
+                holder = self._better(holder, [best])
+        assert holder is not None
+        return holder
 
-    def _best(self, trials: "list[race.Trial]") -> "race.Trial":
-        return max(trials, key=lambda trial: self.race.difference(trial, trials[0]).gain)
+    def _trees_are_hopeless(self, holder: "race.Trial") -> bool:
+        """Whether a few trees alone, which cost little, are so far behind that more of them are not tried."""
+        candidate = replace(self.base, mean="trees")
+        if self.race.interrupted or not _in_time(self.task):
+            return False  # and not tried for that reason
+        try:
+            behind = self.race.trees_are_far_behind(holder)
+        except KeyboardInterrupt:
+            self._interrupt(candidate)
+            return True
+        if behind:
+            self.race.tried.append(race.left_out(candidate, "a few trees alone err more than twice as much"))
+        return behind
+
+    def _starts(self) -> "dict[race.Mean, tuple[float, ...]]":
+        """The means to try, the simplest first, with their starts."""
+        found: dict[race.Mean, tuple[float, ...]] = {} if self.task.mean == "trees" else {"zero": self.effort.starts}
+        if self.task.mean == "trees" or (self.task.mean == "auto" and self.effort.trees):
+            found["trees"] = self.effort.tree_starts
+        return found
 
     def _better(self, holder: "race.Trial", others: "list[race.Trial]") -> "race.Trial":
         """The holder, or the last of the others that is clearly better than the one before."""
@@ -228,21 +268,6 @@ class _Contest:
             self.race.note(trial, holder, "better" if better else "not better")
             holder = trial if better else holder
         return holder
-
-    def _first_round(self) -> "list[race.Trial]":
-        candidates = []
-        if self.task.mean != "trees":
-            starts = self.effort.starts if self.task.from_data else (1.0,)
-            candidates += [replace(self.base, mean="zero", start=start) for start in starts]
-        if self.task.mean == "trees" or (self.task.mean == "auto" and self.effort.trees):
-            starts = self.effort.tree_starts if self.task.from_data else (1.0,)
-            candidates += [replace(self.base, mean="trees", start=start) for start in starts]
-        trials = []
-        for candidate in candidates:
-            if trials and not self._may_try(candidate, trials):
-                continue
-            trials.append(self.race.start(candidate, _allowed(self.task, None, self.effort.first_steps)))
-        return trials
 
     def _kernels(self, best: "race.Trial") -> "list[race.Candidate]":
         others = [name for name in self.effort.kernels if name in self.task.kernels and name != best.candidate.kernel]
@@ -259,10 +284,19 @@ class _Contest:
 
     def _challenge(self, holder: "race.Trial", candidate: "race.Candidate") -> "race.Trial":
         """The better of the two; the challenger starts at the hyperparameters of the holder."""
-        if not self._may_try(candidate, [holder]):
-            return holder
-        steps_now = _allowed(self.task, None, self.effort.other_steps)
-        return self._better(holder, [self.race.start(candidate, steps_now, like=holder)])
+        return self._better(holder, self._attempt(candidate, self.effort.other_steps, like=holder))
+
+    def _attempt(
+        self, candidate: "race.Candidate", num_steps: int, like: "race.Trial | None" = None
+    ) -> "list[race.Trial]":
+        """A new trial; none where the time is short or Ctrl-C ends it before it has a score."""
+        if not self._may_try(candidate):
+            return []
+        try:
+            return [self.race.start(candidate, _allowed(self.task, None, num_steps), like)]
+        except KeyboardInterrupt:
+            self._interrupt(candidate)
+            return []
 
     def _more_neighbours(self, best: "race.Trial") -> "race.Trial":
         """Predictions from more neighbours, as long as they gain enough for what they cost."""
@@ -272,9 +306,13 @@ class _Contest:
             if known >= count or count >= self.race.parts.train.num_rows:
                 continue
             candidate = replace(best.candidate, neighbours=near)
-            if not self._may_try(candidate, [best]):
+            if not self._may_try(candidate):
                 break
-            trial = self.race.judge_again(best, near)
+            try:
+                trial = self.race.judge_again(best, near)
+            except KeyboardInterrupt:
+                self._interrupt(candidate)
+                break
             found = self.race.difference(trial, best)
             better = found.is_clear and found.gain > COSTLIER_GAIN
             self.race.note(trial, best, "better" if better else "not better by enough for its cost")
@@ -283,9 +321,13 @@ class _Contest:
             best = trial
         return best
 
-    def _may_try(self, candidate: "race.Candidate", trials: "list[race.Trial]") -> bool:
-        if any(trial.interrupted for trial in trials):
-            self.race.tried.append(race.left_out(candidate, "the fit was interrupted"))
+    def _interrupt(self, candidate: "race.Candidate") -> None:
+        self.race.interrupted = True
+        self.race.tried.append(race.left_out(candidate, "the fit was interrupted"))
+
+    def _may_try(self, candidate: "race.Candidate") -> bool:
+        if self.race.interrupted:
+            self._interrupt(candidate)
             return False
         if not _in_time(self.task):
             self.race.tried.append(race.left_out(candidate, "the time limit"))
@@ -296,17 +338,29 @@ class _Contest:
 def _on_all_rows(
     parts: "steps.Parts", screened: "race.Race", winner: "race.Trial", effort: Effort, local_scale: Any
 ) -> "tuple[race.Race, race.Trial]":
-    """The winner on all rows to learn from; where trees won, also without them: more rows may need them less."""
+    """The winner on all rows to learn from; where trees won, also without them: more rows may need them less.
+
+    The winner as it is if Ctrl-C ends that before it has a score.
+    """
+    if screened.interrupted:
+        return screened, winner
     contest, num_rows = race.Race(parts, local_scale), f"on all {parts.train.num_rows:,} rows"
     contest.tried = screened.tried
-    if winner.interrupted:
-        return contest, contest.start(winner.candidate, 1, like=winner)
-    trial = contest.start(winner.candidate, max(1, _allowed(parts.train, None, effort.last_steps)), like=winner)
+    try:
+        trial = contest.start(winner.candidate, max(1, _allowed(parts.train, None, effort.last_steps)), like=winner)
+    except KeyboardInterrupt:
+        screened.interrupted = True
+        return screened, winner
     contest.note(trial, None, num_rows)
-    if parts.train.mean != "auto" or trial.candidate.mean == "zero" or trial.interrupted or not _in_time(parts.train):
+    is_open = parts.train.mean == "auto" and trial.candidate.mean == "trees" and not contest.interrupted
+    if not is_open or not _in_time(parts.train):
         return contest, trial
     plain = replace(trial.candidate, mean="zero", start=1.0)
-    simpler = contest.start(plain, max(1, _allowed(parts.train, None, effort.first_steps + effort.more_steps)))
+    try:
+        simpler = contest.start(plain, max(1, _allowed(parts.train, None, effort.first_steps + effort.more_steps)))
+    except KeyboardInterrupt:
+        contest.interrupted = True
+        return contest, trial
     needed = contest.difference(trial, simpler).is_clear
     contest.note(simpler, trial, f"{num_rows}: {'not better' if needed else 'as good without trees'}")
     return contest, trial if needed else simpler
@@ -325,7 +379,13 @@ def _resumed(contest: "race.Race", trial: "race.Trial", num_steps: int) -> "race
     """The trial after further steps, as far as limits allow."""
     task = contest.parts.train
     allowed = _allowed(task, trial, num_steps)
-    return contest.resume(trial, allowed) if allowed and not trial.interrupted and _in_time(task) else trial
+    if not allowed or contest.interrupted or not _in_time(task):
+        return trial
+    try:
+        return contest.resume(trial, allowed)
+    except KeyboardInterrupt:
+        contest.interrupted = True
+        return trial
 
 
 def _allowed(task: "tasks.Task", trial: "race.Trial | None", num_steps: int) -> int:

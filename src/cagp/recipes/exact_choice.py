@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from cagp import metrics
 from cagp.engine import kernel_product
 from cagp.linalg import NotPositiveDefiniteError, safe_cholesky
 from cagp.methods import CholeskyGP, Several
@@ -17,6 +16,7 @@ from cagp.quantities import seconds_of
 from cagp.recipes import means
 from cagp.recipes.race import Candidate, Mean, Score, difference, left_out, record
 from cagp.recipes.task import Task
+from cagp.training import FitResult
 from cagp.trees import OutOfFold
 
 FEW_ROWS, FEW_STEPS = 500, 30
@@ -36,6 +36,7 @@ class Choice(NamedTuple):
     task: Task  # with the kernel, at what was learned of it, and what the mean leaves of the targets
     trees: OutOfFold | None
     tried: list[dict[str, Any]]
+    interrupted: bool = False  # by Ctrl-C, before all were compared: the task then allows one step
 
 
 def choose_exact(task: Task, kernels: tuple[str, ...], trees: bool) -> Choice:
@@ -45,25 +46,24 @@ def choose_exact(task: Task, kernels: tuple[str, ...], trees: bool) -> Choice:
         kernels: names to compare with the task's own kernel.
         trees: whether trees in the mean are tried, if the task leaves that open.
     """
-    found = None
-    tasks: dict[str, Task] = {"zero": replace(task, mean="zero")}
-    if task.mean == "trees" or (task.mean == "auto" and trees and task.num_rows >= LEAST_TREE_ROWS):
-        found = means.trees_of(task)
-        tasks["trees"] = replace(task.without_mean(found.mean), mean="zero")
-    if task.mean == "trees":
-        del tasks["zero"]
+    possible = {
+        "zero": task.mean != "trees",
+        "trees": task.mean == "trees" or (task.mean == "auto" and trees and task.num_rows >= LEAST_TREE_ROWS),
+    }
     own = task.kernels[0] if len(task.kernels) > 1 else None
     others = [name for name in kernels if name in task.kernels and name != own]
-    first = [Candidate(own, mean) for mean in get_args(Mean) if mean in tasks]
+    first = [Candidate(own, mean) for mean in get_args(Mean) if possible[mean]]
+    contest = _Contest(task)
     if len(first) == 1 and not others:
-        return Choice(first[0], tasks[first[0].mean], found, [])
-    contest = _Contest(task, tasks)
+        return Choice(first[0], contest.rest(first[0].mean), contest.trees, [])
     for candidate in first:
         contest.challenge(candidate)
     for name in others:
         contest.challenge(replace(contest.best.candidate, kernel=name))
     best = contest.best
-    return Choice(best.candidate, best.learned, found if best.candidate.mean == "trees" else None, contest.tried)
+    learned = replace(best.learned, max_epochs=1) if contest.interrupted else best.learned
+    found = contest.trees if best.candidate.mean == "trees" else None
+    return Choice(best.candidate, learned, found, contest.tried, contest.interrupted)
 
 
 class _Trial(NamedTuple):
@@ -77,8 +77,10 @@ class _Trial(NamedTuple):
 class _Contest:
     """The best candidate so far, and what was tried."""
 
-    def __init__(self, task: Task, tasks: dict[str, Task]):
-        self.task, self.tasks = task, tasks
+    def __init__(self, task: Task):
+        self.task = task
+        self.trees: OutOfFold | None = None
+        self.interrupted = False
         self.tried: list[dict[str, Any]] = []
         self._best: _Trial | None = None
         self._unit = 1.0
@@ -88,41 +90,57 @@ class _Contest:
         assert self._best is not None
         return self._best
 
+    def rest(self, mean: Mean) -> Task:
+        """What the mean leaves of the targets."""
+        if mean == "zero":
+            return replace(self.task, mean="zero")
+        if self.trees is None:
+            self.trees = means.trees_of(self.task)
+        return replace(self.task.without_mean(self.trees.mean), mean="zero")
+
     def challenge(self, candidate: Candidate) -> None:
-        """Try a candidate, and keep it if it is better than the best so far."""
+        """Try a candidate, and keep it if it is better than the best so far; after Ctrl-C, nothing further is tried."""
         task = self.task
+        if self.interrupted:
+            self.tried.append(left_out(candidate, "the fit was interrupted"))
+            return
         if self._best is not None and task.time_left() < LEAST_TIME * seconds_of(task.max_time) < math.inf:
             self.tried.append(left_out(candidate, "the time limit"))
             return
         start = time.perf_counter()
-        trial, num_steps = _tried(candidate, self.tasks[candidate.mean].with_kernel(candidate.kernel))
+        try:
+            trial, result = _tried(candidate, self.rest(candidate.mean).with_kernel(candidate.kernel))
+        except KeyboardInterrupt:
+            if self._best is None:  # there is nothing to end with
+                raise
+            self.interrupted = True
+            self.tried.append(left_out(candidate, "the fit was interrupted"))
+            return
+        self.interrupted |= result.interrupted
         if self._best is None:
             gained, outcome, self._unit = None, "first", float(trial.score.crps.mean())
         else:
             gained = difference(trial.score, self._best.score, self._unit)
             outcome = "better" if gained.is_clear else "not better"
-        self.tried.append(record(candidate, trial.score, gained, num_steps, time.perf_counter() - start, outcome))
+        self.tried.append(
+            record(candidate, trial.score, gained, len(result.steps), time.perf_counter() - start, outcome)
+        )
         if outcome != "not better":
             self._best = trial
 
 
-def _tried(candidate: Candidate, task: Task) -> tuple[_Trial, int]:
-    """A trial of the candidate, and the steps that it took."""
+def _tried(candidate: Candidate, task: Task) -> tuple[_Trial, FitResult]:
+    """A trial of the candidate, and how its fit ended."""
     rows = torch.randperm(task.num_rows, generator=torch.Generator().manual_seed(task.seed))[:FEW_ROWS]
     few = replace(task.rows(rows.to(task.X.device)), folder=None, verbose=False)
     priors = few.priors()
     method = Several([CholeskyGP(prior, task.max_bytes) for prior in priors])
     result = few.run(method, "", optimizer="lbfgs", most_steps=FEW_STEPS, min_improvement=1e-3, window=5)
-    nll, crps = [], []
-    for j, prior in enumerate(priors):
-        X, y, row_noise = task.column(j)
-        found = leave_one_out(prior, X, y, row_noise)
-        nll.append(metrics.row_nll(y, *found))
-        crps.append(metrics.row_crps(y, *found))
+    columns = [task.column(j) for j in range(len(priors))]
+    score = Score.of((y, *leave_one_out(p, X, y, noise)) for p, (X, y, noise) in zip(priors, columns, strict=True))
     noise = [float(part.noise.noise.detach()) for part in priors if isinstance(part.noise, GaussianNoise)]
     learned = replace(task, kernel=priors[0].kernel, from_data=False, noise=noise)
-    score = Score(torch.stack(nll).mean(0), torch.stack(crps).mean(0))
-    return _Trial(candidate, learned, score), len(result.steps)
+    return _Trial(candidate, learned, score), result
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ def trees_of(task: "tasks.Task") -> "trees.OutOfFold":
     path = None if task.folder is None else task.folder / f"trees-{task.num_rows}.cagp"
     if path is not None and path.exists():
         return _read(path)
-    y, row_noise = _array(task.y), None if task.row_noise is None else _array(task.row_noise)
+    y, row_noise = as_array(task.y), None if task.row_noise is None else as_array(task.row_noise)
     limits = {"categorical": task.categorical, "seed": task.seed, "max_seconds": TREE_SHARE * task.time_left()}
     found = trees.fit_trees(task.inputs, y, row_noise, **limits)
     if path is not None and found.finished:
@@ -53,7 +53,7 @@ def trees_of(task: "tasks.Task") -> "trees.OutOfFold":
 
 def words_of(found: "trees.OutOfFold", task: "tasks.Task") -> str:
     """What the trees explain, in words."""
-    y = _array(task.y)
+    y = as_array(task.y)
     explained = 1 - np.square(y - found.mean).sum(0) / np.maximum(np.square(y - y.mean(0)).sum(0), 1e-300)
     shares = " and ".join(f"{share:.1%}" for share in explained)
     counts = " and ".join(f"{count:,}" for count in found.trees.num_trees)
@@ -79,5 +79,6 @@ def _read(path: Path) -> "trees.OutOfFold":
     return trees.OutOfFold(trees_from_state(state), state["mean"].numpy(), finished=True)
 
 
-def _array(values: "torch.Tensor") -> np.ndarray:
+def as_array(values: "torch.Tensor") -> np.ndarray:
+    """A tensor as a float64 array."""
     return values.detach().double().cpu().numpy()

@@ -1,6 +1,7 @@
 """The models that "auto" tries, how they are trained a little, and how held-out rows judge them."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -8,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cagp import kernel_registry, metrics
+from cagp import kernel_registry, metrics, trees
 from cagp.kernels import Kernel, Scale, Stationary, entry_of
-from cagp.methods import Several
+from cagp.methods import CaGPLocal, Several
 from cagp.prior import GP, GaussianNoise
 from cagp.recipes import means, steps
 from cagp.recipes.steps import Neighbours, Parts
 from cagp.recipes.task import Task
-from cagp.training import FitResult
+from cagp.training import FitResult, FitStatus
 from cagp.trees import OutOfFold
 
 Mean = Literal["zero", "trees"]
@@ -23,8 +24,11 @@ Mean = Literal["zero", "trees"]
 CLIPPED = 4.0
 """Nats: a row counts for at most this much of the difference between two models, so that no single one decides."""
 
-CLEARLY, LEAST_GAIN = 2.0, 0.005
-"""Standard errors by which a model is clearly behind, and the nats per row that a less simple model must gain."""
+LEAST_GAIN, FAR = 0.005, 0.2
+"""Nats per row that a less simple model must gain, and those that a model does not make up for by further training."""
+
+TREES_BEHIND = 2.0
+"""Trees are not tried in the mean if a few of them alone err more than this many times as much as the model so far."""
 
 SCALE_ROWS = 1_000
 """Rows that choose the local scale of a model that is only compared."""
@@ -63,6 +67,17 @@ class Score(NamedTuple):
 
     nll: Tensor
     crps: Tensor
+    square: Tensor  # of the error of the mean
+
+    @classmethod
+    def of(cls, targets: Iterable[tuple[Tensor, Tensor, Tensor]]) -> "Score":
+        """The score of actual values, means and variances of each target."""
+        rows = [(metrics.row_nll(*t), metrics.row_crps(*t), (t[0] - t[1]).double().square()) for t in targets]
+        return cls(*(torch.stack(part).mean(0) for part in zip(*rows, strict=True)))
+
+
+REFRESH_AT = (30,)
+"""Further training changes lengthscales little: neighbours are looked up again at its start and once more."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +85,21 @@ class Trial:
     """A candidate that was trained for some steps, and its score."""
 
     candidate: Candidate
-    priors: list[GP]
+    methods: list[CaGPLocal]  # of each target, trained
     results: list[FitResult]  # of the fits one after the other
     score: Score
     seconds: float  # for training and judging it
+    num_rows: int  # that it learned from
+
+    @property
+    def priors(self) -> list[GP]:
+        """The prior of each target."""
+        return [method.prior for method in self.methods]
 
     @property
     def num_steps(self) -> int:
         """Steps so far."""
         return sum(len(result.steps) for result in self.results)
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C ended its last fit."""
-        return self.results[-1].interrupted
 
 
 class Difference(NamedTuple):
@@ -96,6 +112,11 @@ class Difference(NamedTuple):
     def is_clear(self) -> bool:
         """Whether the gain is large enough to matter, and more than chance explains."""
         return self.gain > LEAST_GAIN and self.gain > self.error
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the gain is so large that the other model cannot make up for it, chance included."""
+        return self.gain > FAR + 2 * self.error
 
 
 def difference(new: Score, old: Score, unit: float) -> Difference:
@@ -123,6 +144,7 @@ class Race:
         self.trees: OutOfFold | None = None
         self.tried: list[dict[str, Any]] = []
         self.unit: float | None = None  # the mean CRPS of the first trial
+        self.interrupted = False  # by Ctrl-C: nothing further is tried then
         self.trees_at_held_out: np.ndarray | None = None
 
     # ---- what is left of the targets ----
@@ -145,26 +167,42 @@ class Race:
         assert self.trees_at_held_out is not None
         return held_out.without_mean(self.trees_at_held_out)
 
+    def trees_are_far_behind(self, holder: Trial) -> bool:
+        """Whether a few trees alone err so much more than the holder that many of them are not worth their time."""
+        train, held_out = self.parts.train, self.parts.held_out
+        options = {"categorical": train.categorical, "seed": train.seed}
+        found = trees.quick_prediction(train.inputs, means.as_array(train.y), held_out.inputs, **options)
+        error = np.square(means.as_array(held_out.y) - found).mean() ** 0.5
+        return bool(error > TREES_BEHIND * float(holder.score.square.mean()) ** 0.5)
+
     # ---- trials ----
 
     def start(self, candidate: Candidate, num_steps: int, like: Trial | None = None) -> Trial:
-        """A new trial: from the data, or from the hyperparameters of another trial."""
+        """A new trial: from the data, or from the hyperparameters of another trial.
+
+        Lengthscales of another kernel differ by a common factor, so that its neighbours are the same.
+        """
         began = time.perf_counter()
         task = self.learning(candidate.mean).with_kernel(candidate.kernel)
         priors = task.priors()
         if like is not None:
             for prior, known in zip(priors, like.priors, strict=True):
                 take_over(prior, known)
+            if like.candidate.neighbours == candidate.neighbours and like.num_rows == task.num_rows:
+                methods = [known.with_prior(prior) for known, prior in zip(like.methods, priors, strict=True)]
+                return self._trained(candidate, task, methods, [], num_steps, began, 0.0)
         elif task.from_data:
             for part in priors[0].modules():
                 if isinstance(part, Stationary):
                     part.lengthscale = candidate.start * part.lengthscale.detach()
-        return self._trained(candidate, task, priors, [], num_steps, began, 0.0)
+        methods = steps.local_methods(task, priors, candidate.neighbours)
+        return self._trained(candidate, task, methods, [], num_steps, began, 0.0)
 
     def resume(self, trial: Trial, num_steps: int) -> Trial:
         """The same trial after ``num_steps`` further steps."""
         began, task = time.perf_counter(), self.learning(trial.candidate.mean)
-        return self._trained(trial.candidate, task, trial.priors, trial.results, num_steps, began, trial.seconds)
+        methods = [method.with_prior(method.prior, REFRESH_AT) for method in trial.methods]
+        return self._trained(trial.candidate, task, methods, trial.results, num_steps, began, trial.seconds)
 
     def judge_again(self, trial: Trial, neighbours: Neighbours) -> Trial:
         """The same hyperparameters with other neighbours."""
@@ -176,34 +214,33 @@ class Race:
         self,
         candidate: Candidate,
         task: Task,
-        priors: list[GP],
+        methods: list[CaGPLocal],
         before: list[FitResult],
         num_steps: int,
         began: float,
         seconds: float,
     ) -> Trial:
-        method = Several(steps.local_methods(task, priors, candidate.neighbours))
         done = sum(len(result.steps) for result in before)
-        name = f"try-{_name(candidate)}-{done + num_steps}"
+        name = f"try-{_name(candidate)}-{task.num_rows}-{done + num_steps}"
         half = 0.5 * task.time_left() if task.max_time is not None else 0.0
-        result = task.run(method, name, most_steps=num_steps, reserve=half)
-        score = self._score(candidate, task, priors)
+        result = task.run(Several(methods), name, most_steps=num_steps, reserve=half)
+        self.interrupted |= result.interrupted
+        score = self._score(candidate, task, [method.prior for method in methods])
         if self.unit is None:
             self.unit = float(score.crps.mean())
-        return Trial(candidate, priors, [*before, result], score, seconds + time.perf_counter() - began)
+        spent = seconds + time.perf_counter() - began
+        return Trial(candidate, methods, [*before, result], score, spent, task.num_rows)
 
     @torch.no_grad()
     def _score(self, candidate: Candidate, train: Task, priors: list[GP]) -> Score:
         methods = steps.local_methods(train, priors, candidate.neighbours, self.local_scale)
         if self.local_scale == "auto":
             methods, _ = steps.with_local_scales(methods, replace(train, max_time=None), SCALE_ROWS)
-        held_out, nll, crps = self.judging(candidate.mean), [], []
+        held_out, found = self.judging(candidate.mean), []
         for j, method in enumerate(methods):
             X, y, row_noise = held_out.column(j)
-            found = method.condition(*train.column(j)).predict(X, noise=True, row_noise=row_noise)
-            nll.append(metrics.row_nll(y, *found))
-            crps.append(metrics.row_crps(y, *found))
-        return Score(torch.stack(nll).mean(0), torch.stack(crps).mean(0))
+            found.append((y, *method.condition(*train.column(j)).predict(X, noise=True, row_noise=row_noise)))
+        return Score.of(found)
 
     # ---- the record ----
 
@@ -237,6 +274,11 @@ def record(
 def left_out(candidate: Candidate, why: str) -> dict[str, Any]:
     """A model that was not tried, as plain values."""
     return {"model": candidate.words, "outcome": f"not tried: {why}"}
+
+
+def as_interrupted(result: FitResult) -> FitResult:
+    """The result of a fit whose choice Ctrl-C ended."""
+    return replace(result, status=FitStatus.INTERRUPTED, reason=f"Interrupted after {len(result.steps):,} steps.")
 
 
 # ---- hyperparameters of one kernel for another ----
