@@ -220,7 +220,7 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
         type=duration,
         default=max_time,
         metavar="TIME",
-        help=f'limit for training, e.g. "10min" (default: {max_time or "no limit"})',
+        help=f'limit for the whole fit, e.g. "10min" (default: {max_time or "no limit"})',
     )
     command.add_argument(
         "--max-memory",

@@ -23,24 +23,29 @@ class CaGPRegressor(GPRegressor):
         method: "local" predicts each test point from its nearest rows, "hybrid" from these and from actions that all
             test points share, "opt" (CaGP-Opt) from learned actions alone, "cg" (CaGP-CG) from those of conjugate
             gradients, "exact" from all rows. "sgpr", "svgp" and "cggp" are the methods it is compared with. "auto"
-            chooses and says why in ``fit_report_``: exact up to 2,000 rows; beyond, the method that predicts held-out
-            training rows best, or local where shared actions need too much memory. With more than 2,000 rows "opt"
-            holds a tenth of them out, at most 2,000, to choose its last step and the noise; predictions do not use
-            these rows.
+            tries several models and says in ``fit_report_`` and ``choices_`` what it tried: up to 2,000 rows it is
+            exact, with the kernel and mean that predict each row best from all others; beyond, a tenth of the rows, at
+            most 2,000, is held out, and the model that predicts them best by log density and CRPS is taken. A simpler
+            model stays unless another is better by more than chance. With more than 2,000 rows "opt" holds as many
+            rows out, to choose its last step and the noise; its predictions do not use them.
         n_actions: of "opt", "cg", "hybrid" and "auto". "auto" is one for eight rows, at most 512, fewer where
             ``max_memory`` does not allow them.
         n_neighbors: of "local", "hybrid", "auto" and "opt" (for its starting values): training rows that predict each
-            row in training; predictions use twice as many. More than there are training rows is an error.
+            row in training; predictions use twice as many. "auto" is 32, and the method "auto" also tries 128 in
+            predictions. As many as there are training rows, or more, is an error.
         local_scale: of "local", "hybrid" and "auto". "auto": where it pays, error bars follow the neighbours of each
             test point, narrow where they vary little and wide where they vary much. None: one scale everywhere; the
             variance is then never below the exact one. A number: how many neighbours the learned scale counts for.
         n_inducing: of "sgpr" and "svgp"; fewer where there are fewer rows.
         kernel: "matern12", "matern32", "matern52", "rbf", "rational_quadratic", "periodic" (a season beside a smooth
             function and a line), or a kernel of ``cagp.kernels`` for standardised inputs, which then starts at its own
-            hyperparameters. Periods and degrees are in the units of ``X``. A kernel that does not decay with distance
-            is learned from rows far apart as well.
-        max_epochs: passes over the rows at most; None for 300 steps, of all rows or of minibatches.
-        max_time: limit for training, in seconds or as text ("10min").
+            hyperparameters. "auto" is "matern32", and the method "auto" compares others with it. Periods and degrees
+            are in the units of ``X``. A kernel that does not decay with distance is learned from rows far apart as
+            well.
+        max_epochs: passes over the rows at most, for each model that is tried; None for 300 steps, of all rows or of
+            minibatches, fewer for models that are only compared.
+        max_time: limit for the whole fit, with the choice of a model, in seconds or as text ("10min"). ``choices_``
+            lists what was not tried for lack of time.
         max_memory: what fitting may take, in bytes or as text ("4GB"); None for half of what is free. "exact" raises
             MemoryError where that is not enough.
         device: where to compute, as torch names it.
@@ -51,6 +56,13 @@ class CaGPRegressor(GPRegressor):
         warm_start: start a further fit at the hyperparameters (and inducing points) of the last one.
         checkpoint_dir: folder for checkpoints. After a crash, the same call with the same data resumes there. Each
             fit has a subfolder, so that fits of other data or options can share the folder.
+        mean: the prior mean. "zero" is the mean of the targets. "trees" are boosted trees (LightGBM), fitted out of
+            fold: the Gaussian process learns what they leave. "auto" is zero, and the method "auto" tries trees.
+        effort: of "auto", how much is tried: "fast" (one model), "default" or "thorough" (more starts, kernels and
+            neighbours).
+        objective: of "local", "hybrid" and "auto". Hyperparameters are learned by predicting each row from its nearest
+            other rows ("loo"), or from the nearest rows before it in a random order ("ordered", Vecchia). "auto" is
+            "loo", and the method "auto" compares both.
         target: "log" fits the logarithm of y, which must be positive: predictions are lognormal, in the units of y.
             "identity" fits y as it is. "auto" takes the logarithm of a positive, skewed target if that predicts
             held-out training rows clearly better; ``fit_report_`` says what it found.

@@ -178,7 +178,7 @@ class Race:
     # ---- trials ----
 
     def start(self, candidate: Candidate, num_steps: int, like: Trial | None = None, *, goes_on: bool = False) -> Trial:
-        """A new trial: from the data, or from the hyperparameters of another one.
+        """A new trial: from the data, or from the hyperparameters of another trial.
 
         Lengthscales of another kernel differ by a common factor, so that its neighbours are the same.
 
@@ -291,7 +291,7 @@ REACH = {"matern12": 2.0, "matern32": 1.0, "matern52": 0.9, "rbf": 0.6, "rationa
 
 @torch.no_grad()
 def take_over(prior: GP, known: GP) -> None:
-    """Start a prior at the hyperparameters of another one, whose kernel may be of another kind."""
+    """Start a prior at the hyperparameters of another prior, whose kernel may be of another kind."""
     if type(_inner(prior.kernel)) is type(_inner(known.kernel)):
         prior.load_state_dict(known.state_dict())
         return

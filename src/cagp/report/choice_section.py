@@ -34,7 +34,7 @@ def tried_table(model: Model) -> list[str]:
         "half in log density and half in CRPS."
     )
     return [
-        "<p>These models were compared. A simpler model stays unless another one is better by more than chance.</p>",
+        "<p>These models were compared. A simpler model stays unless another is better by more than chance.</p>",
         table(["Model", "NLL", "CRPS", "Gain", "Seconds", "Outcome"], cells, caption, kind="dense"),
     ]
 
