@@ -99,8 +99,9 @@ def difference(new: Score, old: Score, unit: float) -> Difference:
     A relative change of the CRPS is a change of its logarithm, in nats like a log density: both change by log c if
     predictions and targets become c times as precise. ``unit`` is the mean CRPS that makes it relative.
     """
-    nats = (old.nll - new.nll).clamp(-CLIPPED, CLIPPED)
-    relative = ((old.crps - new.crps) / unit).clamp(-CLIPPED, CLIPPED)
+    # A model that cannot be computed has infinite scores: any other gains as much as can be, and two such are equal.
+    nats = (old.nll - new.nll).nan_to_num(0.0, torch.inf, -torch.inf).clamp(-CLIPPED, CLIPPED)
+    relative = ((old.crps - new.crps) / unit).nan_to_num(0.0, torch.inf, -torch.inf).clamp(-CLIPPED, CLIPPED)
     rows = (nats + relative) / 2
     return Difference(float(rows.mean()), float(rows.std(correction=0)) / len(rows) ** 0.5)
 
