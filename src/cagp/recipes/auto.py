@@ -272,7 +272,8 @@ class _Contest:
         return holder
 
     def _kernels(self, best: "race.Trial") -> "list[race.Candidate]":
-        others = [name for name in self.effort.kernels if name in self.task.kernels and name != best.candidate.kernel]
+        own = best.candidate.kernel  # None is the user's choice
+        others = [name for name in self.effort.kernels if name in self.task.kernels and own not in (name, None)]
         return [replace(best.candidate, kernel=name) for name in others]
 
     def _training(self, best: "race.Trial") -> "list[race.Candidate]":

@@ -51,7 +51,7 @@ def choose_exact(task: Task, kernels: tuple[str, ...], trees: bool) -> Choice:
         "trees": task.mean == "trees" or (task.mean == "auto" and trees and task.num_rows >= LEAST_TREE_ROWS),
     }
     own = task.kernels[0] if len(task.kernels) > 1 else None
-    others = [name for name in kernels if name in task.kernels and name != own]
+    others = [name for name in kernels if name in task.kernels and own not in (name, None)]
     first = [Candidate(own, mean) for mean in get_args(Mean) if possible[mean]]
     contest = _Contest(task)
     if len(first) == 1 and not others:

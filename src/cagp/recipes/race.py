@@ -1,5 +1,6 @@
 """The models that "auto" tries, how they are trained a little, and how held-out rows judge them."""
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -125,9 +126,11 @@ def difference(new: Score, old: Score) -> Difference:
     A relative change of the CRPS is a change of its logarithm, in nats like a log density: both change by log c if
     predictions and targets become c times as precise. It is relative to the mean CRPS of the two.
     """
-    unit = float(old.crps.mean() + new.crps.mean()) / 2
-    nats = (old.nll - new.nll).clamp(-CLIPPED, CLIPPED)
-    relative = ((old.crps - new.crps) / unit).clamp(-CLIPPED, CLIPPED)
+    # A model that cannot be computed has infinite scores: any other gains as much as can be, and two such are equal.
+    finite = [mean for mean in (float(old.crps.mean()), float(new.crps.mean())) if math.isfinite(mean)]
+    unit = sum(finite) / len(finite) if finite else 1.0
+    nats = (old.nll - new.nll).nan_to_num(0.0, torch.inf, -torch.inf).clamp(-CLIPPED, CLIPPED)
+    relative = ((old.crps - new.crps) / unit).nan_to_num(0.0, torch.inf, -torch.inf).clamp(-CLIPPED, CLIPPED)
     rows = (nats + relative) / 2
     return Difference(float(rows.mean()), float(rows.std(correction=0)) / len(rows) ** 0.5)
 

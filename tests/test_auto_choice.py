@@ -1,0 +1,530 @@
+"""The choice of a model: what is compared and how, what is left out, and whether the right one wins."""
+
+import math
+
+import numpy as np
+import oracle
+import pytest
+import torch
+
+from cagp import GP, CaGPRegressor, GaussianNoise, limits, trees
+from cagp.kernels import Matern12, Matern32, Scale
+from cagp.recipes import auto, exact_choice, race, steps
+from cagp.recipes.task import Task
+from cagp.training import history
+
+SHORT = {"first_steps": 6, "more_steps": 6, "other_steps": 6, "last_steps": 6}
+KEYS = {"model", "nll", "crps", "gain", "gain_error", "steps", "seconds", "outcome"}
+FAST = {"n_neighbors": 4, "n_actions": 8}
+
+
+@pytest.fixture(autouse=True)
+def small_tables(monkeypatch):
+    """Races for small tables; single tests change more."""
+    monkeypatch.setattr(limits, "EXACT_ROWS", 100)
+
+
+def effort(monkeypatch, **changes) -> None:
+    monkeypatch.setitem(auto.EFFORTS, "default", auto.EFFORTS["default"]._replace(**changes))
+
+
+def table(num_rows: int = 200, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(num_rows, 2))
+    return X, np.sin(2 * X[:, 0]) + (X[:, 1] > 0) + 0.1 * rng.normal(size=num_rows)
+
+
+def tried(model) -> list[str]:
+    return [trial["model"] for trial in model.choices_]
+
+
+def without_time(model) -> list[dict]:
+    return [{name: value for name, value in trial.items() if name != "seconds"} for trial in model.choices_]
+
+
+# ---- how two models are compared ----
+
+
+def score(nll, crps) -> race.Score:
+    return race.Score(torch.tensor(nll, dtype=torch.float64), torch.tensor(crps, dtype=torch.float64))
+
+
+def test_the_difference_by_hand():
+    new, old = score([1.0, 2.0, 0.5, 3.0], [0.2, 0.3, 0.1, 0.5]), score([1.5, 1.0, 0.7, 3.0], [0.3, 0.2, 0.4, 0.5])
+    found = race.difference(new, old, unit=0.25)
+    rows = [(0.5 + 0.1 / 0.25) / 2, (-1.0 - 0.1 / 0.25) / 2, (0.2 + 0.3 / 0.25) / 2, 0.0]
+    mean = sum(rows) / 4
+    assert found.gain == pytest.approx(mean)
+    assert found.error == pytest.approx(math.sqrt(sum((row - mean) ** 2 for row in rows) / 4) / 2)
+    back = race.difference(old, new, unit=0.25)
+    assert back.gain == pytest.approx(-found.gain)
+    assert back.error == pytest.approx(found.error)
+
+
+def test_one_improbable_row_decides_nothing():
+    """A little better everywhere, and a thousand nats worse in one row of two hundred."""
+    old = score([1.0] * 200, [0.5] * 200)
+    new = score([0.9] * 199 + [1000.0], [0.45] * 199 + [300.0])
+    found = race.difference(new, old, unit=0.5)
+    assert found.gain > 0
+    assert found.is_clear
+    assert (old.nll - new.nll).mean() < -4  # the mean log density would have said the opposite
+    mirrored = race.difference(old, new, unit=0.5)
+    assert not mirrored.is_clear
+
+
+def test_a_gain_by_chance_is_not_clear():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=400)
+    same = score(1 + 0.0 * noise, 0.5 + 0 * noise)
+    other = score(1 + noise - noise.mean() - 0.02, 0.5 + 0 * noise)
+    found = race.difference(other, same, unit=0.5)
+    assert found.gain == pytest.approx(0.01, abs=1e-3)
+    assert found.error > found.gain
+    assert not found.is_clear
+    assert race.difference(score(0.98 + 0 * noise, 0.5 + 0 * noise), same, unit=0.5).is_clear
+
+
+def test_a_model_that_cannot_be_computed_loses():
+    failed, good = score([math.inf] * 3, [math.inf] * 3), score([1.0, 2.0, 3.0], [0.5] * 3)
+    for unit in (0.5, math.inf):
+        assert race.difference(good, failed, unit).is_clear
+        assert not race.difference(failed, good, unit).is_clear
+        assert race.difference(failed, failed, unit) == (0.0, 0.0)
+
+
+def test_leave_one_out_is_a_fit_without_each_row():
+    X, y = (torch.from_numpy(part) for part in table(40))
+    row_noise = torch.linspace(0.01, 0.3, 40, dtype=torch.float64)
+    prior = GP(Scale(Matern32(2, [0.7, 1.2]), 1.3), noise=GaussianNoise(0.05))
+    for known in (None, row_noise):
+        mean, variance = exact_choice.leave_one_out(prior, X, y, known)
+        for row in range(0, 40, 3):
+            rest = np.array([i for i in range(40) if i != row])
+            noise = None if known is None else known[rest]
+            found = oracle.exact_posterior(prior, X[rest], y[rest], X[row : row + 1], noise)
+            own = oracle.noise_vector(prior.noise, 1, None if known is None else known[row : row + 1])
+            assert float(mean[row]) == pytest.approx(found.mean[0], rel=1e-8)
+            assert float(variance[row]) == pytest.approx(found.variance[0] + own[0], rel=1e-8)
+
+
+def test_leave_one_out_of_a_matrix_without_factor(monkeypatch):
+    monkeypatch.setattr("cagp.linalg.dense.LARGEST_JITTER", 0.0)
+    prior = GP(Scale(Matern32(1)), noise=GaussianNoise(1e-30, noise_floor=0.0))
+    mean, variance = exact_choice.leave_one_out(prior, torch.zeros(20, 1).double(), torch.ones(20).double(), None)
+    assert bool(variance.isinf().all())
+    assert bool(mean.isfinite().all())
+
+
+@pytest.mark.parametrize("kernel", [Matern12, Matern32])
+def test_hyperparameters_are_taken_over(kernel):
+    """Of the same kind: all of them. Of another kind: those that mean the same."""
+    known = GP(Scale(Matern32(2, [0.3, 2.0]), 1.7), noise=GaussianNoise(0.04))
+    prior = GP(Scale(kernel(2)), noise=GaussianNoise())
+    race.take_over(prior, known)
+    ratio = (prior.kernel.kernel.lengthscale / known.kernel.kernel.lengthscale).detach()
+    assert float(ratio[0]) == pytest.approx(float(ratio[1]))
+    assert float(ratio[0]) == pytest.approx(1.0 if kernel is Matern32 else race.REACH["matern12"])
+    assert prior.kernel.outputscale.item() == pytest.approx(1.7)
+    assert prior.noise.noise.item() == pytest.approx(0.04)
+    prior.noise.noise = 0.5
+    assert known.noise.noise.item() == pytest.approx(0.04)  # a copy
+
+
+# ---- what is tried ----
+
+
+def test_every_entry_has_the_documented_keys(monkeypatch):
+    X, y = table()
+    effort(monkeypatch, **SHORT)
+    for model in (CaGPRegressor(**FAST).fit(X, y), CaGPRegressor(max_epochs=2).fit(X[:100], y[:100])):
+        assert len(model.choices_) > 2
+        firsts = 0
+        for trial in model.choices_:
+            assert set(trial) == KEYS
+            assert isinstance(trial["model"], str)
+            assert all(math.isfinite(trial[name]) for name in ("nll", "crps", "seconds"))
+            assert trial["steps"] >= 1
+            assert (trial["gain"] is None) == (trial["gain_error"] is None)
+            firsts += trial["gain"] is None
+        assert firsts == 1
+        assert model.choices_[0]["model"] in model.fit_report_
+        assert f"the best of {len(model.choices_)} on held-out rows" in model.choice_
+
+
+def test_the_choice_is_the_same_for_the_same_seed(monkeypatch):
+    X, y = table()
+    effort(monkeypatch, **SHORT)
+    for rows in (200, 100):  # local and exact
+        one, two = (CaGPRegressor(**FAST, max_epochs=8).fit(X[:rows], y[:rows]) for _ in range(2))
+        assert without_time(one) == without_time(two)
+        np.testing.assert_array_equal(one.predict(X, return_std=True), two.predict(X, return_std=True))
+        other = CaGPRegressor(**FAST, max_epochs=8, random_state=1).fit(X[:rows], y[:rows])
+        if rows == 200:
+            assert without_time(other) != without_time(one)
+
+
+@pytest.mark.parametrize("num_rows", [200, 100])
+def test_what_the_user_fixes_is_not_tried(num_rows, monkeypatch):
+    X, y = table(num_rows)
+    monkeypatch.setattr(exact_choice, "LEAST_TREE_ROWS", 50)
+    effort(monkeypatch, **SHORT)
+    some = {"max_epochs": 2, **FAST}
+
+    def models(**choices) -> list[str]:
+        return tried(CaGPRegressor(**{**some, **choices}).fit(X, y))
+
+    everything = models()
+    assert {"on trees" in words for words in everything} == {True, False}
+    assert any(words.startswith("Matern 1/2") for words in everything)
+    assert not any("on trees" in words for words in models(mean="zero"))
+    assert all("on trees" in words for words in models(mean="trees"))
+    for kernel in ("matern12", Scale(Matern32(2))):
+        assert all(words.startswith("the kernel given") for words in models(kernel=kernel))
+    assert models(kernel="matern12", mean="zero", effort="fast", objective="loo")[1:] == []
+    if num_rows == 200:
+        assert any("ordered" in words for words in everything)
+        assert not any("ordered" in words for words in models(objective="loo"))
+        assert all("ordered" in words for words in models(objective="ordered"))
+        assert not any("in predictions" in words for words in everything)  # the user gave a number
+        monkeypatch.setitem(
+            auto.EFFORTS, "default", auto.EFFORTS["default"]._replace(more_neighbours=(100,), train_neighbours=(40,))
+        )
+        free = models(n_neighbors="auto")
+        assert any("100 neighbours in predictions" in words for words in free)
+        assert any("40 neighbours" in words for words in free)
+
+
+def test_a_kernel_object_starts_where_its_owner_put_it(monkeypatch):
+    """No other starting values are tried, and none are read off the data."""
+    X, y = table()
+    effort(monkeypatch, **SHORT)
+    seen = []
+    trained = race.Race._trained
+
+    def watch(self, candidate, task, priors, *rest):
+        seen.append((candidate.start, priors[0].kernel.kernel.lengthscale.detach().clone()))
+        return trained(self, candidate, task, priors, *rest)
+
+    monkeypatch.setattr(race.Race, "_trained", watch)
+    CaGPRegressor(kernel=Scale(Matern32(2, [0.37, 4.0])), max_epochs=1, **FAST).fit(X, y)
+    assert {start for start, _ in seen} == {1.0}
+    np.testing.assert_allclose(seen[0][1], [0.37, 4.0])
+    np.testing.assert_allclose(seen[1][1], [0.37, 4.0])  # with trees
+
+
+def test_fast_tries_one_model():
+    X, y = table()
+    model = CaGPRegressor(effort="fast", max_epochs=3, **FAST).fit(X, y)
+    assert len(model.choices_) == 1
+    assert model.trees_ is None
+    few = CaGPRegressor(effort="fast", max_epochs=3).fit(X[:100], y[:100])
+    assert few.choices_ == []
+
+
+def test_a_start_that_is_far_behind_is_dropped_early(monkeypatch):
+    """What is clearly behind after the first steps gets no more of them."""
+    X, y = table(400)
+    effort(monkeypatch, **SHORT, kernels=(), objectives=False, starts=(1.0,), more_neighbours=())
+    fitted = trees.fit_trees
+
+    def useless(inputs, y, *rest, **choices):
+        found = fitted(inputs, np.random.default_rng(0).permutation(y), *rest, **choices)
+        return found._replace(mean=found.mean + 5 * np.sign(np.random.default_rng(1).normal(size=y.shape)))
+
+    monkeypatch.setattr(trees, "fit_trees", useless)
+    model = CaGPRegressor(n_neighbors=8, n_actions=8).fit(X, y)
+    (behind,) = (trial for trial in model.choices_ if "on trees" in trial["model"])
+    (first,) = (trial for trial in model.choices_ if trial["outcome"] == "first")
+    assert behind["outcome"] == "clearly behind after 6 steps"
+    assert behind["steps"] == 6
+    assert behind["gain"] < -2 * behind["gain_error"]
+    assert first["steps"] == 12
+    assert model.trees_ is None
+
+
+# ---- held-out rows ----
+
+
+@pytest.mark.parametrize("screen_rows", [10_000, 120])
+def test_held_out_rows_are_never_learned_from(screen_rows, monkeypatch):
+    """Neither by a trial, nor by trees, nor by the choice of a local scale; other targets there change no trial."""
+    X, y = table()
+    effort(monkeypatch, **SHORT, screen_rows=screen_rows)
+    held, learned, tree_rows, judged = [], [], [], []
+    hold_out, run, fit_trees, judging = steps.hold_out, Task.run, trees.fit_trees, race.Race.judging
+
+    def watch_hold_out(task, *rest):
+        parts = hold_out(task, *rest)
+        held.append(parts)
+        return parts
+
+    def watch_run(self, *rest, **choices):
+        learned.append(self)
+        return run(self, *rest, **choices)
+
+    def watch_trees(inputs, *rest, **choices):
+        tree_rows.append(inputs)
+        return fit_trees(inputs, *rest, **choices)
+
+    def watch_judging(self, mean):
+        judged.append(judging(self, mean))
+        return judged[-1]
+
+    monkeypatch.setattr(steps, "hold_out", watch_hold_out)
+    monkeypatch.setattr(Task, "run", watch_run)
+    monkeypatch.setattr(trees, "fit_trees", watch_trees)
+    monkeypatch.setattr(race.Race, "judging", watch_judging)
+    CaGPRegressor(**FAST, mean="trees").fit(X, y)
+    CaGPRegressor(**FAST).fit(X, y)
+
+    def rows_of(inputs) -> set[int]:
+        return {int(np.abs(X - row).sum(1).argmin()) for row in inputs}
+
+    for parts in held:
+        assert not rows_of(parts.train.inputs) & rows_of(parts.held_out.inputs)
+        assert rows_of(parts.train.inputs) | rows_of(parts.held_out.inputs) == set(range(200))
+    test_rows = rows_of(held[0].held_out.inputs)
+    assert len(test_rows) == 20
+    assert all(rows_of(parts.held_out.inputs) == test_rows for parts in held)
+    assert len(learned) > 8
+    assert len(tree_rows) >= 2
+    for inputs in [*(task.inputs for task in learned), *tree_rows]:
+        assert not rows_of(inputs) & test_rows
+    assert all(rows_of(task.inputs) == test_rows for task in judged)
+    if screen_rows < 200:
+        assert {len(task.inputs) for task in learned} == {screen_rows, 180}
+
+
+def test_the_targets_of_held_out_rows_change_no_trial(monkeypatch):
+    """Hyperparameters after each trial are the same to the bit, whatever the held-out rows say."""
+    X, y = table()
+    effort(monkeypatch, **SHORT)
+    found = []
+    trained = race.Race._trained
+
+    def watch(self, candidate, *rest):
+        trial = trained(self, candidate, *rest)
+        found[-1][len(found[-1])] = [p.detach().clone() for prior in trial.priors for p in prior.parameters()]
+        return trial
+
+    monkeypatch.setattr(race.Race, "_trained", watch)
+    (held,) = {len(X)}
+    _, test = steps.split(held, steps.VALIDATION_SHARE, 0)
+    other = y.copy()
+    other[test.numpy()] = y[np.roll(test.numpy(), 7)]  # the same values: standard units stay as they are
+    for targets in (y, other):
+        found.append({})
+        CaGPRegressor(**FAST, mean="zero", kernel="matern32", objective="loo", target="identity").fit(X, targets)
+    # Until a choice was made by different scores, every trial is the same.
+    for j in range(2):
+        for one, two in zip(found[0][j], found[1][j], strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
+
+
+def test_the_winner_is_trained_on_all_rows(monkeypatch):
+    X, y = table(300)
+    effort(monkeypatch, **SHORT, screen_rows=100)
+    for mean in ("zero", "trees"):
+        model = CaGPRegressor(**FAST, mean=mean).fit(X, y)
+        assert model.choices_[-1]["outcome"] == "on all 270 rows"
+        assert model.choices_[-1]["steps"] == 6
+        assert sum("on all" in trial["outcome"] for trial in model.choices_) == 1
+        assert len(model.posteriors_[0].X) == 300
+        assert len(model.fit_result_.steps) >= 6
+        if model.trees_ is not None:  # the trees are those of all rows to learn from
+            assert "of the variance" in model.fit_report_
+            std = (y - y.mean()) / y.std(ddof=1)
+            train, _ = steps.split(300, steps.VALIDATION_SHARE, 0)
+            rows = train.numpy()
+            expected = trees.fit_trees(X[rows], std[rows, None])
+            assert expected.trees.texts == model.trees_.texts
+
+
+def test_checkpoints_of_some_rows_and_of_all_do_not_meet(monkeypatch, tmp_path):
+    """With few epochs, trials on some rows and the last fit on all take as many steps."""
+    X, y = table(300)
+    effort(monkeypatch, **SHORT, screen_rows=100)
+    plain = CaGPRegressor(**FAST, max_epochs=2).fit(X, y)
+    for _ in range(2):
+        model = CaGPRegressor(**FAST, max_epochs=2, checkpoint_dir=tmp_path).fit(X, y)
+        np.testing.assert_array_equal(model.predict(X), plain.predict(X))
+
+
+# ---- whether the right model wins ----
+
+
+def test_a_rough_walk_is_rough():
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(size=(600, 1)), axis=0)
+    y = np.cumsum(rng.normal(size=600))
+    model = CaGPRegressor(mean="zero", objective="loo", n_actions=16).fit(X, y)
+    nll = {trial["model"].split(",")[0]: trial["nll"] for trial in model.choices_}
+    assert nll["Matern 1/2"] < nll["Matern 5/2"]
+    assert "Matern 1/2" in model.choice_
+
+
+def test_a_step_function_of_many_columns_needs_trees():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(700, 10))
+    y = (X > 0) @ np.arange(1.0, 11.0) + 5 * ((X[:, 0] > 0) & (X[:, 9] > 0)) + 0.1 * rng.normal(size=700)
+    model = CaGPRegressor(kernel="matern32", objective="loo", n_actions=16).fit(X, y)
+    assert model.trees_ is not None
+    assert "on trees" in model.choice_
+
+
+def test_a_smooth_function_of_few_columns_needs_no_trees():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 2))
+    y = np.sin(X[:, 0]) * np.cos(X[:, 1]) + 0.01 * rng.normal(size=600)
+    model = CaGPRegressor(kernel="matern52", objective="loo", n_actions=16).fit(X, y)
+    assert model.trees_ is None
+    assert any("on trees" in trial["model"] for trial in model.choices_)
+
+
+# ---- Ctrl-C ----
+
+
+def interrupt_in(monkeypatch, letters: str) -> None:
+    """Ctrl-C after the second step of the first trial whose name has these letters."""
+    run, append, current = Task.run, history.History.append, []
+
+    def watch(self, method, name, *rest, **choices):
+        current[:] = [name]
+        return run(self, method, name, *rest, **choices)
+
+    def interrupt(self, step):
+        append(self, step)
+        if step.number == 2 and letters in current[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Task, "run", watch)
+    monkeypatch.setattr(history.History, "append", interrupt)
+
+
+def assert_ended(model, X) -> None:
+    assert np.isfinite(model.predict(X, return_std=True)).all()
+    assert "interrupted" in model.choice_
+    assert model.fit_result_.interrupted
+    assert "Interrupted after" in model.fit_report_
+
+
+@pytest.mark.parametrize("screen_rows", [10_000, 120])
+@pytest.mark.parametrize("letters", ["zero-1-", "zero-0.4", "trees", "matern12", "ordered"])
+def test_control_c_in_a_trial_ends_the_race(letters, screen_rows, monkeypatch):
+    X, y = table()
+    effort(monkeypatch, **SHORT, screen_rows=screen_rows)
+    interrupt_in(monkeypatch, letters)
+    model = CaGPRegressor(**FAST).fit(X, y)
+    assert_ended(model, X)
+    told = [trial["outcome"] for trial in model.choices_]
+    left = [outcome for outcome in told if outcome.startswith("not tried")]
+    assert set(left) <= {"not tried: the fit was interrupted"}
+    if letters != "ordered":
+        assert left
+    assert not any("on all" in outcome for outcome in told)
+    assert model.method_ == "local"
+
+
+@pytest.mark.parametrize("screen_rows", [10_000, 120])
+def test_control_c_in_the_trees_ends_the_race(screen_rows, monkeypatch):
+    X, y = table()
+    effort(monkeypatch, **SHORT, screen_rows=screen_rows)
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trees, "fit_trees", interrupt)
+    model = CaGPRegressor(**FAST).fit(X, y)
+    assert_ended(model, X)
+    assert model.trees_ is None
+    assert [trial["outcome"] for trial in model.choices_ if "on trees" in trial["model"]] == [
+        "not tried: the fit was interrupted"
+    ]
+    with pytest.raises(KeyboardInterrupt):  # nothing else was asked for
+        CaGPRegressor(**FAST, mean="trees").fit(X, y)
+
+
+def test_control_c_in_the_last_trees_keeps_those_of_some_rows(monkeypatch):
+    X, y = table(400)
+    effort(monkeypatch, **SHORT, screen_rows=200)
+    fitted, calls = trees.fit_trees, []
+
+    def interrupt(inputs, *rest, **choices):
+        calls.append(len(inputs))
+        if len(inputs) > 200:
+            raise KeyboardInterrupt
+        return fitted(inputs, *rest, **choices)
+
+    monkeypatch.setattr(trees, "fit_trees", interrupt)
+    model = CaGPRegressor(**FAST, mean="trees").fit(X, y)
+    assert calls == [200, 360]
+    assert_ended(model, X)
+    assert len(model.posteriors_[0].X) == 400
+    # The rows that the trees learned from have out-of-fold means, all others those of the trees themselves.
+    std = (y - y.mean()) / y.std(ddof=1)
+    residual = std - model.trees_.mean(X)[:, 0]
+    posterior = model.posteriors_[0]
+    place = [int(np.abs((X - X.mean(0)) / X.std(0, ddof=1) - row).sum(1).argmin()) for row in posterior.X.numpy()]
+    same = np.isclose(posterior.y.numpy(), residual[place], atol=1e-9)
+    assert 200 <= same.sum() < 210
+
+
+def test_control_c_while_methods_are_compared(monkeypatch):
+    X, y = table()
+    effort(monkeypatch, **SHORT)
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, "choose", interrupt)
+    assert_ended(CaGPRegressor(**FAST, effort="fast", max_epochs=2).fit(X, y), X)
+
+
+@pytest.mark.parametrize("at", ["trees", "second", "third"])
+def test_control_c_in_the_choice_for_few_rows(at, monkeypatch):
+    X, y = table(100)
+    monkeypatch.setattr(exact_choice, "LEAST_TREE_ROWS", 50)
+    count, leave_one_out = [], exact_choice.leave_one_out
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    def sometimes(*rest):
+        count.append(1)
+        if len(count) == {"second": 2, "third": 3}.get(at):
+            interrupt()
+        return leave_one_out(*rest)
+
+    if at == "trees":
+        monkeypatch.setattr(trees, "fit_trees", interrupt)
+    monkeypatch.setattr(exact_choice, "leave_one_out", sometimes)
+    model = CaGPRegressor(max_epochs=20).fit(X, y)
+    assert model.method_ == "exact"
+    assert_ended(model, X)
+    assert len(model.fit_result_.steps) == 1
+    assert len(count) == {"trees": 1, "second": 2, "third": 3}[at]
+    compared = [trial for trial in model.choices_ if "nll" in trial]
+    assert len(compared) == {"trees": 1, "second": 1, "third": 2}[at]
+    assert all(trial["outcome"] == "not tried: the fit was interrupted" for trial in model.choices_[len(compared) :])
+
+
+def test_control_c_in_a_step_of_the_choice_for_few_rows(monkeypatch):
+    X, y = table(100)
+    interrupt_in(monkeypatch, "")
+    model = CaGPRegressor(max_epochs=20).fit(X, y)
+    assert_ended(model, X)
+    assert model.choices_[0]["outcome"] == "first"
+    assert {trial["outcome"] for trial in model.choices_[1:]} == {"not tried: the fit was interrupted"}
+
+
+def test_control_c_ends_the_targets_that_are_left(monkeypatch):
+    X, y = table()
+    effort(monkeypatch, **SHORT)
+    both = np.stack([y, y], 1)
+    both[:3, 0], both[3:6, 1] = np.nan, np.nan
+    interrupt_in(monkeypatch, "matern12")
+    model = CaGPRegressor(**FAST).fit(X, both)
+    assert model.fit_results_[0].interrupted
+    assert len(model.fit_results_[1].steps) <= 2
+    assert np.isfinite(model.predict(X)).all()
