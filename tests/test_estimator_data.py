@@ -225,7 +225,7 @@ def test_more_of_everything_than_there_are_rows():
 
     assert_exact(exact, 1e-10)
     for method in ("opt", "cg", "local", "hybrid"):
-        model = CaGPRegressor(method, **used_by(method, n_actions=500, n_neighbors=500), max_epochs=2).fit(X, y)
+        model = CaGPRegressor(method, **used_by(method, n_actions=500, n_neighbors=32), max_epochs=2).fit(X, y)
         assert np.isfinite(model.predict(X)).all()
         kind = model.predict(X, return_components=True)[1]
         np.testing.assert_allclose(kind["computational"], 0, atol=1e-8)

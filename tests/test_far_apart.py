@@ -98,6 +98,7 @@ def test_kernels_that_decay_learn_from_nearest_rows_as_before():
 def task(X: torch.Tensor, y: torch.Tensor, kernel: kernels.Kernel, **changes) -> Task:
     values = {
         "X": X, "y": y, "row_noise": None, "kernel": kernel, "noise": None, "from_data": False, "seed": 0,
+        "inputs": X.numpy(), "categorical": (), "mean": "zero", "kernels": (), "start": 1.0,
         "max_bytes": 2**26, "memory": 2**31, "max_memory": None, "max_epochs": None, "max_time": None, "folder": None,
         "verbose": False, "names": None, "points": None,
     }  # fmt: skip
@@ -125,10 +126,10 @@ def test_nearest_rows_refine_the_parts_that_decay_and_no_others():
     assert "Nearest rows" not in " ".join(notes)
     assert all(p.requires_grad for p in kernel.parameters())
     again = task(X, y, kernel, max_epochs=8)
-    method = steps.local_methods(again, priors, 16)[0]
+    method = steps.local_methods(again, priors, steps.Neighbours(16))[0]
     with torch.no_grad():
         before = float(method.objective(X, y[:, 0]))
-    result, notes = far_apart.learn_far_apart(again, priors, 16)
+    result, notes = far_apart.learn_far_apart(again, priors, steps.Neighbours(16))
     assert "Nearest rows of the whole table" in notes[-1]
     with torch.no_grad():
         assert float(method.objective(X, y[:, 0])) < before

@@ -91,7 +91,7 @@ def test_known_noise_saving_and_the_report(tmp_path):
     ):
         np.testing.assert_array_equal(left, right)
     page = model.report(X, Y, tmp_path / "report.html", sample_noise=noise).read_text()
-    assert "tested on 30 other rows" in page
+    assert "tested on 30 rows that were used in training" in page
     disjoint = Y.copy()
     disjoint[60:, 0] = np.nan
     with pytest.raises(ValueError, match="NaN in every row, in at least one of 2 targets"):

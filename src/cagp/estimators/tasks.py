@@ -105,6 +105,7 @@ def new_task(
         kernels=kernels,
         noise=starts,
         from_data=from_data,
+        start=1.0,
         seed=seed_of(model.random_state),
         max_bytes=min(DEFAULT_MAX_BYTES, max(memory // 8, 2**20)),
         memory=memory,

@@ -189,7 +189,7 @@ class Race:
             goes_on: whether further steps may follow: then the learning rate does not fall.
         """
         began = time.perf_counter()
-        task = self.learning(candidate.mean).with_kernel(candidate.kernel)
+        task = replace(self.learning(candidate.mean).with_kernel(candidate.kernel), start=candidate.start)
         priors = task.priors()
         if like is not None:
             for prior, known in zip(priors, like.priors, strict=True):
@@ -197,10 +197,6 @@ class Race:
             if like.candidate.neighbours == candidate.neighbours and like.num_rows == task.num_rows:
                 methods = [known.with_prior(prior) for known, prior in zip(like.methods, priors, strict=True)]
                 return self._trained(candidate, task, methods, [], num_steps, began, 0.0)
-        elif task.from_data:
-            for part in priors[0].modules():
-                if isinstance(part, Stationary):
-                    part.lengthscale = candidate.start * part.lengthscale.detach()
         methods = steps.local_methods(task, priors, candidate.neighbours)
         schedule = {"schedule": "constant"} if goes_on else {}
         return self._trained(candidate, task, methods, [], num_steps, began, 0.0, **schedule)

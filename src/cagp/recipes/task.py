@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cagp.kernels import Kernel, named_kernel
+from cagp.kernels import Kernel, Stationary, named_kernel
 from cagp.methods import Several
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
@@ -22,6 +22,10 @@ from cagp.trees import Trees
 
 NOISE_FLOORS = {torch.float32: 1e-6, torch.float64: 1e-9}
 """The smallest noise that each dtype resolves, in units of the targets' variance."""
+
+
+REST_START = 0.4
+"""What a prior mean leaves starts with lengthscales this many times those that the data suggest."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Task:
     kernels: tuple[str, ...]  # names to choose from; none where ``kernel`` is the user's choice
     noise: list[float] | None  # the starting value for each target; None to read it off the data
     from_data: bool  # whether starting values are read off the data
+    start: float  # times the lengthscales that the data suggest
     seed: int
     max_bytes: int  # for temporaries
     memory: int  # bytes that the fit may take in all
@@ -70,8 +75,11 @@ class Task:
         return replace(self, kernel=made.to(self.X.device))
 
     def without_mean(self, mean: np.ndarray) -> "Task":
-        """The same task with what a prior mean leaves of the targets: ``mean`` is (n, q), in standard units."""
-        return replace(self, y=self.y - torch.from_numpy(mean).to(self.y))
+        """The same task with what a prior mean leaves of the targets: ``mean`` is (n, q), in standard units.
+
+        What trees leave is rough: lengthscales start shorter.
+        """
+        return replace(self, y=self.y - torch.from_numpy(mean).to(self.y), start=REST_START)
 
     def priors(self, noise_floor: float | None = None) -> list[GP]:
         """A prior for each target: the same kernel object, a noise of its own."""
@@ -81,6 +89,9 @@ class Task:
         if self.from_data:
             for j, prior in enumerate(priors):
                 start_from_data(prior, self.X, self.y[:, j].contiguous())
+            for part in self.kernel.modules():
+                if isinstance(part, Stationary) and self.start != 1.0:
+                    part.lengthscale = self.start * part.lengthscale.detach()
         return [prior.to(self.X.device) for prior in priors]
 
     @property
