@@ -133,7 +133,7 @@ def test_rows_with_levels_that_no_training_row_has_are_tested(path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert record["train_rows"] + record["test_rows"] == NUM_ROWS
     assert record["test_rows_left_out"] == 0
-    model = load(path.parent / "m.cagp")
+    model = load(path.parent / "model.cagp")
     assert "ward=new" not in model.feature_names_out_
     std = model.predict(frame.drop(columns="score"), return_std=True)[1]
     assert std[newest].mean() > std[np.setdiff1d(np.arange(NUM_ROWS), newest)].mean()

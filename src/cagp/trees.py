@@ -19,7 +19,7 @@ from cagp.tree_text import checked_tree_text
 
 lightgbm: Any = lazy_module("lightgbm")
 
-LEARNING_RATE, NUM_LEAVES, MOST_ROUNDS, PATIENCE, ROUNDS_AT_ONCE = 0.1, 63, 500, 30, 10
+LEARNING_RATE, NUM_LEAVES, MOST_ROUNDS, PATIENCE, ROUNDS_AT_ONCE = 0.1, 63, 300, 20, 10
 """Trees are added, some at once, until the out-of-fold error has not fallen for ``PATIENCE`` rounds."""
 
 QUICK_RATE, QUICK_ROUNDS = 0.2, 60

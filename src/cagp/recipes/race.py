@@ -22,7 +22,7 @@ from cagp.trees import OutOfFold
 
 Mean = Literal["zero", "trees"]
 
-CLIPPED = 4.0
+CLIPPED = 20.0
 """Nats: a row counts for at most this much of the difference between two models, so that no single one decides."""
 
 LEAST_GAIN, FAR = 0.005, 0.2
