@@ -46,31 +46,46 @@ def without_time(model) -> list[dict]:
 
 
 def score(nll, crps) -> race.Score:
-    return race.Score(torch.tensor(nll, dtype=torch.float64), torch.tensor(crps, dtype=torch.float64))
+    nll, crps = (torch.as_tensor(values, dtype=torch.float64) for values in (nll, crps))
+    return race.Score(nll, crps, crps.square())
+
+
+def test_the_score_of_several_targets():
+    y, mean, variance = torch.randn(3, 2, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    variance = variance.square() + 0.1
+    found = race.Score.of(zip(y, mean, variance, strict=True))
+    density = torch.distributions.Normal(mean, variance.sqrt()).log_prob(y)
+    torch.testing.assert_close(found.nll, -density.mean(0))
+    torch.testing.assert_close(found.square, (y - mean).square().mean(0))
+    # The CRPS is E|Z - y| - E|Z - Z'| / 2 for draws Z, Z' of the prediction.
+    draws = mean + variance.sqrt() * torch.randn(2, 40_000, 2, 7, generator=torch.Generator().manual_seed(1)).double()
+    crps = (draws[0] - y).abs().mean(0) - (draws[0] - draws[1]).abs().mean(0) / 2
+    torch.testing.assert_close(found.crps, crps.mean(0), atol=0.03, rtol=0)
 
 
 def test_the_difference_by_hand():
     new, old = score([1.0, 2.0, 0.5, 3.0], [0.2, 0.3, 0.1, 0.5]), score([1.5, 1.0, 0.7, 3.0], [0.3, 0.2, 0.4, 0.5])
-    found = race.difference(new, old, unit=0.25)
-    rows = [(0.5 + 0.1 / 0.25) / 2, (-1.0 - 0.1 / 0.25) / 2, (0.2 + 0.3 / 0.25) / 2, 0.0]
+    found = race.difference(new, old)
+    unit = (1.1 / 4 + 1.4 / 4) / 2
+    rows = [(0.5 + 0.1 / unit) / 2, (-1.0 - 0.1 / unit) / 2, (0.2 + 0.3 / unit) / 2, 0.0]
     mean = sum(rows) / 4
     assert found.gain == pytest.approx(mean)
     assert found.error == pytest.approx(math.sqrt(sum((row - mean) ** 2 for row in rows) / 4) / 2)
-    back = race.difference(old, new, unit=0.25)
+    back = race.difference(old, new)
     assert back.gain == pytest.approx(-found.gain)
     assert back.error == pytest.approx(found.error)
+    other_units = race.difference(score(new.nll + 2, 7 * new.crps), score(old.nll + 2, 7 * old.crps))
+    assert other_units.gain == pytest.approx(found.gain)
 
 
 def test_one_improbable_row_decides_nothing():
-    """A little better everywhere, and a thousand nats worse in one row of two hundred."""
-    old = score([1.0] * 200, [0.5] * 200)
-    new = score([0.9] * 199 + [1000.0], [0.45] * 199 + [300.0])
-    found = race.difference(new, old, unit=0.5)
-    assert found.gain > 0
+    """A little better everywhere, and a thousand nats worse in one row of two thousand."""
+    old = score([1.0] * 2000, [0.5] * 2000)
+    new = score([0.9] * 1999 + [1000.0], [0.45] * 1999 + [300.0])
+    found = race.difference(new, old)
     assert found.is_clear
-    assert (old.nll - new.nll).mean() < -4  # the mean log density would have said the opposite
-    mirrored = race.difference(old, new, unit=0.5)
-    assert not mirrored.is_clear
+    assert (old.nll - new.nll).mean() < -0.3  # the mean log density would have said the opposite
+    assert not race.difference(old, new).is_clear
 
 
 def test_a_gain_by_chance_is_not_clear():
@@ -78,19 +93,19 @@ def test_a_gain_by_chance_is_not_clear():
     noise = rng.normal(size=400)
     same = score(1 + 0.0 * noise, 0.5 + 0 * noise)
     other = score(1 + noise - noise.mean() - 0.02, 0.5 + 0 * noise)
-    found = race.difference(other, same, unit=0.5)
+    found = race.difference(other, same)
     assert found.gain == pytest.approx(0.01, abs=1e-3)
     assert found.error > found.gain
     assert not found.is_clear
-    assert race.difference(score(0.98 + 0 * noise, 0.5 + 0 * noise), same, unit=0.5).is_clear
+    assert race.difference(score(0.98 + 0 * noise, 0.5 + 0 * noise), same).is_clear
 
 
 def test_a_model_that_cannot_be_computed_loses():
     failed, good = score([math.inf] * 3, [math.inf] * 3), score([1.0, 2.0, 3.0], [0.5] * 3)
-    for unit in (0.5, math.inf):
-        assert race.difference(good, failed, unit).is_clear
-        assert not race.difference(failed, good, unit).is_clear
-        assert race.difference(failed, failed, unit) == (0.0, 0.0)
+    assert race.difference(good, failed).is_clear
+    assert race.difference(good, failed).is_far
+    assert not race.difference(failed, good).is_clear
+    assert race.difference(failed, failed) == (0.0, 0.0)
 
 
 def test_leave_one_out_is_a_fit_without_each_row():
@@ -202,15 +217,16 @@ def test_a_kernel_object_starts_where_its_owner_put_it(monkeypatch):
     seen = []
     trained = race.Race._trained
 
-    def watch(self, candidate, task, priors, *rest):
-        seen.append((candidate.start, priors[0].kernel.kernel.lengthscale.detach().clone()))
-        return trained(self, candidate, task, priors, *rest)
+    def watch(self, candidate, task, methods, *rest, **settings):
+        seen.append((candidate, methods[0].prior.kernel.kernel.lengthscale.detach().clone()))
+        return trained(self, candidate, task, methods, *rest, **settings)
 
     monkeypatch.setattr(race.Race, "_trained", watch)
     CaGPRegressor(kernel=Scale(Matern32(2, [0.37, 4.0])), max_epochs=1, **FAST).fit(X, y)
-    assert {start for start, _ in seen} == {1.0}
-    np.testing.assert_allclose(seen[0][1], [0.37, 4.0])
-    np.testing.assert_allclose(seen[1][1], [0.37, 4.0])  # with trees
+    begun = {mean: next(lengths for c, lengths in seen if c.mean == mean) for mean in ("zero", "trees")}
+    for mean, lengthscales in begun.items():
+        np.testing.assert_allclose(lengthscales, [0.37, 4.0], err_msg=mean)
+    assert len({candidate.start for candidate, _ in seen if candidate.mean == "zero"}) == 1
 
 
 def test_fast_tries_one_model():
@@ -222,8 +238,8 @@ def test_fast_tries_one_model():
     assert few.choices_ == []
 
 
-def test_a_start_that_is_far_behind_is_dropped_early(monkeypatch):
-    """What is clearly behind after the first steps gets no more of them."""
+def test_a_mean_that_is_far_behind_is_dropped_early(monkeypatch):
+    """What is far behind after the first steps gets no more of them."""
     X, y = table(400)
     effort(monkeypatch, **SHORT, kernels=(), objectives=False, starts=(1.0,), more_neighbours=())
     fitted = trees.fit_trees
@@ -236,7 +252,7 @@ def test_a_start_that_is_far_behind_is_dropped_early(monkeypatch):
     model = CaGPRegressor(n_neighbors=8, n_actions=8).fit(X, y)
     (behind,) = (trial for trial in model.choices_ if "on trees" in trial["model"])
     (first,) = (trial for trial in model.choices_ if trial["outcome"] == "first")
-    assert behind["outcome"] == "clearly behind after 6 steps"
+    assert behind["outcome"] == "far behind after 6 steps"
     assert behind["steps"] == 6
     assert behind["gain"] < -2 * behind["gain_error"]
     assert first["steps"] == 12
@@ -253,19 +269,25 @@ def test_held_out_rows_are_never_learned_from(screen_rows, monkeypatch):
     effort(monkeypatch, **SHORT, screen_rows=screen_rows)
     held, learned, tree_rows, judged = [], [], [], []
     hold_out, run, fit_trees, judging = steps.hold_out, Task.run, trees.fit_trees, race.Race.judging
+    quick_prediction = trees.quick_prediction
 
     def watch_hold_out(task, *rest):
         parts = hold_out(task, *rest)
         held.append(parts)
         return parts
 
-    def watch_run(self, *rest, **choices):
-        learned.append(self)
-        return run(self, *rest, **choices)
+    def watch_run(self, method, name, *rest, **choices):
+        if name != "opt":  # once all is chosen, its actions are refined with all rows
+            learned.append(self)
+        return run(self, method, name, *rest, **choices)
 
     def watch_trees(inputs, *rest, **choices):
         tree_rows.append(inputs)
         return fit_trees(inputs, *rest, **choices)
+
+    def watch_quick_trees(inputs, y, *rest, **choices):
+        tree_rows.append(inputs)
+        return quick_prediction(inputs, y, *rest, **choices)
 
     def watch_judging(self, mean):
         judged.append(judging(self, mean))
@@ -274,6 +296,7 @@ def test_held_out_rows_are_never_learned_from(screen_rows, monkeypatch):
     monkeypatch.setattr(steps, "hold_out", watch_hold_out)
     monkeypatch.setattr(Task, "run", watch_run)
     monkeypatch.setattr(trees, "fit_trees", watch_trees)
+    monkeypatch.setattr(trees, "quick_prediction", watch_quick_trees)
     monkeypatch.setattr(race.Race, "judging", watch_judging)
     CaGPRegressor(**FAST, mean="trees").fit(X, y)
     CaGPRegressor(**FAST).fit(X, y)
@@ -303,8 +326,8 @@ def test_the_targets_of_held_out_rows_change_no_trial(monkeypatch):
     found = []
     trained = race.Race._trained
 
-    def watch(self, candidate, *rest):
-        trial = trained(self, candidate, *rest)
+    def watch(self, candidate, *rest, **settings):
+        trial = trained(self, candidate, *rest, **settings)
         found[-1][len(found[-1])] = [p.detach().clone() for prior in trial.priors for p in prior.parameters()]
         return trial
 

@@ -18,6 +18,7 @@ from cagp.cli import main
 from cagp.estimators.tasks import new_task
 from cagp.estimators.units import Units
 from cagp.recipes import RECIPES, auto, recipe_for
+from cagp.recipes.task import REST_START
 from cagp.report.html import number
 from cagp.training import history
 from cagp.training.settings import PRESETS, Settings
@@ -65,7 +66,8 @@ def test_the_process_learns_what_the_trees_leave(method, known_noise):
     recipe = recipe_for("exact" if method == "auto" else method, used_by(method, **SMALL) if method != "auto" else {})
     units, rows = Units.learn(X, y, noise)
     task = new_task(regressor(method, mean="zero", random_state=3), recipe, units, rows, began=0.0)
-    fitted = recipe.train(replace(task, y=torch.from_numpy(targets - found.mean).to(task.y)))
+    rest = torch.from_numpy(targets - found.mean).to(task.y)
+    fitted = recipe.train(replace(task, y=rest, start=REST_START))  # what trees leave is rough
     Z, _ = step_and_wave(11, seed=5)
     points = torch.from_numpy((Z - X.mean(0)) / X.std(0, ddof=1))
     prior_mean = found.trees.mean(Z)
@@ -333,16 +335,25 @@ def quick_auto(monkeypatch, **changes) -> None:
     monkeypatch.setitem(auto.EFFORTS, "default", effort)
 
 
-@pytest.mark.parametrize("folder", ["try-matern32-zero", "try-matern32-trees", "try-matern12", "ordered"])
+@pytest.mark.parametrize(
+    ("folder", "step"),
+    [
+        ("try-matern32-zero", 3),
+        ("try-matern32-trees", 3),
+        ("try-matern32-trees", 33),  # after neighbours were looked up again
+        ("try-matern12", 3),
+        ("ordered", 3),
+    ],
+)
 @pytest.mark.parametrize("screen_rows", [10_000, 100])
-def test_a_killed_auto_fit_resumes_to_the_same_bits(folder, screen_rows, monkeypatch, tmp_path):
+def test_a_killed_auto_fit_resumes_to_the_same_bits(folder, step, screen_rows, monkeypatch, tmp_path):
     X, y = step_and_wave(200)
-    quick_auto(monkeypatch, screen_rows=screen_rows)
-    choices = {"max_epochs": 3, "n_neighbors": 4, "n_actions": 8}
+    quick_auto(monkeypatch, screen_rows=screen_rows, more_steps=36)
+    choices = {"n_neighbors": 4, "n_actions": 8}
     untouched = CaGPRegressor(**choices).fit(X, y)
     model = CaGPRegressor(**choices, checkpoint_dir=tmp_path)
     with monkeypatch.context() as patch:
-        killed_at(3, folder, patch)
+        killed_at(step, folder, patch)
         with pytest.raises(Killed):
             model.fit(X, y)
     stored = list(tmp_path.rglob("trees-*.cagp"))
