@@ -96,12 +96,18 @@ def train_opt(
     )
     others = [methods.CaGPOpt(p, first.actions, first.loss, first.max_bytes, first.reblock_at) for p in priors[1:]]
     method, notes = methods.Several([first, *others]), []
-    if learned:
-        noise_tuning.raise_noise(method, *task.data, until=task.deadline)
+    cost = 0.0  # of a judgement, in seconds
     if held_out is not None and task.max_time is not None:
         start = time.perf_counter()
         steps.held_out_nll(method, task, held_out)
-        changes["reserve"] = FINAL_JUDGEMENTS * (time.perf_counter() - start)
+        cost = time.perf_counter() - start
+        if task.time_left() < FINAL_JUDGEMENTS * cost:
+            notes.append("No time was left to judge steps by held-out rows.")
+            held_out, changes["reserve"] = None, cost
+        else:
+            changes["reserve"] = FINAL_JUDGEMENTS * cost
+    if learned and task.time_left() > FINAL_JUDGEMENTS * cost:
+        noise_tuning.raise_noise(method, *task.data, until=task.deadline)
     if held_out is not None:
         changes |= {"evaluate": lambda: {"nll": steps.held_out_nll(method, task, held_out)}, "monitor": "nll"}
         changes |= {"evaluate_every": EVALUATE_EVERY, "patience": PATIENCE}
