@@ -111,3 +111,11 @@ def test_rules_in_words():
         if text != "random":
             with pytest.raises(ValueError, match='expected "random", "time:COLUMN" or "group:COLUMN"'):
                 split_rule(text)
+
+
+def test_dates_as_text_are_split_by_time():
+    days = pd.date_range("2024-01-28", periods=20, freq="D")
+    shuffled = np.random.default_rng(0).permutation(20)
+    text = pd.Series(days[shuffled].strftime("%d.%m.%Y"), name="day")
+    found = split(20, 0.25, time=text)
+    assert sorted(shuffled[found.test.numpy()].tolist()) == [15, 16, 17, 18, 19]

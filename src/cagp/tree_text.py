@@ -1,7 +1,7 @@
 """The text of boosted trees, checked before LightGBM reads it: LightGBM trusts it, and a wrong index ends the process.
 
-LightGBM then reads a text that is made of the checked fields alone. What it writes besides, settings and statistics,
-is not needed for predictions and left out.
+What LightGBM is given is written again from the fields that were checked. It also writes settings and statistics, which
+predictions do not need: they are left out.
 """
 
 import re
@@ -46,7 +46,7 @@ def checked_tree_text(text: str) -> str:
     if not re.fullmatch(r"v\d{1,3}", version) or not 0 <= last < 2**24:
         raise ValueError("its first lines are not those of trees")
     if len(header.get("tree_sizes", "").split()) != len(blocks):
-        raise ValueError("the number of its trees is not what it says")
+        raise ValueError("its number of trees is not the one it states")
     trees = []
     for k, block in enumerate(blocks):
         number, _, rest = block.partition("\n")

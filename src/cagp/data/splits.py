@@ -11,6 +11,7 @@ from torch import Tensor
 from cagp.column_kinds import LEVELS, Column
 from cagp.data.column_values import column_codes, first_text, kind_of
 from cagp.data.table_checks import as_array
+from cagp.data.text_values import kind_of_text, read_text
 
 
 class Split(NamedTuple):
@@ -133,9 +134,13 @@ def _name(values: Any, otherwise: str) -> str:
 
 
 def _times(values: Any) -> np.ndarray:
-    """Numbers, or days for dates and durations."""
+    """Numbers, or days for dates and durations; text is read as the encoder reads it."""
     series, name = _series(values), _name(values, "time")
     kind = kind_of(series, str(series.name))
+    if kind == LEVELS and not isinstance(series.dtype, pd.CategoricalDtype):
+        found = kind_of_text(series.dropna().astype(str), str(series.name))
+        if found is not None:
+            series, kind = read_text(series, found), found.kind
     if kind == LEVELS:
         raise ValueError(
             f"{name} holds text or categories{first_text(series, 0)}; time needs numbers or dates. Write dates like "

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from cagp import methods, training
     from cagp.methods import cholesky
     from cagp.recipes import exact_choice, far_apart, means, race, steps
     from cagp.recipes import task as tasks
-    from cagp.training import FitResult
+    from cagp.training import FitResult, summary
 else:
-    np, torch, cholesky = map(lazy_module, ("numpy", "torch", "cagp.methods.cholesky"))
+    np, torch = map(lazy_module, ("numpy", "torch"))
+    methods, cholesky = map(lazy_module, ("cagp.methods", "cagp.methods.cholesky"))
+    training, summary = map(lazy_module, ("cagp.training", "cagp.training.summary"))
     exact_choice, far_apart = map(lazy_module, ("cagp.recipes.exact_choice", "cagp.recipes.far_apart"))
     means, race, steps = map(lazy_module, ("cagp.recipes.means", "cagp.recipes.race", "cagp.recipes.steps"))
 
@@ -153,7 +156,7 @@ class Auto(Recipe):
         chosen = {"choice": f"Chose {method}: {reason}. {_chosen(candidate.words, contest.tried)}"}
         chosen |= {"tried": contest.tried}
         chosen |= {"trees": None if found is None else found.trees}
-        result = _joined(winner.results)
+        result = _joined(winner, contest.learning(candidate.mean))
         result = race.as_interrupted(result) if contest.interrupted else result
         if method == "opt":
             fitted = train_opt(rest, winner.priors, self.n_actions, learned=True, most_steps=REFINING_STEPS)
@@ -416,8 +419,9 @@ def _chosen(words: str, tried: list[dict[str, Any]]) -> str:
     return f"{model}." if compared < 2 else f"{model}, the best of {compared} on held-out rows."
 
 
-def _joined(results: "list[FitResult]") -> "FitResult":
-    """Fits one after the other as one."""
+def _joined(winner: "race.Trial", task: "tasks.Task") -> "FitResult":
+    """The fits of a trial one after the other as one; what is said of them is said of the whole."""
+    results = winner.results
     last, joined, seconds = results[-1], [], 0.0
     for result in results:
         joined += [
@@ -427,4 +431,8 @@ def _joined(results: "list[FitResult]") -> "FitResult":
         seconds += result.seconds
     failures = [failure for result in results for failure in result.failures]
     best = len(joined) - len(last.steps) + last.best_step
-    return replace(last, steps=joined, best_step=best, seconds=seconds, failures=failures)
+    findings = [*summary.trend(joined), *methods.Several(winner.methods).findings(task.X, task.y, task.names)]
+    is_whole = last.status is training.FitStatus.ALL_STEPS
+    reason = f"Took {len(joined):,} steps." if is_whole and len(results) > 1 else last.reason
+    changes = {"steps": joined, "best_step": best, "seconds": seconds, "failures": failures}
+    return replace(last, **changes, findings=findings, reason=reason)

@@ -192,7 +192,26 @@ def choose_start(task: Task, priors: list[GP]) -> list[str]:
         if result.interrupted:
             break
     method.load_state_dict(given if best is None else best)
+    if best is not None:
+        _try_half_periods(few, method, [part for start in starts for part, _ in start], best_value, limit)
     return [f"Compared {len(starts)} starting values of periods by the exact likelihood of {few.num_rows:,} rows."]
+
+
+def _try_half_periods(
+    few: Task, method: Several, parts: "list[Periodic | Cosine]", best_value: float, limit: float
+) -> None:
+    """Halve periods as long as the likelihood stays: what repeats after a time also repeats after twice that time."""
+    for part in {id(part): part for part in parts}.values():
+        while True:
+            before = copy.deepcopy(method.state_dict())
+            with torch.no_grad():
+                part.period = part.period.detach() / 2
+            name = f"half-{float(part.period.detach().min()):.6g}"
+            result = few.run(method, name, most_steps=START_STEPS, **EXACT_SETTINGS, max_time=limit)
+            if result.interrupted or result.best_value > best_value + steps.MARGIN:
+                method.load_state_dict(before)
+                break
+            best_value = min(best_value, result.best_value)
 
 
 def _few(task: Task) -> Task:

@@ -1,6 +1,7 @@
 """The models that "auto" tries, how they are trained a little, and how held-out rows judge them."""
 
 import math
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -227,9 +228,17 @@ class Race:
         done = sum(len(result.steps) for result in before)
         name = f"try-{_name(candidate)}-{task.num_rows}-{done + num_steps}"
         half = 0.5 * task.time_left() if task.max_time is not None else 0.0
-        result = task.run(Several(methods), name, most_steps=num_steps, reserve=half, **settings)
+        quiet = replace(task, verbose=False)  # a line for each trial is enough
+        result = quiet.run(Several(methods), name, most_steps=num_steps, reserve=half, **settings)
         self.interrupted |= result.interrupted
         score = self._score(candidate, task, [method.prior for method in methods])
+        if task.verbose:
+            spent = time.perf_counter() - began
+            print(
+                f"tried {candidate.words}: {done + len(result.steps):,} steps, negative log density of held-out rows "
+                f"{float(score.nll.mean()):.3f}, {spent:.1f} s",
+                file=sys.stderr,
+            )
         spent = seconds + time.perf_counter() - began
         return Trial(candidate, methods, [*before, result], score, spent, task.num_rows)
 
