@@ -107,7 +107,7 @@ EFFORT = Option(
     "effort",
     "default",
     "LEVEL",
-    'how much is tried: "fast" (one model), "default" (about twice the time) or "thorough" (about ten times)',
+    'how much is tried: "fast" (one model), "default" (several), or "thorough" (more models, and more steps of each)',
     '"fast", "default" or "thorough"',
     lambda value: isinstance(value, str) and value in ("fast", "default", "thorough"),
     str,
