@@ -13,7 +13,7 @@ REFERENCE = "default"
 COMPARED = ("nll", "rmse", "crps")
 """What is judged: lower is better in each."""
 
-SHOWN = (*COMPARED, "coverage", "seconds", "peak_bytes")
+SHOWN = (*COMPARED, "coverage", "seconds", "cpu_s", "peak_bytes")
 
 
 class Mean(NamedTuple):
@@ -71,7 +71,7 @@ def _line(table: str, method: str, group: list[dict[str, Any]], runs: dict[tuple
 
 
 def _values(record: dict[str, Any]) -> dict[str, float]:
-    found = {**record, "seconds": record["fit_s"] + record["predict_s"]}
+    found = {"cpu_s": math.nan, **record, "seconds": record["fit_s"] + record["predict_s"]}  # older files have none
     return {key: float(found[key]) for key in SHOWN}
 
 
@@ -86,6 +86,7 @@ def summary_text(lines: list[Line], width: int) -> str:
         "splits": [_splits(line) for line in lines],
         **{METRICS[key].label: [_cell(line.means, key) for line in lines] for key in (*COMPARED, "coverage")},
         "fit + predict, s": [_cell(line.means, "seconds") for line in lines],
+        "CPU, s": [_cell(line.means, "cpu_s") for line in lines],
         "MB": [_cell(line.means, "peak_bytes") for line in lines],
     }
     parts = [table_of_text(cells, width, num_keys=2)]
@@ -135,8 +136,10 @@ def _cell(means: dict[str, Mean], key: str, sign: str = "") -> str:
     if key not in means:
         return "failed" if key == "nll" else ""
     value, error, _ = means[key]
-    if key in ("seconds", "peak_bytes"):
-        return f"{value:,.1f}" if key == "seconds" else f"{value / 1e6:,.0f}"
+    if key == "peak_bytes":
+        return f"{value / 1e6:,.0f}"
+    if key in ("seconds", "cpu_s"):
+        return "" if math.isnan(value) else f"{value:,.1f}"
     if key == "coverage":
         return f"{100 * value:.1f} %" if error is None else f"{100 * value:.1f} ± {100 * error:.1f} %"
     if error is None:

@@ -139,7 +139,9 @@ def _quality(run: Run) -> dict[str, Any]:
     train, test = rows.train.numpy(), rows.test.numpy()
     y_train, y_test = y[train], y[test]
     X_train, X_test = (X.iloc[part].reset_index(drop=True) for part in (train, test))
+    began = time.process_time()
     answers = answers_of(run.method, X_train, y_train, X_test, y_test, run.seed)
+    spent = time.process_time() - began  # of all threads: other work on the machine does not count
     return {
         "n": len(train),
         "d": X.shape[1],
@@ -148,6 +150,7 @@ def _quality(run: Run) -> dict[str, Any]:
         "gaussian": answers.quantiles is None,
         "fit_s": answers.fit_s,
         "predict_s": answers.predict_s,
+        "cpu_s": spent,
         **answers.details,
     }
 
