@@ -21,7 +21,7 @@ from cagp.limits import EXACT_ROWS
 from cagp.linalg import JitterWarning, conjugate_gradients, safe_cholesky
 from cagp.methods import CaGPLocal, CholeskyGP
 from cagp.notices import collected
-from cagp.posteriors import CaGPPosterior, LocalPosterior, Posterior
+from cagp.posteriors import AveragedPosterior, CaGPPosterior, LocalPosterior, Posterior
 from cagp.projection import Projection
 from cagp.solver import Solver
 from cagp.system import System
@@ -221,6 +221,8 @@ def reference_for(posterior: Posterior, row_noise: Float[Tensor, " m"] | None, n
         row_noise: known noise variances of the rows that the posterior holds.
         num_rows: the number of rows it was conditioned on; it may hold only some of them.
     """
+    if isinstance(posterior, AveragedPosterior):
+        return _Average([reference_for(part, row_noise, num_rows) for part in posterior.components])
     if not isinstance(posterior, CaGPPosterior | LocalPosterior):
         return _Itself("unknown")
     if isinstance(posterior, CaGPPosterior) and posterior.num_actions == num_rows:
@@ -305,6 +307,29 @@ class _Posterior(Reference):
         latent = torch.minimum(variance, latent)  # both are upper bounds
         # All that is known of the exact variance beyond its bound is that it is not negative.
         return Split(latent, variance - latent, torch.zeros_like(latent) if self.kind == "exact" else latent)
+
+
+KINDS: tuple[Kind, ...] = ("unknown", "estimate", "exact")
+"""What is known of the computational part, the least first."""
+
+
+class _Average(Reference):
+    """The references of the components of an average, whose parts are averages too."""
+
+    def __init__(self, references: list[Reference]):
+        super().__init__(next(kind for kind in KINDS if any(reference.kind == kind for reference in references)))
+        self._references = references
+
+    def split(self, posterior: Posterior, X: Tensor, scale: Tensor | None) -> Split:
+        assert isinstance(posterior, AveragedPosterior)
+        pairs = zip(self._references, posterior.components, strict=True)
+        found = [reference.split(component, X, component.scale(X)) for reference, component in pairs]
+        return Split(
+            posterior.average([part.latent for part in found]),
+            posterior.average([part.computational for part in found]),
+            posterior.average([part.error_bound for part in found]),
+            sum(part.num_iterations for part in found),
+        )
 
 
 class _Squares(NamedTuple):

@@ -30,7 +30,14 @@ from cagp.kernels import (
 from cagp.linalg import CGResult
 from cagp.local_inference import SharedActions
 from cagp.neighbours import NeighbourIndex
-from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior, LocalPosterior, Posterior
+from cagp.posteriors import (
+    AveragedPosterior,
+    CaGPPosterior,
+    CGPosterior,
+    InducingPosterior,
+    LocalPosterior,
+    Posterior,
+)
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, Mean, Noise, ZeroMean
 from cagp.solver import Solver
 from cagp.storage import State
@@ -239,6 +246,13 @@ def posterior_state(posterior: Posterior, dtype: torch.dtype | None = None) -> S
             about halves the size. The posterior made from that state still computes in float64, with the rounded rows:
             its predictions no longer have the same bits. Hyperparameters, factors and inducing points are not rounded.
     """
+    if isinstance(posterior, AveragedPosterior):
+        return {
+            "class": type(posterior).__name__,
+            "prior": prior_state(posterior.prior),  # it follows from the others; for those who read it without a model
+            "weights": list(posterior.weights),
+            "components": [posterior_state(component, dtype) for component in posterior.components],
+        }
     if type(posterior) not in WRITERS:
         raise ValueError(
             f"a posterior of class {type(posterior).__name__} cannot be stored, expected {_either(tuple(WRITERS))}."
@@ -267,6 +281,13 @@ def posterior_state(posterior: Posterior, dtype: torch.dtype | None = None) -> S
 
 def posterior_from_state(state: State, kernel: Kernel | None = None) -> Posterior:
     """The posterior of a state; ``kernel`` as in ``prior_from_state``."""
+    if _entry(state, "class", str) == AveragedPosterior.__name__:
+        components, weights = _entry(state, "components", list), _entry(state, "weights", list)
+        if not all(isinstance(weight, float) for weight in weights):
+            raise _strange("'weights'")
+        if any(_entry(component, "class", str) == AveragedPosterior.__name__ for component in components):
+            raise _strange("components that are no averages")
+        return AveragedPosterior([posterior_from_state(component, kernel) for component in components], weights)
     name, dtype = _entry(state, "class", str), _entry(state, "dtype", str)
     if name not in READERS or dtype not in DTYPES:
         raise _strange("a known class of posteriors")

@@ -41,10 +41,11 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _summary(state: State) -> dict[str, Any]:
-    posterior, scaler = state["posteriors"][0], state["scaler"]
+    first, scaler = state["posteriors"][0], state["scaler"]
+    posterior = _components(first)[0]
     own_rows = state.get("target_rows", [state["num_rows"]] * len(state["posteriors"]))
-    kernel, num_held = posterior["prior"]["kernel"], len(posterior["X"])
-    held = [len(part["X"]) for part in state["posteriors"]]
+    kernel, num_held = first["prior"]["kernel"], len(posterior["X"])
+    held = [len(_components(part)[0]["X"]) for part in state["posteriors"]]
     columns = [Column.from_state(column) for column in state["encoder"]["columns"]]
     names = [name for column in columns for name in column.names_out]
     parts = kernel_parts(kernel, names, scaler["input_std"])
@@ -69,7 +70,7 @@ def _summary(state: State) -> dict[str, Any]:
         "kernel_parts": parts,
         "hyperparameters": {
             name: value
-            for role, part in posterior["prior"].items()
+            for role, part in first["prior"].items()
             for path, module in modules(part, role)
             for name, value in ((f"{path}.{name}", value) for name, value in values_of(module).items())
         },
@@ -79,8 +80,14 @@ def _summary(state: State) -> dict[str, Any]:
     }
 
 
+def _components(posterior: State) -> list[State]:
+    """The posteriors of an average; of any other posterior, itself."""
+    return posterior.get("components", [posterior])
+
+
 def _guarantee(posteriors: list[State], on_log_scale: bool) -> str:
     """What ``guarantee_`` of the loaded model says, also for files whose fit report does not say it."""
+    posteriors = [component for posterior in posteriors for component in _components(posterior)]
     scaled = any(posterior.get("local_scale") is not None for posterior in posteriors)
     inducing = any(posterior["class"] == "InducingPosterior" for posterior in posteriors)
     return guarantee_words(not scaled and not inducing, scaled, on_log_scale)

@@ -39,12 +39,20 @@ class Trees:
     Args:
         texts: the models of each target, one for each fold, in LightGBM's text format. They are data: nothing in them
             can run. A target without models has the mean zero.
+        shares: what the predictions of each target are multiplied by, above 0 and at most 1: where a process with trees
+            in its mean is averaged with one that has none, its weight. None for 1.
     """
 
-    def __init__(self, texts: Sequence[Sequence[str]]):
+    def __init__(self, texts: Sequence[Sequence[str]], shares: Sequence[float] | None = None):
         self.texts = tuple(tuple(_checked(text) for text in models) for models in texts)
         if not any(self.texts):
             raise ValueError("texts has no models, expected some for at least one target.")
+        self.shares = (1.0,) * len(self.texts) if shares is None else tuple(float(share) for share in shares)
+        if len(self.shares) != len(self.texts) or not all(0 < share <= 1 for share in self.shares):
+            raise ValueError(
+                f"shares are {list(self.shares)}, expected a number above 0 and at most 1 for each of the "
+                f"{len(self.texts)} targets."
+            )
         self._boosters = [[lightgbm.Booster(model_str=text) for text in models] for models in self.texts]
 
     @property
@@ -62,7 +70,15 @@ class Trees:
         """The trees that a prediction of each target adds up, those of one fold."""
         return [models[0].num_trees() if models else 0 for models in self._boosters]
 
+    def with_share(self, share: float) -> "Trees":
+        """The same trees with another share of all targets."""
+        return Trees(self.texts, [share] * self.num_targets)
+
     def mean(self, inputs: Float64[np.ndarray, "n p"]) -> Float64[np.ndarray, "n q"]:
+        """The prior mean: ``predictions`` times the share of each target."""
+        return self.predictions(inputs) * np.array(self.shares)
+
+    def predictions(self, inputs: Float64[np.ndarray, "n p"]) -> Float64[np.ndarray, "n q"]:
         """The mean of the predictions of all folds, a thread for each. Time O(n · trees · depth)."""
         if inputs.shape[1] != self.num_inputs:
             raise ValueError(f"inputs have {inputs.shape[1]} columns, the trees were fitted to {self.num_inputs}.")

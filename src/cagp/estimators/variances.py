@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cagp.diagnostics import Kind, reference_for, variance_components
+from cagp.diagnostics import KINDS, reference_for, variance_components
 from cagp.estimators.units import Points, Quantity, as_array
 
 if TYPE_CHECKING:
@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
 PARTS = ("noise", "latent", "computational")
 """The parts of a variance that ``predict(return_components=True)`` gives."""
-
-KINDS: tuple[Kind, ...] = ("unknown", "estimate", "exact")
-"""What is known of the computational part, the least first: what holds for all targets."""
 
 
 def noise_deviations(model: "GPRegressor", points: Points) -> np.ndarray:

@@ -1,9 +1,18 @@
 """Posteriors: frozen snapshots that answer mean, variance, covariance and samples."""
 
+from cagp.posteriors.averaged import AveragedPosterior
 from cagp.posteriors.base import Posterior, Prediction
 from cagp.posteriors.conjugate_gradients import CGPosterior
 from cagp.posteriors.inducing import InducingPosterior
 from cagp.posteriors.nearest_rows import LocalPosterior
 from cagp.posteriors.projected import CaGPPosterior
 
-__all__ = ["CGPosterior", "CaGPPosterior", "InducingPosterior", "LocalPosterior", "Posterior", "Prediction"]
+__all__ = [
+    "AveragedPosterior",
+    "CGPosterior",
+    "CaGPPosterior",
+    "InducingPosterior",
+    "LocalPosterior",
+    "Posterior",
+    "Prediction",
+]

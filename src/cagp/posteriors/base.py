@@ -57,6 +57,11 @@ class Posterior(ABC):
         """Whether the variance of the function is never below that of the exact GP with the same hyperparameters."""
 
     @property
+    def has_local_scale(self) -> bool:
+        """Whether error bars follow the neighbours of a test point."""
+        return False
+
+    @property
     @abstractmethod
     def _width(self) -> int:
         """Float64 numbers that ``_moments`` holds for each test point, up to a factor of about four."""

@@ -91,6 +91,10 @@ class LocalPosterior(Posterior):
         return self.local_scale is None
 
     @property
+    def has_local_scale(self) -> bool:
+        return self.local_scale is not None
+
+    @property
     def _width(self) -> int:
         k = max(1, self.num_neighbours)
         return k * (k + 8) + (0 if self.shared is None else k * self.shared.num_actions)

@@ -1,5 +1,6 @@
 """The choice of a model for a table: several are tried on held-out rows, cheap ones first."""
 
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
 
     from cagp import methods, training
     from cagp.methods import cholesky
-    from cagp.recipes import exact_choice, far_apart, means, race, steps
+    from cagp.recipes import averages, exact_choice, far_apart, means, race, steps
     from cagp.recipes import task as tasks
     from cagp.training import FitResult, summary
+    from cagp.trees import OutOfFold, Trees
 else:
     np, torch = map(lazy_module, ("numpy", "torch"))
     methods, cholesky = map(lazy_module, ("cagp.methods", "cagp.methods.cholesky"))
     training, summary = map(lazy_module, ("cagp.training", "cagp.training.summary"))
     exact_choice, far_apart = map(lazy_module, ("cagp.recipes.exact_choice", "cagp.recipes.far_apart"))
+    averages = lazy_module("cagp.recipes.averages")
     means, race, steps = map(lazy_module, ("cagp.recipes.means", "cagp.recipes.race", "cagp.recipes.steps"))
 
 REFINING_STEPS = 50
@@ -122,7 +125,7 @@ class Auto(Recipe):
         if contest.parts.train.num_rows < parts.train.num_rows:
             contest, winner = _on_all_rows(parts, contest, winner, effort, self.local_scale)
         else:
-            winner = _resumed(contest, winner, effort.last_steps)
+            winner = contest.finalists[winner.candidate.mean] = _resumed(contest, winner, effort.last_steps)
         return self._fitted(task, contest, winner)
 
     def _exact(self, task: "tasks.Task") -> "tasks.Fitted":
@@ -130,41 +133,72 @@ class Auto(Recipe):
         reason = f"Chose exact inference: {task.num_rows:,} rows are few enough (at most {limits.EXACT_ROWS:,})."
         effort = EFFORTS[self.effort]
         choice = exact_choice.choose_exact(task, effort.kernels, effort.trees)
-        fitted = Exact().train(choice.task)
+        fitted = _trained_exact(task, choice.best, choice.trees)
+        words = choice.best.candidate.words
+        if choice.average is not None:
+            other, weight = choice.average
+            words = race.average_words(choice.best.candidate, other.candidate, weight)
+            fitted = averages.average(fitted, _trained_exact(task, other, choice.trees), weight)
         if choice.tried:
-            reason = f"{reason} {_chosen(choice.candidate.words, choice.tried)}"
+            reason = f"{reason} {_chosen(words, choice.tried)}"
         if choice.interrupted:
             reason = f"{reason} The fit was interrupted before all models were compared."
             fitted = fitted._replace(result=race.as_interrupted(fitted.result))
-        if choice.trees is not None:
-            fitted.notes.insert(0, means.words_of(choice.trees, task))
-        chosen_trees = None if choice.trees is None else choice.trees.trees
-        return fitted._replace(choice=reason, tried=choice.tried, trees=chosen_trees)
+        return fitted._replace(choice=reason, tried=choice.tried)
 
     def _fitted(self, task: "tasks.Task", contest: "race.Race", winner: "race.Trial") -> "tasks.Fitted":
-        """The winner with all rows, after a comparison with shared actions."""
-        candidate, found = winner.candidate, contest.trees if winner.candidate.mean == "trees" else None
-        rest, notes = task, []
-        if found is not None:
-            mean, learned = np.empty(tuple(task.y.shape)), contest.parts.rows.cpu().numpy()
-            others = np.setdiff1d(np.arange(task.num_rows), learned)
-            mean[learned], mean[others] = found.mean, found.trees.mean(task.inputs[others])
-            rest = task.without_mean(mean)
-            notes.append(means.words_of(found, contest.parts.train))
+        """The winner with all rows, after a comparison with shared actions, or its average with the other mean."""
+        candidate = winner.candidate
         num_actions = steps.number_of_actions(self.n_actions, task)
         method, reason = self._shared(task, num_actions, contest, winner)
-        chosen = {"choice": f"Chose {method}: {reason}. {_chosen(candidate.words, contest.tried)}"}
-        chosen |= {"tried": contest.tried}
-        chosen |= {"trees": None if found is None else found.trees}
+        average = self._average(task, contest, winner, method)
+        words = candidate.words if average is None else race.average_words(candidate, *average)
         result = _joined(winner, contest.learning(candidate.mean))
         result = race.as_interrupted(result) if contest.interrupted else result
+        chosen = {"choice": f"Chose {method}: {reason}. {_chosen(words, contest.tried)}", "tried": contest.tried}
         if method == "opt":
-            fitted = train_opt(rest, winner.priors, self.n_actions, learned=True, most_steps=REFINING_STEPS)
-            return fitted._replace(notes=[*notes, started_at(result)], **chosen)
-        near, num_shared = candidate.neighbours, num_actions if method == "hybrid" else None
-        fitted = steps.condition_local(rest, winner.priors, near, self.local_scale, num_shared, result)
+            rest = _rest(task, contest, candidate.mean)
+            fitted = train_opt(rest.task, winner.priors, self.n_actions, learned=True, most_steps=REFINING_STEPS)
+            return fitted._replace(notes=[*rest.notes, started_at(result)], trees=rest.trees, **chosen)
+        num_shared = num_actions if method == "hybrid" else None
+        fitted = self._conditioned(task, contest, winner, num_shared, result)
         learned = f"Hyperparameters were learned without the held-out rows; predictions use all {task.num_rows:,} rows."
-        return fitted._replace(notes=[*notes, learned, *fitted.notes], **chosen)
+        fitted = fitted._replace(notes=[learned, *fitted.notes], **chosen)
+        if average is None:
+            return fitted
+        other, weight = contest.finalists[average[0].mean], average[1]
+        return averages.average(fitted, self._conditioned(task, contest, other, None, result), weight)
+
+    def _conditioned(
+        self, task: "tasks.Task", contest: "race.Race", trial: "race.Trial", num_shared: int | None, result: "FitResult"
+    ) -> "tasks.Fitted":
+        """Nearest rows at the hyperparameters of a trial, with all rows."""
+        near, rest = trial.candidate.neighbours, _rest(task, contest, trial.candidate.mean)
+        fitted = steps.condition_local(rest.task, trial.priors, near, self.local_scale, num_shared, result)
+        return fitted._replace(notes=[*rest.notes, *fitted.notes], trees=rest.trees)
+
+    def _average(
+        self, task: "tasks.Task", contest: "race.Race", winner: "race.Trial", method: str
+    ) -> "tuple[race.Candidate, float] | None":
+        """The model of the other mean, and its weight, if the average of both predicts held-out rows better."""
+        other = contest.other(winner)
+        if other is None or method == "opt" or contest.interrupted or not _in_time(task):
+            return None
+        score, began = winner.score, time.perf_counter()
+        if method == "hybrid":
+            try:
+                train = contest.learning(winner.candidate.mean)
+                num_shared = steps.number_of_actions(self.n_actions, train)
+                shared = steps.constant_actions(winner.priors[0].kernel, train.X, num_shared, train.seed)
+                score = contest.with_shared(winner, shared)
+            except KeyboardInterrupt:
+                contest.interrupted = True
+                return None
+        found = race.best_average(score, other.score)
+        words = race.average_words(winner.candidate, other.candidate, found.weight)
+        outcome, seconds = "better" if found.gain.is_clear else "not better", time.perf_counter() - began
+        contest.tried.append(race.record(words, found.score, found.gain, winner.num_steps, seconds, outcome))
+        return (other.candidate, found.weight) if found.gain.is_clear else None
 
     def _shared(
         self, task: "tasks.Task", num_actions: int, contest: "race.Race", winner: "race.Trial"
@@ -210,6 +244,7 @@ class _Contest:
             best = self._challenge(best, candidate)
         if isinstance(self.recipe.n_neighbors, str):
             best = self._more_neighbours(best)
+        self.race.finalists[best.candidate.mean] = best
         return best
 
     def _means_and_starts(self) -> "race.Trial":
@@ -236,7 +271,7 @@ class _Contest:
             if holder is not None and self.race.difference(holder, best).is_far:
                 self.race.note(best, holder, f"far behind after {best.num_steps:,} steps")
                 continue
-            best = _resumed(self.race, best, self.effort.more_steps)
+            best = self.race.finalists[mean] = _resumed(self.race, best, self.effort.more_steps)
             if holder is None:
                 self.race.note(best, None, "first")
                 holder = best
@@ -350,32 +385,66 @@ class _Contest:
 def _on_all_rows(
     parts: "steps.Parts", screened: "race.Race", winner: "race.Trial", effort: Effort, local_scale: Any
 ) -> "tuple[race.Race, race.Trial]":
-    """The winner on all rows to learn from; where trees won, also without them: more rows may need them less.
+    """The winner on all rows to learn from; beside it the other mean, if the average of both was better.
 
-    The winner as it is if Ctrl-C ends that before it has a score.
+    Where trees won, they must prove themselves again, because more rows may need them less. The winner as it is if
+    Ctrl-C ends that before it has a score.
     """
     if screened.interrupted:
         return screened, winner
     contest, num_rows = race.Race(parts, local_scale), f"on all {parts.train.num_rows:,} rows"
     contest.tried = screened.tried
+    num_steps = max(1, _allowed(parts.train, None, effort.last_steps))
     try:
-        trial = contest.start(winner.candidate, max(1, _allowed(parts.train, None, effort.last_steps)), like=winner)
+        trial = contest.start(winner.candidate, num_steps, like=winner)
     except KeyboardInterrupt:
         screened.interrupted = True
         return screened, winner
     contest.note(trial, None, num_rows)
-    is_open = parts.train.mean == "auto" and trial.candidate.mean == "trees" and not contest.interrupted
-    if not is_open or not _in_time(parts.train):
+    contest.finalists[trial.candidate.mean] = trial
+    other, has_trees = screened.other(winner), trial.candidate.mean == "trees"
+    if other is None or contest.interrupted or not _in_time(parts.train):
         return contest, trial
-    plain = replace(trial.candidate, mean="zero", start=1.0)
+    if not has_trees and not race.best_average(winner.score, other.score).gain.is_clear:
+        return contest, trial
     try:
-        simpler = contest.start(plain, max(1, _allowed(parts.train, None, effort.first_steps + effort.more_steps)))
+        second = contest.start(other.candidate, num_steps, like=other)
     except KeyboardInterrupt:
         contest.interrupted = True
         return contest, trial
-    needed = contest.difference(trial, simpler).is_clear
-    contest.note(simpler, trial, f"{num_rows}: {'not better' if needed else 'as good without trees'}")
-    return contest, trial if needed else simpler
+    contest.finalists[second.candidate.mean] = second
+    stays = not has_trees or contest.difference(trial, second).is_clear
+    contest.note(second, trial, f"{num_rows}: {'not better' if stays else 'as good without trees'}")
+    return contest, trial if stays else second
+
+
+def _trained_exact(task: "tasks.Task", model: "exact_choice.Model", trees: "OutOfFold | None") -> "tasks.Fitted":
+    """Exact inference with one of the models that were compared; each has a folder of its own for checkpoints."""
+    mean, folder = model.candidate.mean, None if task.folder is None else task.folder / model.candidate.mean
+    fitted = Exact().train(replace(model.learned, folder=folder))
+    if mean == "zero" or trees is None:
+        return fitted
+    return fitted._replace(trees=trees.trees, notes=[means.words_of(trees, task), *fitted.notes])
+
+
+class _Rest(NamedTuple):
+    """What a prior mean leaves of a task."""
+
+    task: "tasks.Task"
+    trees: "Trees | None"
+    notes: list[str]
+
+
+def _rest(task: "tasks.Task", contest: "race.Race", mean: "race.Mean") -> _Rest:
+    """The whole task without what the mean explains: out of fold at rows that trees have seen."""
+    if mean == "zero":
+        return _Rest(task, None, [])
+    found = contest.trees
+    assert found is not None
+    values, learned = np.empty(tuple(task.y.shape)), contest.parts.rows.cpu().numpy()
+    others = np.setdiff1d(np.arange(task.num_rows), learned)
+    values[learned], values[others] = found.mean, found.trees.mean(task.inputs[others])
+    return _Rest(task.without_mean(values), found.trees, [means.words_of(found, contest.parts.train)])
 
 
 def _few_rows(parts: "steps.Parts", most: int) -> "steps.Parts":

@@ -14,7 +14,7 @@ from cagp.methods import CholeskyGP, Several
 from cagp.prior import GP, GaussianNoise
 from cagp.quantities import seconds_of
 from cagp.recipes import means
-from cagp.recipes.race import Candidate, Mean, Score, difference, left_out, record
+from cagp.recipes.race import Candidate, Mean, Score, average_words, best_average, difference, left_out, record
 from cagp.recipes.task import Task
 from cagp.training import FitResult
 from cagp.trees import OutOfFold
@@ -29,11 +29,18 @@ LEAST_TIME = 0.5
 """The share of ``max_time`` that must be left for a further model to be tried."""
 
 
-class Choice(NamedTuple):
-    """A kernel, a mean, and what was compared."""
+class Model(NamedTuple):
+    """A kernel and a mean, and the task they leave: with hyperparameters that some of its rows taught."""
 
     candidate: Candidate
-    task: Task  # with the kernel, at what was learned of it, and what the mean leaves of the targets
+    learned: Task  # what the mean leaves of the targets, with the kernel
+
+
+class Choice(NamedTuple):
+    """The best model, what it may be averaged with, and what was compared."""
+
+    best: Model
+    average: tuple[Model, float] | None  # a second model and its weight, if the average of the two is better
     trees: OutOfFold | None
     tried: list[dict[str, Any]]
     interrupted: bool = False  # by Ctrl-C, before all were compared: the task then allows one step
@@ -55,15 +62,15 @@ def choose_exact(task: Task, kernels: tuple[str, ...], trees: bool) -> Choice:
     first = [Candidate(own, mean) for mean in get_args(Mean) if possible[mean]]
     contest = _Contest(task)
     if len(first) == 1 and not others:
-        return Choice(first[0], contest.rest(first[0].mean), contest.trees, [])
+        return Choice(Model(first[0], contest.rest(first[0].mean)), None, contest.trees, [])
     for candidate in first:
         contest.challenge(candidate)
     for name in others:
         contest.challenge(replace(contest.best.candidate, kernel=name))
     best = contest.best
     learned = replace(best.learned, max_epochs=1) if contest.interrupted else best.learned
-    found = contest.trees if best.candidate.mean == "trees" else None
-    return Choice(best.candidate, learned, found, contest.tried, contest.interrupted)
+    chosen = Model(best.candidate, learned)
+    return Choice(chosen, contest.average(), contest.trees, contest.tried, contest.interrupted)
 
 
 class _Trial(NamedTuple):
@@ -83,6 +90,7 @@ class _Contest:
         self.interrupted = False
         self.tried: list[dict[str, Any]] = []
         self._best: _Trial | None = None
+        self._first: dict[Mean, _Trial] = {}  # of each mean
 
     @property
     def best(self) -> _Trial:
@@ -99,11 +107,10 @@ class _Contest:
 
     def challenge(self, candidate: Candidate) -> None:
         """Try a candidate, and keep it if it is better than the best so far; after Ctrl-C, nothing further is tried."""
-        task = self.task
         if self.interrupted:
             self.tried.append(left_out(candidate, "the fit was interrupted"))
             return
-        if self._best is not None and task.time_left() < LEAST_TIME * seconds_of(task.max_time) < math.inf:
+        if self._best is not None and self._is_late:
             self.tried.append(left_out(candidate, "the time limit"))
             return
         start = time.perf_counter()
@@ -121,11 +128,28 @@ class _Contest:
         else:
             gained = difference(trial.score, self._best.score)
             outcome = "better" if gained.is_clear else "not better"
-        self.tried.append(
-            record(candidate, trial.score, gained, len(result.steps), time.perf_counter() - start, outcome)
-        )
+        self._first.setdefault(candidate.mean, trial)
+        spent = time.perf_counter() - start
+        self.tried.append(record(candidate.words, trial.score, gained, len(result.steps), spent, outcome))
         if outcome != "not better":
             self._best = trial
+
+    def average(self) -> tuple[Model, float] | None:
+        """A model of the other mean, and its weight, if the average of it and the best one is better."""
+        best = self.best
+        other = next((trial for mean, trial in self._first.items() if mean != best.candidate.mean), None)
+        if other is None or self.interrupted or self._is_late:
+            return None
+        found = best_average(best.score, other.score)
+        words = average_words(best.candidate, other.candidate, found.weight)
+        outcome = "better" if found.gain.is_clear else "not better"
+        self.tried.append(record(words, found.score, found.gain, 0, 0.0, outcome))
+        return (Model(other.candidate, other.learned), found.weight) if found.gain.is_clear else None
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether too little of ``max_time`` is left for another model."""
+        return self.task.time_left() < LEAST_TIME * seconds_of(self.task.max_time) < math.inf
 
 
 def _tried(candidate: Candidate, task: Task) -> tuple[_Trial, FitResult]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,14 +64,16 @@ def words_of(found: "trees.OutOfFold", task: "tasks.Task") -> str:
     )
 
 
-def state_of(found: "trees.Trees") -> dict[str, list[list["torch.Tensor"]]]:
+def state_of(found: "trees.Trees") -> dict[str, Any]:
     """Trees as tensors of bytes, for a file."""
-    return {"models": [[torch.tensor(list(text.encode()), dtype=torch.uint8) for text in m] for m in found.texts]}
+    models = [[torch.tensor(list(text.encode()), dtype=torch.uint8) for text in m] for m in found.texts]
+    return {"models": models, "shares": list(found.shares)}
 
 
-def trees_from_state(state: dict[str, list[list["torch.Tensor"]]]) -> "trees.Trees":
-    """The inverse of ``state_of``."""
-    return trees.Trees([[bytes(text.numpy()).decode() for text in models] for models in state["models"]])
+def trees_from_state(state: dict[str, Any]) -> "trees.Trees":
+    """The inverse of ``state_of``; older files have no shares."""
+    models = [[bytes(text.numpy()).decode() for text in models] for models in state["models"]]
+    return trees.Trees(models, state.get("shares"))
 
 
 def _read(path: Path) -> "trees.OutOfFold":

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cagp import kernel_registry, metrics, trees
+from cagp.actions import BlockActions
 from cagp.kernels import Kernel, Scale, Stationary, entry_of
 from cagp.methods import CaGPLocal, Several
 from cagp.prior import GP, GaussianNoise
@@ -65,17 +66,60 @@ class Candidate:
 
 
 class Score(NamedTuple):
-    """How well held-out rows are predicted: means over the targets for each row."""
+    """How well held-out rows are predicted: means over the targets for each row, and what they follow from."""
 
     nll: Tensor
     crps: Tensor
     square: Tensor  # of the error of the mean
+    error: Tensor  # (q, n), of each target
+    variance: Tensor  # (q, n)
 
     @classmethod
     def of(cls, targets: Iterable[tuple[Tensor, Tensor, Tensor]]) -> "Score":
         """The score of actual values, means and variances of each target."""
-        rows = [(metrics.row_nll(*t), metrics.row_crps(*t), (t[0] - t[1]).double().square()) for t in targets]
-        return cls(*(torch.stack(part).mean(0) for part in zip(*rows, strict=True)))
+        columns = [((y - mean).double(), variance.double()) for y, mean, variance in targets]
+        return cls._of_errors(*(torch.stack(part) for part in zip(*columns, strict=True)))
+
+    @classmethod
+    def average(cls, first: "Score", second: "Score", weight: float) -> "Score":
+        """The score of an average of two models, ``weight`` is that of the second; see ``AveragedPosterior``."""
+        pairs = (first.error, second.error), (first.variance, second.variance)
+        return cls._of_errors(*((1 - weight) * one + weight * other for one, other in pairs))
+
+    @classmethod
+    def _of_errors(cls, error: Tensor, variance: Tensor) -> "Score":
+        rows = (
+            error.reshape(-1),
+            torch.zeros(error.numel(), dtype=error.dtype, device=error.device),
+            variance.reshape(-1),
+        )
+        parts = metrics.row_nll(*rows), metrics.row_crps(*rows), error.square()
+        nll, crps, square = (part.view_as(error).mean(0) for part in parts)
+        return cls(nll, crps, square, error, variance)
+
+
+WEIGHTS = (0.25, 0.5, 0.75)
+"""Weights of the second model that an average of two is tried with."""
+
+
+class Average(NamedTuple):
+    """A model beside the best one, and its weight in the average of the two."""
+
+    weight: float
+    score: Score
+    gain: "Difference"  # over the best one alone
+
+
+def best_average(best: Score, other: Score) -> Average:
+    """The average of two models that predicts held-out rows best."""
+    found = {weight: Score.average(best, other, weight) for weight in WEIGHTS}
+    weight = max(found, key=lambda weight: difference(found[weight], best).gain)
+    return Average(weight, found[weight], difference(found[weight], best))
+
+
+def average_words(best: "Candidate", other: "Candidate", weight: float) -> str:
+    """The average of two models, in words."""
+    return f"{1 - weight:.0%} {best.words} and {weight:.0%} {other.words}"
 
 
 REFRESH_AT = (30,)
@@ -150,6 +194,7 @@ class Race:
         self.tried: list[dict[str, Any]] = []
         self.interrupted = False  # by Ctrl-C: nothing further is tried then
         self.trees_at_held_out: np.ndarray | None = None
+        self.finalists: dict[Mean, Trial] = {}  # the best trial of each mean that was not far behind
 
     # ---- what is left of the targets ----
 
@@ -178,6 +223,10 @@ class Race:
         found = trees.quick_prediction(train.inputs, means.as_array(train.y), held_out.inputs, **options)
         error = np.square(means.as_array(held_out.y) - found).mean() ** 0.5
         return bool(error > TREES_BEHIND * float(holder.score.square.mean()) ** 0.5)
+
+    def other(self, trial: Trial) -> Trial | None:
+        """The best trial of the other mean; None if it was not tried, or was far behind."""
+        return next((found for mean, found in self.finalists.items() if mean != trial.candidate.mean), None)
 
     # ---- trials ----
 
@@ -242,9 +291,13 @@ class Race:
         spent = seconds + time.perf_counter() - began
         return Trial(candidate, methods, [*before, result], score, spent, task.num_rows)
 
+    def with_shared(self, trial: Trial, shared: BlockActions) -> Score:
+        """The score of a trial whose test points also share actions."""
+        return self._score(trial.candidate, self.learning(trial.candidate.mean), trial.priors, shared)
+
     @torch.no_grad()
-    def _score(self, candidate: Candidate, train: Task, priors: list[GP]) -> Score:
-        methods = steps.local_methods(train, priors, candidate.neighbours, self.local_scale)
+    def _score(self, candidate: Candidate, train: Task, priors: list[GP], shared: BlockActions | None = None) -> Score:
+        methods = steps.local_methods(train, priors, candidate.neighbours, self.local_scale, shared)
         if self.local_scale == "auto":
             methods, _ = steps.with_local_scales(methods, replace(train, max_time=None), SCALE_ROWS)
         held_out, found = self.judging(candidate.mean), []
@@ -262,15 +315,15 @@ class Race:
     def note(self, trial: Trial, against: Trial | None, outcome: str) -> None:
         """Add a trial to what was tried."""
         found = None if against is None else self.difference(trial, against)
-        self.tried.append(record(trial.candidate, trial.score, found, trial.num_steps, trial.seconds, outcome))
+        self.tried.append(record(trial.candidate.words, trial.score, found, trial.num_steps, trial.seconds, outcome))
 
 
 def record(
-    candidate: Candidate, score: Score, found: Difference | None, num_steps: int, seconds: float, outcome: str
+    words: str, score: Score, found: Difference | None, num_steps: int, seconds: float, outcome: str
 ) -> dict[str, Any]:
     """A model that was tried, as plain values."""
     return {
-        "model": candidate.words,
+        "model": words,
         "nll": float(score.nll.mean()),
         "crps": float(score.crps.mean()),
         "gain": None if found is None else found.gain,
