@@ -6,13 +6,14 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from cli_problems import NUM_ROWS, houses, usage_error
 
 import cagp
+from cagp import metrics
 from cagp.cli import compare, main
 from cagp.cli.evaluate import Sample
 from cagp.data import split
-from cagp.report.targets import scores
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_evaluate_measures_in_pieces_what_metrics_measure_at_once(folder, new, t
     for j, name in enumerate(("price", "rent")):
         known = new[name].notna().to_numpy()  # a row counts for the targets it has
         assert known.sum() == {"price": 22, "rent": 37}[name]
-        expected = scores(new[name].to_numpy()[known], mean[known, j], std[known, j])
+        expected = metrics.scores(*map(torch.tensor, (new[name].to_numpy()[known], mean[known, j], std[known, j] ** 2)))
         assert record["metrics"][name]["model"] == pytest.approx(expected._asdict(), rel=1e-9)
 
     new["rent"] = new["rent"].astype(object)
@@ -242,7 +243,8 @@ def test_compare_measures_each_method_and_a_failure_is_a_row(folder, tmp_path, c
     inputs = ["area", "city", "built"]
     model.fit(train[inputs], train["price"])
     mean, std = model.predict(test[inputs], return_std=True)
-    assert by_name["exact"]["nll"] == pytest.approx(scores(test["price"].to_numpy(), mean, std).nll)
+    expected = metrics.scores(*map(torch.tensor, (test["price"].to_numpy(dtype=float), mean, std**2)))
+    assert by_name["exact"]["nll"] == pytest.approx(expected.nll)
     assert by_name["sgpr"]["fit_s"] > 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(compare, "regressor", regressor)

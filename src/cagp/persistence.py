@@ -297,11 +297,6 @@ def posterior_from_state(state: State, kernel: Kernel | None = None) -> Posterio
         return READERS[name](state, prior, X, _count(state, "max_bytes"))
 
 
-def rows_stored(posterior: Posterior) -> int:
-    """The number of inputs a posterior holds: training rows, rows with weight in an action, or inducing points."""
-    return posterior.X.shape[0]
-
-
 Rows = Callable[[Tensor, str], Tensor]
 
 

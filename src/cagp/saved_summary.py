@@ -87,10 +87,11 @@ def _components(posterior: State) -> list[State]:
 
 def _guarantee(posteriors: list[State], on_log_scale: bool) -> str:
     """What ``guarantee_`` of the loaded model says, also for files whose fit report does not say it."""
+    is_average = any("components" in posterior for posterior in posteriors)
     posteriors = [component for posterior in posteriors for component in _components(posterior)]
     scaled = any(posterior.get("local_scale") is not None for posterior in posteriors)
     inducing = any(posterior["class"] == "InducingPosterior" for posterior in posteriors)
-    return guarantee_words(not scaled and not inducing, scaled, on_log_scale)
+    return guarantee_words(not scaled and not inducing, scaled, on_log_scale, is_average)
 
 
 def _targets(state: State) -> list[dict[str, Any]]:

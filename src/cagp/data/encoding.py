@@ -133,11 +133,6 @@ class Encoder:
         """The positions of the columns of levels in ``codes``."""
         return tuple(j for j, column in enumerate(self._columns) if column.kind == LEVELS)
 
-    @property
-    def owners(self) -> tuple[int, ...]:
-        """The position in ``codes`` of the column that each column of ``transform`` comes from."""
-        return tuple(j for j, column in enumerate(self._columns) for _ in column.names_out)
-
     def transform(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n p"]:
         """The rows of ``X`` as inputs of a Gaussian process: ``expand(codes(X))``.
 

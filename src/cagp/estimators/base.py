@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +13,28 @@ import torch
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from cagp import metrics, notices
+from cagp import notices
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
-from cagp.estimators.conformal import conformal_factors
+from cagp.estimators import answers, learned
 from cagp.estimators.predictive import Predictive
 from cagp.estimators.saved import save_model
 from cagp.estimators.several_targets import train_targets
-from cagp.estimators.target_choice import NO_NOISE, choose_transforms
-from cagp.estimators.tasks import check_parameters, seed_of
-from cagp.estimators.units import EncodedTable, Points, Quantity, Units, as_array, known_variances
+from cagp.estimators.target_choice import choose_transforms
+from cagp.estimators.tasks import check_parameters, refuse_keywords, seed_of
+from cagp.estimators.units import EncodedTable, Quantity, Units
 from cagp.estimators.variances import noise_deviations, variance_parts
-from cagp.kernel_summary import kernel_parts
 from cagp.kernels import Kernel
 from cagp.lazy import lazy_module
 from cagp.memory import peak_memory
-from cagp.methods.common import lengthscale_of
 from cagp.metrics import Calibration
-from cagp.persistence import prior_state
-from cagp.posteriors import LocalPosterior, Posterior
-from cagp.prior import GaussianNoise
+from cagp.posteriors import Posterior
 from cagp.quantities import size
-from cagp.recipes import Recipe, guarantee_words
+from cagp.recipes import Recipe
 from cagp.training import FitResult
 from cagp.trees import Trees
 
 report_page: Any = lazy_module("cagp.report")  # it draws, and comes above this layer
-
-COVARIANCE_ROWS = 20_000
-"""Joint answers are for at most this many test points."""
 
 
 class GPRegressor(RegressorMixin, BaseEstimator, ABC):
@@ -138,20 +130,15 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             unknown: nothing else is accepted. For weights, pass ``sample_noise=variance / weight``.
         """
         if unknown:
-            _refuse(unknown)
+            refuse_keywords(unknown)
         began = time.perf_counter()
         check_parameters(self)
         recipe = self._recipe()
         if y is None:
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
         units, rows = Units.learn(X, y, sample_noise, self.categories)
-        notes = []
-        if rows.num_missing:
-            total = len(rows.inputs) + rows.num_missing
-            which = "target is missing" if units.num_targets == 1 else "targets are all missing"
-            notes.append(f"Left out {rows.num_missing:,} of {total:,} rows, whose {which}.")
-        missing = units.encoder.missing_words(rows.inputs)
-        notes += [] if missing is None else [missing]
+        missing = rows.missing_words(), units.encoder.missing_words(rows.inputs)
+        notes = [words for words in missing if words is not None]
         with notices.collected() as warned:
             units, rows, scales = choose_transforms(self, recipe, units, rows, seed_of(self.random_state))
             trained = train_targets(self, recipe, units, rows, began)
@@ -214,15 +201,16 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             raise ValueError("At most one of return_std, return_cov and return_components can be requested.")
         if return_components and not noise:
             raise ValueError('return_components gives the noise as a part: leave noise=False out and read "noise".')
-        points = self._points(X)
-        known = self._known(sample_noise, points, noise)
+        points = answers.points_of(self, X)
+        known = answers.known_noise(self, sample_noise, points, noise)
         answer = self.units_.answer
         if return_std:
-            found = self._predictive(points, known, noise)
+            found = answers.predictive(self, points, known, noise)
             return answer(found.mean(), points), answer(found.std(), points)
-        mean = self._mean(points, known, noise)
+        mean = answers.mean(self, points, known, noise)
         if return_cov:
-            return answer(mean, points), answer(self._covariance(points, known, noise, mean), points, 2, squared=True)
+            joint = answers.covariance(self, points, known, noise, mean)
+            return answer(mean, points), answer(joint, points, 2, squared=True)
         if return_components:
             parts, kind = variance_parts(self, points, known, mean)
             shown = {name: answer(part, points, squared=True) for name, part in parts.items()}
@@ -231,17 +219,17 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     def predictive(self, X: Any, sample_noise: Any = None) -> Predictive:
         """The distribution of a new observation of every target at every row, as arrays of rows by targets."""
-        points = self._points(X)
-        return self._predictive(points, self._known(sample_noise, points))
+        points = answers.points_of(self, X)
+        return answers.predictive(self, points, answers.known_noise(self, sample_noise, points))
 
     def prior_mean(self, X: Any) -> Any:
         """The prior mean at each row, in the unit of the targets: what trees predict, or a constant without them.
 
         On a log scale it is the median that the prior mean of the logarithm stands for.
         """
-        points = self._points(X)
-        values = self.units_.restore(points.average(self._prior_mean(points.inputs)), Quantity.VALUE)
-        return self.units_.answer(self._inverse(values), points)
+        points = answers.points_of(self, X)
+        values = self.units_.restore(points.average(answers.prior_mean(self, points.inputs)), Quantity.VALUE)
+        return self.units_.answer(self.units_.inverse(values), points)
 
     def predict_interval(
         self,
@@ -263,25 +251,10 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 hold a new row with at least probability ``level`` if it is exchangeable with these rows; see
                 docs/uncertainty.md.
         """
-        if not isinstance(level, Real) or not 0 < level < 1:
-            raise ValueError(
-                f"level is {level!r}, expected one probability between 0 and 1, e.g. 0.95; for several, use "
-                "predict_quantiles."
-            )
-        if method not in ("model", "conformal"):
-            raise ValueError(f'method is {method!r}, expected "model" or "conformal".')
-        if method == "model":
-            if calibration is not None:
-                raise ValueError('calibration is for method="conformal"; remove it or ask for that method.')
-            quantiles = self.predict_quantiles(X, [0.5 - level / 2, 0.5 + level / 2], sample_noise, noise)
-            return quantiles[..., 0], quantiles[..., 1]
-        if not noise:
-            raise ValueError("conformal intervals are of new observations; noise=False asks for the function.")
-        points = self._points(X)
-        found = self._predictive(points, self._known(sample_noise, points))
-        factors = conformal_factors(self, float(level), calibration)
-        ends = found.at(factors[:, None] * np.array([-1.0, 1.0]))
-        return self.units_.answer(ends[..., 0], points), self.units_.answer(ends[..., 1], points)
+        points = answers.points_of(self, X)
+        known = answers.known_noise(self, sample_noise, points, noise)
+        low, high = answers.interval(self, points, level, known, noise, method, calibration)
+        return self.units_.answer(low, points), self.units_.answer(high, points)
 
     def predict_quantiles(
         self,
@@ -294,14 +267,9 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
         With ``noise=False``, quantiles of the function.
         """
-        try:
-            wanted = np.asarray(quantiles, dtype=float)
-        except (TypeError, ValueError):
-            wanted = np.empty(0)
-        if wanted.ndim > 1 or wanted.size == 0 or not ((wanted > 0) & (wanted < 1)).all():
-            raise ValueError(f"quantiles are {quantiles!r}, expected probabilities between 0 and 1.")
-        points = self._points(X)
-        found = self._predictive(points, self._known(sample_noise, points, noise), noise)
+        wanted = answers.probabilities(quantiles)
+        points = answers.points_of(self, X)
+        found = answers.predictive(self, points, answers.known_noise(self, sample_noise, points, noise), noise)
         found = self.units_.answer(found.quantiles(np.atleast_1d(wanted).tolist()), points)
         return found if wanted.ndim else found[..., 0]
 
@@ -309,39 +277,25 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         self, X: Any, n_samples: int = 1, random_state: Any = 0, sample_noise: Any = None, noise: bool = True
     ) -> Any:
         """Joint draws of new observations, in the last axis; with ``noise=False``, of the function."""
-        points = self._points(X)
-        self._check_joint(len(points.inputs))
-        known = self._known(sample_noise, points, noise)
-        seed = seed_of(random_state)
-        generator = torch.Generator().manual_seed(seed)
-        draws = []
-        for j, posterior in enumerate(self.posteriors_):
-            Z = self.units_.standard(points.inputs, posterior)
-            row_noise = self.units_.standard_noise(known, j, slice(None), Z)
-            draws.append(
-                as_array(posterior.sample(Z, n_samples, noise=noise, row_noise=row_noise, generator=generator).mT)
-            )
-        values = np.stack(draws, 1) + self._prior_mean(points.inputs)[:, :, None]
-        values = self.units_.restore(points.choose(values, np.random.default_rng(seed)), Quantity.VALUE)
-        return self.units_.answer(self._inverse(values), points)
+        points = answers.points_of(self, X)
+        known = answers.known_noise(self, sample_noise, points, noise)
+        return self.units_.answer(answers.samples(self, points, n_samples, random_state, known, noise), points)
 
     def log_predictive_density(self, X: Any, y: Any, sample_noise: Any = None) -> Any:
         """log p(y | X) of each row, in nats; higher is better. With several targets, a column for each."""
-        points = self._points(X)
+        points = answers.points_of(self, X)
         values = self.units_.observed(points, y)
-        found = self._predictive(points, self._known(sample_noise, points))
+        found = answers.predictive(self, points, answers.known_noise(self, sample_noise, points))
         return self.units_.answer(found.log_density(values), points)
 
     def calibration(
         self, X: Any, y: Any, levels: Sequence[float] | None = None, sample_noise: Any = None
     ) -> Calibration:
         """Promised and observed coverage of central intervals, over all rows and targets."""
-        points = self._points(X)
+        points = answers.points_of(self, X)
         values = self.units_.observed(points, y)
-        found = self._predictive(points, self._known(sample_noise, points))
-        error = torch.from_numpy(found.standardized(values)).reshape(-1)
-        standard = torch.zeros_like(error), torch.ones_like(error)
-        return metrics.calibration(error, *standard, levels=19 if levels is None else levels)
+        found = answers.predictive(self, points, answers.known_noise(self, sample_noise, points))
+        return answers.calibration(found, values, levels)
 
     # ---- what was learned ----
 
@@ -367,9 +321,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def guarantee_(self) -> str:
         """What holds for the variance of the function at a test point, in one sentence."""
         check_is_fitted(self, "posteriors_")
-        scaled = any(isinstance(p, LocalPosterior) and p.local_scale is not None for p in self.posteriors_)
-        never_below = all(posterior.never_below_exact for posterior in self.posteriors_)
-        return guarantee_words(never_below, scaled, self._has_log)
+        return learned.guarantee(self)
 
     @property
     def lengthscales_(self) -> np.ndarray:
@@ -378,31 +330,26 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         Of a sum or product it is that of the first part that has one; ``kernel_parts_`` has all.
         """
         check_is_fitted(self, "posteriors_")
-        found = lengthscale_of(self.posteriors_[0].prior.kernel)
-        values = np.full(len(self.feature_names_out_), np.nan) if found is None else found.cpu().numpy()
-        return np.where(np.isfinite(values), values, np.nan)
+        return learned.lengthscales(self)
 
     @property
     def kernel_parts_(self) -> list[dict[str, Any]]:
         """Every part of the kernel, what it sees and what it learned; as plain values (docs/own-kernels.md)."""
         check_is_fitted(self, "posteriors_")
-        state = prior_state(self.posteriors_[0].prior)["kernel"]
-        return kernel_parts(_arrays(state), self.feature_names_out_.tolist(), self.scaler_.input_std.numpy())
+        return learned.parts_of_kernel(self)
 
     @property
     def noise_std_(self) -> np.ndarray:
         """The learned standard deviation of the noise of each target, in its unit; of its logarithm on a log scale."""
         check_is_fitted(self, "posteriors_")
-        noises = (p.prior.noise for p in self.posteriors_)
-        variances = [float(n.noise.detach()) if isinstance(n, GaussianNoise) else 0.0 for n in noises]
-        return self.units_.restore(np.sqrt(variances), Quantity.DEVIATION, axis=0)
+        return learned.noise_std(self)
 
     def noise_std(self, X: Any) -> Any:
         """The standard deviation of the noise at each row, in the unit of the target.
 
         It is ``noise_std_``, unless error bars follow a local scale or the target is fitted on a log scale.
         """
-        points = self._points(X)
+        points = answers.points_of(self, X)
         return self.units_.answer(noise_deviations(self, points), points)
 
     @property
@@ -457,107 +404,3 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         check_is_fitted(self, "posteriors_")
         X = self.encoder_.typed(X)
         return report_page.write_report(self, X, y, path, title=title, sample_noise=sample_noise)
-
-    # ---- inside ----
-
-    def _points(self, X: Any) -> Points:
-        check_is_fitted(self, "posteriors_")
-        if not isinstance(X, EncodedTable) and getattr(X, "ndim", 2) == 2:  # for others the encoder has better words
-            validate_data(self, X, skip_check_array=True, reset=False)
-        return self.units_.points(X)
-
-    def _known(self, sample_noise: Any, points: Points, noise: bool = True) -> np.ndarray | None:
-        if sample_noise is not None and not noise:
-            raise ValueError("sample_noise is given with noise=False, which leaves all noise out; remove one of them.")
-        if sample_noise is not None and self._has_log:
-            raise ValueError(NO_NOISE)
-        known = known_variances(sample_noise, (points.num_rows, self.n_outputs_))
-        return None if known is None else known[points.rows]
-
-    def _tiles(self, points: Points):
-        return self.units_.tiles(points, self.posteriors_[0], bool(self.verbose))
-
-    @property
-    def _has_log(self) -> bool:
-        return any(name == "log" for name in self.target_transforms_)
-
-    def _prior_mean(self, inputs: np.ndarray) -> np.ndarray:
-        """What the trees predict at some rows, (n, q), in standard units; the posteriors are of what they leave."""
-        return np.zeros((len(inputs), self.n_outputs_)) if self.trees_ is None else self.trees_.mean(inputs)
-
-    def _inverse(self, values: np.ndarray) -> np.ndarray:
-        """Values on the scales of the fit, (n, q, ...), in the units of the targets."""
-        return np.stack([t.inverse(values[:, j]) for j, t in enumerate(self.units_.transforms)], 1)
-
-    def _mean(self, points: Points, known: np.ndarray | None = None, noise: bool = True) -> np.ndarray:
-        """The mean at each point, (n, q), in the units of the targets; on a log scale it depends on the variance."""
-        if self._has_log:
-            return self._predictive(points, known, noise).mean()
-        mean = np.empty((len(points.inputs), self.n_outputs_))
-        for rows, Z in self._tiles(points):
-            prior_mean = self._prior_mean(points.inputs[rows])
-            for j, posterior in enumerate(self.posteriors_):
-                mean[rows, j] = as_array(posterior.mean(Z.to(posterior.X))) + prior_mean[:, j]
-        return self.units_.restore(points.average(mean), Quantity.VALUE)
-
-    def _predictive(self, points: Points, known: np.ndarray | None, noise: bool = True) -> Predictive:
-        """The distributions of new observations, or of the function."""
-        return Predictive(*self._moments(points, known, noise), self.units_.transforms)
-
-    def _moments(self, points: Points, known: np.ndarray | None, noise: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation on the scale of the fit, of new observations or of the function, (n, q) each."""
-        mean, variance = np.empty((2, len(points.inputs), self.n_outputs_))
-        for rows, Z in self._tiles(points):
-            prior_mean = self._prior_mean(points.inputs[rows])
-            for j, posterior in enumerate(self.posteriors_):
-                own = Z.to(posterior.X)
-                row_noise = self.units_.standard_noise(known, j, rows, own)
-                found = posterior.predict(own, noise=noise, row_noise=row_noise)
-                mean[rows, j] = as_array(found.mean) + prior_mean[:, j]
-                variance[rows, j] = as_array(found.variance)
-        restore = self.units_.restore
-        std = np.sqrt(points.average(variance) + points.spread(mean))
-        return restore(points.average(mean), Quantity.VALUE), restore(std, Quantity.DEVIATION)
-
-    def _covariance(self, points: Points, known: np.ndarray | None, noise: bool, mean: np.ndarray) -> np.ndarray:
-        """Joint covariance, (n, n, q), of targets with this mean."""
-        self._check_joint(len(points.inputs))
-        parts = []
-        for j, posterior in enumerate(self.posteriors_):
-            Z = self.units_.standard(points.inputs, posterior)
-            row_noise = self.units_.standard_noise(known, j, slice(None), Z)
-            covariance = as_array(posterior.covariance(Z, noise=noise, row_noise=row_noise))
-            if points.has_stand_ins:
-                own = as_array(posterior.mean(Z)) + self._prior_mean(points.inputs)[:, j]
-                covariance = points.joint(covariance, own)
-            parts.append(covariance)
-        found = self.units_.restore(np.stack(parts, -1), Quantity.VARIANCE, axis=2)
-        transforms = enumerate(self.units_.transforms)
-        return np.stack([t.covariance(mean[:, j], found[..., j]) for j, t in transforms], -1)
-
-    def _check_joint(self, num_rows: int) -> None:
-        if num_rows > COVARIANCE_ROWS:
-            raise ValueError(
-                f"joint answers at {num_rows:,} rows would take {8 * num_rows**2 / 1e9:.0f} GB and more; the limit is "
-                f"{COVARIANCE_ROWS:,} rows. Use return_std, which treats each row alone, or pass fewer rows."
-            )
-
-
-def _arrays(state: Any) -> Any:
-    """A state with arrays instead of tensors."""
-    if isinstance(state, torch.Tensor):
-        return as_array(state)
-    if isinstance(state, dict):
-        return {name: _arrays(value) for name, value in state.items()}
-    return [_arrays(value) for value in state] if isinstance(state, list) else state
-
-
-def _refuse(unknown: dict[str, Any]) -> None:
-    name = next(iter(unknown))
-    hint = ""
-    if name == "sample_weight":
-        hint = (
-            ": a Gaussian process weighs rows by their noise. Pass sample_noise, the known noise variance of each row, "
-            "e.g. sample_noise=variance / weight"
-        )
-    raise TypeError(f"fit() got an unexpected keyword argument {name!r}{hint}.")

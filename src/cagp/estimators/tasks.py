@@ -192,6 +192,18 @@ def _structure(kernel: Kernel) -> list[Any]:
     return [type(part) for part in kernel.modules()] + sizes
 
 
+def refuse_keywords(unknown: dict[str, Any]) -> None:
+    """Raise TypeError for keywords that fit does not know, with what to pass instead."""
+    name = next(iter(unknown))
+    hint = ""
+    if name == "sample_weight":
+        hint = (
+            ": a Gaussian process weighs rows by their noise. Pass sample_noise, the known noise variance of each row, "
+            "e.g. sample_noise=variance / weight"
+        )
+    raise TypeError(f"fit() got an unexpected keyword argument {name!r}{hint}.")
+
+
 def seed_of(random_state: Any) -> int:
     """A seed from what scikit-learn calls a random state."""
     if isinstance(random_state, int | np.integer):

@@ -56,6 +56,13 @@ class TrainingRows(NamedTuple):
         """Whether rows have some targets but not all."""
         return bool(np.isnan(self.targets).any())
 
+    def missing_words(self) -> str | None:
+        """How many rows have no target, in one sentence; None where there are none."""
+        if not self.num_missing:
+            return None
+        which = "target is missing" if self.targets.shape[1] == 1 else "targets are all missing"
+        return f"Left out {self.num_missing:,} of {len(self.inputs) + self.num_missing:,} rows, whose {which}."
+
     def of_target(self, j: int) -> "TrainingRows":
         """The rows that have the j-th target, and this target alone."""
         known = ~np.isnan(self.targets[:, j])
@@ -180,6 +187,11 @@ class Units:
         """q."""
         return len(self.target_names)
 
+    @property
+    def has_log(self) -> bool:
+        """Whether a target is fitted on a log scale."""
+        return any(transform.name == "log" for transform in self.transforms)
+
     # ---- into standard units ----
 
     def points(self, X: Any) -> Points:
@@ -247,6 +259,10 @@ class Units:
         if quantity is Quantity.DEVIATION:
             return values * scale
         return values * scale + self.scaler.target_mean.numpy().reshape(shape)
+
+    def inverse(self, values: np.ndarray) -> np.ndarray:
+        """Values on the scales of the fit, (n, q, ...), in the units of the targets."""
+        return np.stack([t.inverse(values[:, j]) for j, t in enumerate(self.transforms)], 1)
 
     def answer(self, values: np.ndarray, points: Points, axis: int = 1, squared: bool = False) -> Any:
         """Numbers in the user's units as the user expects them: without an axis of targets where there was none.

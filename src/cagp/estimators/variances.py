@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cagp.diagnostics import KINDS, reference_for, variance_components
+from cagp.estimators import answers
 from cagp.estimators.units import Points, Quantity, as_array
 
 if TYPE_CHECKING:
@@ -17,15 +18,15 @@ PARTS = ("noise", "latent", "computational")
 def noise_deviations(model: "GPRegressor", points: Points) -> np.ndarray:
     """The standard deviation of the noise at each point, (n, q)."""
     std = np.tile(model.noise_std_, (len(points.inputs), 1))
-    for rows, Z in model._tiles(points):
+    for rows, Z in answers.tiles(model, points):
         for j, posterior in enumerate(model.posteriors_):
             scale = posterior.scale(Z.to(posterior.X))
             if scale is not None:
                 std[rows, j] *= np.sqrt(as_array(scale))
     noise = points.average(std**2)
-    if not model._has_log:
+    if not model.units_.has_log:
         return np.sqrt(noise) if points.has_stand_ins else std
-    found = model._predictive(points, None)
+    found = answers.predictive(model, points)
     parts = {"noise": noise, "latent": (found.scale**2 - noise).clip(0), "computational": np.zeros_like(noise)}
     return np.sqrt(_in_units(model, parts, found.mean())["noise"])
 
@@ -40,13 +41,13 @@ def variance_parts(
     for j, posterior in enumerate(model.posteriors_):
         reference = reference_for(posterior, model._row_noise[j], model.target_rows_[j])
         kinds.append(reference.kind)
-        for rows, Z in model._tiles(points):
+        for rows, Z in answers.tiles(model, points):
             found = variance_components(posterior, reference, Z.to(posterior.X))
             for name, part in parts.items():
                 part[rows, j] = as_array(getattr(found, name))
             if points.has_stand_ins:
                 means[rows, j] = as_array(posterior.mean(Z.to(posterior.X)))
-                means[rows, j] += model._prior_mean(points.inputs[rows])[:, j]
+                means[rows, j] += answers.prior_mean(model, points.inputs[rows])[:, j]
     parts = {name: points.average(values) for name, values in parts.items()}
     parts["latent"] = parts["latent"] + points.spread(means)
     parts = {name: model.units_.restore(values, Quantity.VARIANCE) for name, values in parts.items()}

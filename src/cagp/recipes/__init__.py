@@ -71,19 +71,21 @@ def users_of(option: str) -> list[str]:
     return [name for name, recipe in RECIPES.items() if option in {o.name for o in recipe.options()}]
 
 
-def guarantee_words(never_below_exact: bool, has_local_scale: bool, on_log_scale: bool = False) -> str:
+def guarantee_words(
+    never_below_exact: bool, has_local_scale: bool, on_log_scale: bool = False, is_average: bool = False
+) -> str:
     """What holds for the variance of a fitted model, in one sentence; for log targets, of their logarithm."""
-    if on_log_scale:
-        words = guarantee_words(never_below_exact, has_local_scale)
-        return words.replace("The variance", "On the scale of the fit, the variance", 1)
+    subject = "On the scale of the fit, the variance" if on_log_scale else "The variance"
+    exact = "that of the exact Gaussian process"
+    if is_average:
+        exact = "the average of the variances of the two exact Gaussian processes"
     if never_below_exact:
-        return "The variance is never below that of the exact Gaussian process with the same hyperparameters."
+        return f"{subject} is never below {exact} with the same hyperparameters."
     if has_local_scale:
         return (
-            "The variance can be below that of the exact Gaussian process, since error bars follow a local scale; "
-            "with local_scale=None it never is."
+            f"{subject} can be below {exact}, since error bars follow a local scale; with local_scale=None it never is."
         )
-    return "The variance can be below that of the exact Gaussian process with the same hyperparameters."
+    return f"{subject} can be below {exact} with the same hyperparameters."
 
 
 def tried_in_words(tried: list[dict[str, Any]]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 from cagp import limits
 from cagp.lazy import lazy_module
-from cagp.recipes.base import Recipe
+from cagp.recipes.base import REST_START, Recipe
 from cagp.recipes.checks import check_neighbours
 from cagp.recipes.exact import Exact
 from cagp.recipes.opt import started_at, train_opt
@@ -42,7 +42,7 @@ class Effort(NamedTuple):
     other_steps: int  # of other kernels and objectives, which start where the best one is
     last_steps: int  # of the winner
     starts: tuple[float, ...] = (1.0,)  # of the lengthscales, times those that the data suggest
-    tree_starts: tuple[float, ...] = (0.4,)  # what trees leave is rough
+    tree_starts: tuple[float, ...] = (REST_START,)
     kernels: tuple[str, ...] = ()  # beside Matérn 3/2
     more_neighbours: tuple[int, ...] = ()  # in predictions
     train_neighbours: tuple[int, ...] = ()  # in training and predictions
@@ -70,7 +70,7 @@ EFFORTS = {
         other_steps=150,
         last_steps=200,
         starts=(1.0, 0.4, 0.1),
-        tree_starts=(1.0, 0.4),
+        tree_starts=(1.0, REST_START),
         kernels=("matern12", "matern52", "rbf", "rational_quadratic"),
         more_neighbours=(128, 256),
         train_neighbours=(64, 128),

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 SMALL = 10_000
 """Up to this many rows, methods that use float32 for speed use float64."""
 
+REST_START = 0.4
+"""What a prior mean leaves is rough: it starts with lengthscales this many times those that the data suggest."""
+
 
 @dataclass(frozen=True)
 class Recipe(ABC):

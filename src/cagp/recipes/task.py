@@ -16,16 +16,13 @@ from cagp.methods import Several
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
 from cagp.quantities import seconds_of
+from cagp.recipes.base import REST_START
 from cagp.starting import start_from_data
 from cagp.training import FitResult, fit
 from cagp.trees import Trees
 
 NOISE_FLOORS = {torch.float32: 1e-6, torch.float64: 1e-9}
 """The smallest noise that each dtype resolves, in units of the targets' variance."""
-
-
-REST_START = 0.4
-"""What a prior mean leaves starts with lengthscales this many times those that the data suggest."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The columns of the user's table: what they hold, their values as numbers, and tables with one column replaced."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,12 +64,6 @@ def with_values_of(X: Table, place: int, donors: NDArray[np.intp], source: Table
     changed = X.reset_index(drop=True)
     changed.isetitem(place, source.iloc[donors, place].reset_index(drop=True))
     return changed
-
-
-def by_places(columns: Sequence[InputColumn], places: Sequence[int]) -> list[InputColumn]:
-    """The columns at these places of the table, in this order."""
-    found = {column.place: column for column in columns}
-    return [found[place] for place in places if place in found]
 
 
 def _column(X: Table, place: int, name: str) -> InputColumn:

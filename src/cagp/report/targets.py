@@ -54,12 +54,6 @@ def _target(
     return Target(name, j, y, mean, std, predicted.scores(j, y), constant.scores(j, y), normal, (low, high))
 
 
-def scores(y: Vector, mean: Vector, std: Vector) -> Scores:
-    """The metrics of normal predictions in the unit of the target, whatever that is."""
-    one = Predictive.from_moments(mean[:, None], std[:, None], ["identity"])
-    return one.scores(0, y)
-
-
 def calibration_of(target: Target) -> Calibration:
     """Nominal and observed coverage of the central intervals at 19 levels, the last of which is 95 %."""
     return metrics.calibration(*metrics.scaled(*target.normal)[:3])

@@ -1,0 +1,179 @@
+"""What a fitted regressor answers: its posteriors at test points, in the units of the targets."""
+
+from collections.abc import Iterator, Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from cagp import metrics
+from cagp.estimators.conformal import conformal_factors
+from cagp.estimators.predictive import Predictive
+from cagp.estimators.target_choice import NO_NOISE
+from cagp.estimators.tasks import seed_of
+from cagp.estimators.units import EncodedTable, Points, Quantity, Rows, as_array, known_variances
+from cagp.metrics import Calibration
+
+if TYPE_CHECKING:
+    from cagp.estimators.base import GPRegressor
+
+Known = Float[np.ndarray, "m q"] | None
+"""Known noise variances of the test points, in squared units of the targets."""
+
+COVARIANCE_ROWS = 20_000
+"""Joint answers are for at most this many test points."""
+
+
+# ---- what was asked ----
+
+
+def points_of(model: "GPRegressor", X: Any) -> Points:
+    """The rows of a table as test points."""
+    check_is_fitted(model, "posteriors_")
+    if not isinstance(X, EncodedTable) and getattr(X, "ndim", 2) == 2:  # for others the encoder has better words
+        validate_data(model, X, skip_check_array=True, reset=False)
+    return model.units_.points(X)
+
+
+def known_noise(model: "GPRegressor", sample_noise: Any, points: Points, noise: bool = True) -> Known:
+    """The noise variances that the user knows; None where there are none."""
+    if sample_noise is not None and not noise:
+        raise ValueError("sample_noise is given with noise=False, which leaves all noise out; remove one of them.")
+    if sample_noise is not None and model.units_.has_log:
+        raise ValueError(NO_NOISE)
+    known = known_variances(sample_noise, (points.num_rows, model.n_outputs_))
+    return None if known is None else known[points.rows]
+
+
+def tiles(model: "GPRegressor", points: Points) -> Iterator[tuple[Rows, Tensor]]:
+    """The test points a part at a time, in standard units; see ``Units.tiles``."""
+    return model.units_.tiles(points, model.posteriors_[0], bool(model.verbose))
+
+
+# ---- each test point alone ----
+
+
+def prior_mean(model: "GPRegressor", inputs: Float[np.ndarray, "m c"]) -> Float[np.ndarray, "m q"]:
+    """What the trees predict for some codes, in standard units; the posteriors are of what they leave."""
+    return np.zeros((len(inputs), model.n_outputs_)) if model.trees_ is None else model.trees_.mean(inputs)
+
+
+def mean(model: "GPRegressor", points: Points, known: Known = None, noise: bool = True) -> Float[np.ndarray, "n q"]:
+    """The mean of each row, in the units of the targets; on a log scale it depends on the variance."""
+    if model.units_.has_log:
+        return predictive(model, points, known, noise).mean()
+    found = np.empty((len(points.inputs), model.n_outputs_))
+    for rows, Z in tiles(model, points):
+        trees = prior_mean(model, points.inputs[rows])
+        for j, posterior in enumerate(model.posteriors_):
+            found[rows, j] = as_array(posterior.mean(Z.to(posterior.X))) + trees[:, j]
+    return model.units_.restore(points.average(found), Quantity.VALUE)
+
+
+def predictive(model: "GPRegressor", points: Points, known: Known = None, noise: bool = True) -> Predictive:
+    """The distribution of a new observation, or of the function, at each row."""
+    mean, variance = np.empty((2, len(points.inputs), model.n_outputs_))
+    for rows, Z in tiles(model, points):
+        trees = prior_mean(model, points.inputs[rows])
+        for j, posterior in enumerate(model.posteriors_):
+            own = Z.to(posterior.X)
+            row_noise = model.units_.standard_noise(known, j, rows, own)
+            found = posterior.predict(own, noise=noise, row_noise=row_noise)
+            mean[rows, j] = as_array(found.mean) + trees[:, j]
+            variance[rows, j] = as_array(found.variance)
+    restore = model.units_.restore
+    std = np.sqrt(points.average(variance) + points.spread(mean))
+    moments = restore(points.average(mean), Quantity.VALUE), restore(std, Quantity.DEVIATION)
+    return Predictive(*moments, model.units_.transforms)
+
+
+def interval(
+    model: "GPRegressor", points: Points, level: float, known: Known, noise: bool, method: str, calibration: Any
+) -> tuple[Float[np.ndarray, "n q"], Float[np.ndarray, "n q"]]:
+    """Lower and upper ends of the intervals of ``GPRegressor.predict_interval``."""
+    if not isinstance(level, Real) or not 0 < level < 1:
+        raise ValueError(
+            f"level is {level!r}, expected one probability between 0 and 1, e.g. 0.95; for several, use "
+            "predict_quantiles."
+        )
+    if method not in ("model", "conformal"):
+        raise ValueError(f'method is {method!r}, expected "model" or "conformal".')
+    if method == "model" and calibration is not None:
+        raise ValueError('calibration is for method="conformal"; remove it or ask for that method.')
+    if method == "conformal" and not noise:
+        raise ValueError("conformal intervals are of new observations; noise=False asks for the function.")
+    found = predictive(model, points, known, noise)
+    if method == "model":
+        ends = found.quantiles([0.5 - level / 2, 0.5 + level / 2])
+    else:
+        ends = found.at(conformal_factors(model, float(level), calibration)[:, None] * np.array([-1.0, 1.0]))
+    return ends[..., 0], ends[..., 1]
+
+
+def probabilities(quantiles: float | Sequence[float]) -> Float[np.ndarray, "*k"]:
+    """The probabilities of quantiles, one number or several; raises ValueError for others."""
+    try:
+        wanted = np.asarray(quantiles, dtype=float)
+    except (TypeError, ValueError):
+        wanted = np.empty(0)
+    if wanted.ndim > 1 or wanted.size == 0 or not ((wanted > 0) & (wanted < 1)).all():
+        raise ValueError(f"quantiles are {quantiles!r}, expected probabilities between 0 and 1.")
+    return wanted
+
+
+def calibration(found: Predictive, y: Float[np.ndarray, "n q"], levels: Sequence[float] | None) -> Calibration:
+    """Promised and observed coverage of central intervals, over all rows and targets."""
+    error = torch.from_numpy(found.standardized(y)).reshape(-1)
+    standard = torch.zeros_like(error), torch.ones_like(error)
+    return metrics.calibration(error, *standard, levels=19 if levels is None else levels)
+
+
+# ---- all test points jointly ----
+
+
+def covariance(
+    model: "GPRegressor", points: Points, known: Known, noise: bool, mean: Float[np.ndarray, "n q"]
+) -> Float[np.ndarray, "n n q"]:
+    """The joint covariance of targets with this mean, in squared units of the targets."""
+    _check_joint(len(points.inputs))
+    parts = []
+    for j, posterior in enumerate(model.posteriors_):
+        Z = model.units_.standard(points.inputs, posterior)
+        row_noise = model.units_.standard_noise(known, j, slice(None), Z)
+        found = as_array(posterior.covariance(Z, noise=noise, row_noise=row_noise))
+        if points.has_stand_ins:
+            found = points.joint(found, as_array(posterior.mean(Z)) + prior_mean(model, points.inputs)[:, j])
+        parts.append(found)
+    restored = model.units_.restore(np.stack(parts, -1), Quantity.VARIANCE, axis=2)
+    transforms = enumerate(model.units_.transforms)
+    return np.stack([t.covariance(mean[:, j], restored[..., j]) for j, t in transforms], -1)
+
+
+def samples(
+    model: "GPRegressor", points: Points, num_samples: int, random_state: Any, known: Known, noise: bool
+) -> Float[np.ndarray, "n q s"]:
+    """Joint draws of new observations, or of the function, in the units of the targets."""
+    _check_joint(len(points.inputs))
+    seed = seed_of(random_state)
+    generator = torch.Generator().manual_seed(seed)
+    draws = []
+    for j, posterior in enumerate(model.posteriors_):
+        Z = model.units_.standard(points.inputs, posterior)
+        row_noise = model.units_.standard_noise(known, j, slice(None), Z)
+        drawn = posterior.sample(Z, num_samples, noise=noise, row_noise=row_noise, generator=generator)
+        draws.append(as_array(drawn.mT))
+    values = np.stack(draws, 1) + prior_mean(model, points.inputs)[:, :, None]
+    values = points.choose(values, np.random.default_rng(seed))
+    return model.units_.inverse(model.units_.restore(values, Quantity.VALUE))
+
+
+def _check_joint(num_rows: int) -> None:
+    if num_rows > COVARIANCE_ROWS:
+        raise ValueError(
+            f"joint answers at {num_rows:,} rows would take {8 * num_rows**2 / 1e9:.0f} GB and more; the limit is "
+            f"{COVARIANCE_ROWS:,} rows. Use return_std, which treats each row alone, or pass fewer rows."
+        )
