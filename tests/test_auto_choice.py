@@ -47,7 +47,7 @@ def without_time(model) -> list[dict]:
 
 def score(nll, crps) -> race.Score:
     nll, crps = (torch.as_tensor(values, dtype=torch.float64) for values in (nll, crps))
-    return race.Score(nll, crps, crps.square())
+    return race.Score(nll, crps, crps.square(), crps[None], crps[None].square())
 
 
 def test_the_score_of_several_targets():

@@ -58,8 +58,16 @@ def tiles(model: "GPRegressor", points: Points) -> Iterator[tuple[Rows, Tensor]]
 
 
 def prior_mean(model: "GPRegressor", inputs: Float[np.ndarray, "m c"]) -> Float[np.ndarray, "m q"]:
-    """What the trees predict for some codes, in standard units; the posteriors are of what they leave."""
+    """The prior mean for some codes, in standard units; the posteriors are of what it leaves.
+
+    It is what trees predict, times their share in an average of models.
+    """
     return np.zeros((len(inputs), model.n_outputs_)) if model.trees_ is None else model.trees_.mean(inputs)
+
+
+def trees_alone(model: "GPRegressor", inputs: Float[np.ndarray, "m c"]) -> Float[np.ndarray, "m q"]:
+    """What the trees predict for some codes, in standard units; zero without trees."""
+    return np.zeros((len(inputs), model.n_outputs_)) if model.trees_ is None else model.trees_.predictions(inputs)
 
 
 def mean(model: "GPRegressor", points: Points, known: Known = None, noise: bool = True) -> Float[np.ndarray, "n q"]:

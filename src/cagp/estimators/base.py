@@ -225,10 +225,10 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def prior_mean(self, X: Any) -> Any:
         """The prior mean at each row, in the unit of the targets: what trees predict, or a constant without them.
 
-        On a log scale it is the median that the prior mean of the logarithm stands for.
+        In an average of a model with trees and one without, it is the prior mean of the one with trees. On a log scale it is the median that the prior mean of the logarithm stands for.
         """
         points = answers.points_of(self, X)
-        values = self.units_.restore(points.average(answers.prior_mean(self, points.inputs)), Quantity.VALUE)
+        values = self.units_.restore(points.average(answers.trees_alone(self, points.inputs)), Quantity.VALUE)
         return self.units_.answer(self.units_.inverse(values), points)
 
     def predict_interval(

@@ -49,7 +49,7 @@ class Effort(NamedTuple):
     objectives: bool = False  # whether the ordered objective is tried
     trees: bool = True
     screen_rows: int = 50_000  # models are compared on at most this many rows to learn from
-    judging_rows: int = 2_000
+    judging_rows: int = 5_000
 
 
 EFFORTS = {
@@ -76,7 +76,7 @@ EFFORTS = {
         train_neighbours=(64, 128),
         objectives=True,
         screen_rows=200_000,
-        judging_rows=5_000,
+        judging_rows=10_000,
     ),
 }
 BATCH_SIZE = 1024

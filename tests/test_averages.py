@@ -1,0 +1,179 @@
+"""Averages of two processes: the bound, the answers, files, and the choice of "auto"."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cagp
+from cagp import CaGPRegressor
+from cagp.kernels import Matern12, Matern32, Scale
+from cagp.methods import CaGPLocal, CholeskyGP
+from cagp.persistence import posterior_from_state, posterior_state
+from cagp.posteriors import AveragedPosterior, Posterior
+from cagp.prior import GP, GaussianNoise
+from cagp.recipes import race
+from cagp.testing import check_posterior
+
+
+def problem(num_rows: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.rand(num_rows, 2, generator=generator, dtype=torch.float64)
+    return X, torch.sin(5 * X[:, 0]) + X[:, 1].square() + 0.1 * torch.randn(num_rows, generator=generator).double()
+
+
+def components(scale: float | None = None) -> list[Posterior]:
+    X, y = problem()
+    smooth = GP(Scale(Matern32(2, 0.5), 1.5), noise=GaussianNoise(0.02))
+    rough = GP(Scale(Matern12(2, 0.9), 0.7), noise=GaussianNoise(0.05))
+    local = CaGPLocal(rough, 6, num_neighbours_predict=8, local_scale=scale)
+    return [CholeskyGP(smooth).condition(X, y), local.condition(X, 0.5 * y)]
+
+
+@given(st.integers(1, 6), st.floats(0.01, 0.99), st.integers(0, 2**31))
+def test_the_covariance_bounds_that_of_any_coupling(size, weight, seed):
+    """Cov(Σ wⱼ fⱼ) ≼ Σ wⱼ Cov(fⱼ) for a random joint covariance of both processes."""
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(2 * size, 2 * size))
+    joint = root @ root.T
+    mix = np.concatenate([(1 - weight) * np.eye(size), weight * np.eye(size)], 1)
+    bound = (1 - weight) * joint[:size, :size] + weight * joint[size:, size:]
+    assert np.linalg.eigvalsh(bound - mix @ joint @ mix.T).min() >= -1e-9 * np.trace(bound)
+
+
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_it_is_a_posterior_like_any_other(scale):
+    check_posterior(AveragedPosterior(components(scale), [0.25, 0.75]), problem(12, seed=1)[0])
+
+
+@pytest.mark.parametrize("noise", [False, True])
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_means_and_variances_are_averages(noise, scale):
+    parts, X = components(scale), problem(15, seed=2)[0]
+    average = AveragedPosterior(parts, [0.3, 0.7])
+    found, own = average.predict(X, noise=noise), [part.predict(X, noise=noise) for part in parts]
+    torch.testing.assert_close(found.mean, 0.3 * own[0].mean + 0.7 * own[1].mean)
+    torch.testing.assert_close(found.variance, 0.3 * own[0].variance + 0.7 * own[1].variance)
+    covariance = average.covariance(X, noise=noise)
+    torch.testing.assert_close(
+        covariance, 0.3 * parts[0].covariance(X, noise=noise) + 0.7 * parts[1].covariance(X, noise=noise)
+    )
+
+
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_noise_and_parts_of_the_variance_add_up(scale):
+    from cagp.diagnostics import reference_for, variance_components
+
+    average, X = AveragedPosterior(components(scale), [0.4, 0.6]), problem(10, seed=3)[0]
+    found = variance_components(average, reference_for(average, None, 60), X)
+    torch.testing.assert_close(
+        found.noise + found.latent + found.computational, average.variance(X, noise=True), rtol=1e-9, atol=1e-12
+    )
+    assert bool((found.computational >= -1e-9).all())
+    assert float(found.computational.max()) > 1e-6  # eight neighbours of sixty rows
+
+
+def test_left_out_rows_are_averages():
+    parts, rows = components(), torch.tensor([3, 17, 40])
+    found = AveragedPosterior(parts, [0.5, 0.5]).left_out(rows)
+    own = [part.left_out(rows) for part in parts]
+    assert found is not None
+    torch.testing.assert_close(found.error, (own[0].error + own[1].error) / 2)
+    torch.testing.assert_close(found.variance, (own[0].variance + own[1].variance) / 2)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [([1.0], "as many"), ([0.5, 0.6], "whose sum is 1"), ([1.5, -0.5], "positive"), ([1.0, 0.0], "positive")],
+)
+def test_wrong_weights_are_refused(weights, words):
+    with pytest.raises(ValueError, match=words):
+        AveragedPosterior(components(), weights)
+
+
+def test_files_hold_averages_to_the_bit():
+    average, X = AveragedPosterior(components(8.0), [0.25, 0.75]), problem(9, seed=4)[0]
+    again = posterior_from_state(posterior_state(average))
+    assert torch.equal(again.predict(X, noise=True).variance, average.predict(X, noise=True).variance)
+    assert torch.equal(again.mean(X), average.mean(X))
+    state = posterior_state(average)
+    for damage in ({"weights": [0.25, "x"]}, {"weights": [0.5, 0.75]}, {"components": [state, state]}):
+        with pytest.raises(ValueError, match=r"weights|averages"):
+            posterior_from_state({**state, **damage})
+
+
+def test_the_best_weight_is_the_one_that_predicts_best():
+    generator = torch.Generator().manual_seed(0)
+    errors = torch.randn(2, 1, 4000, generator=generator, dtype=torch.float64)
+    one, other = (race.Score._of_errors(0.3 * error, torch.full_like(error, 0.09)) for error in errors)
+    found = race.best_average(one, other)  # independent errors of equal size
+    assert found.weight == 0.5
+    assert found.gain.is_clear
+    assert float(found.score.square.mean()) == pytest.approx(0.045, rel=0.1)
+    assert not race.best_average(one, race.Score._of_errors(9 * errors[1], 81 * errors[1] ** 0)).gain.is_clear
+
+
+def steps_and_waves(num_rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Jumps in one input, for trees, and a smooth function of two others, for a process."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(num_rows, 3))
+    jumps, waves = 0.7 * np.sin(40 * np.floor(6 * X[:, 0])), np.sin(7 * X[:, 1]) * np.cos(6 * X[:, 2])
+    return X, jumps + waves + 0.2 * rng.normal(size=num_rows)
+
+
+@pytest.fixture(scope="module", params=[500, 2600])
+def averaged(request) -> CaGPRegressor:
+    return CaGPRegressor(target="identity", max_epochs=60).fit(*steps_and_waves(request.param))
+
+
+def test_auto_averages_what_trees_and_a_process_say(averaged, tmp_path):
+    (average,) = averaged.posteriors_
+    assert isinstance(average, AveragedPosterior)
+    assert "%" in averaged.choice_
+    assert "outcome" in averaged.choices_[-1]
+    assert averaged.choices_[-1]["outcome"] == "better"
+    assert averaged.trees_.shares[0] in average.weights
+    X, y = steps_and_waves(400, seed=1)
+    mean, std = averaged.predict(X, return_std=True)
+    assert 0.9 <= np.mean(np.abs(y - mean) < 1.96 * std) <= 0.995
+
+    # The prior mean of the average is the share of the trees; ``prior_mean`` shows the trees alone.
+    points = averaged.units_.points(X)
+    Z = averaged.units_.standard(points.inputs, average)
+    share = averaged.trees_.shares[0]
+    expected = averaged.scaler_.restore_mean(
+        average.mean(Z)[:, None] + share * torch.from_numpy(averaged.trees_.predictions(points.inputs))
+    )
+    np.testing.assert_allclose(mean, expected[:, 0].numpy(), rtol=1e-9)
+    alone = averaged.scaler_.restore_mean(torch.from_numpy(averaged.trees_.predictions(points.inputs)))
+    np.testing.assert_allclose(averaged.prior_mean(X), alone[:, 0].numpy(), rtol=1e-9)
+
+    averaged.save(tmp_path / "model.cagp")
+    again = cagp.load(tmp_path / "model.cagp")
+    assert np.array_equal(again.predict(X, return_std=True)[1], std)
+    assert np.array_equal(again.predict(X), averaged.predict(X))
+    assert again.guarantee_ == averaged.guarantee_
+    low, high = averaged.predict_interval(X, method="conformal")
+    assert 0.9 <= np.mean((low <= y) & (y <= high)) <= 0.995
+    _, parts = averaged.predict(X[:20], return_components=True)
+    total = parts["noise"] + parts["latent"] + parts["computational"]
+    np.testing.assert_allclose(total, std[:20] ** 2, rtol=1e-6)
+
+
+def test_the_average_is_as_good_as_the_better_one(averaged):
+    X, y = steps_and_waves(1500, seed=2)
+    rows = steps_and_waves(averaged.n_rows_)
+    errors = [
+        np.mean((CaGPRegressor(mean=mean, target="identity", max_epochs=60).fit(*rows).predict(X) - y) ** 2)
+        for mean in ("zero", "trees")
+    ]
+    assert np.mean((averaged.predict(X) - y) ** 2) < min(1.05 * min(errors), 0.9 * max(errors))
+
+
+def test_info_describes_an_average(averaged, tmp_path, capsys):
+    from cagp.cli import main
+
+    averaged.save(tmp_path / "model.cagp")
+    assert main(["info", str(tmp_path / "model.cagp")]) in (0, None)
+    assert averaged.guarantee_.split(",")[0] in " ".join(capsys.readouterr().out.split())
