@@ -54,7 +54,9 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         posteriors_: a posterior for each target, in standard units.
         units_: encoder and scaler; what maps tables to standard units and answers back.
         lengthscales_, noise_std_: learned hyperparameters.
-        kernel_parts_: every part of the kernel: its inputs, outputscale, lengthscales, periods and other parameters.
+        kernel_parts_: every part of the kernel: its inputs, outputscale, lengthscales, periods and other parameters. Of
+            an average of two models, these and lengthscales_ are of the one with the larger weight, and noise_std_ is
+            that of the average; ``posteriors_[j].components`` are the two.
         feature_names_out_: the names of the encoded inputs.
         target_names_, n_outputs_: of the targets.
         target_transforms_: "identity" or "log" for each target; see ``target``.
@@ -225,7 +227,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     def prior_mean(self, X: Any) -> Any:
         """The prior mean at each row, in the unit of the targets: what trees predict, or a constant without them.
 
-        In an average of a model with trees and one without, it is the prior mean of the one with trees. On a log scale it is the median that the prior mean of the logarithm stands for.
+        In an average of a model with trees and one without, it is the prior mean of the one with trees. On a log scale
+        it is the median that the prior mean of the logarithm stands for.
         """
         points = answers.points_of(self, X)
         values = self.units_.restore(points.average(answers.trees_alone(self, points.inputs)), Quantity.VALUE)
