@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 METHODS = ("local", "local-scale", "hybrid", "opt", "gpboost")
 """What ``cagp bench local`` fits to a table."""
 
+SCALED = ("local", "opt")
+"""What ``cagp bench scale`` takes a step of."""
+
 NUM_ACTIONS = 512
 BLOCKS = ("spatial", "ordered")
 STARTS = ("neighbours", "data", "paper")

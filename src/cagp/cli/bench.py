@@ -4,18 +4,28 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cagp.bench.choices import BLOCKS, CONTENDERS, METHODS, NUM_ACTIONS, OBJECTIVES, STARTS
-from cagp.cli.options import HelpFormatter
+from cagp.bench.choices import BLOCKS, CONTENDERS, METHODS, NUM_ACTIONS, OBJECTIVES, SCALED, STARTS
+from cagp.cli.options import HelpFormatter, positive
 from cagp.cli.words import UsageError
 from cagp.lazy import lazy_module
 
 if TYPE_CHECKING:
-    from cagp.bench import engine, local_quality, local_speed, opt_quality, presets, step, structure_quality, tables
+    from cagp.bench import (
+        engine,
+        local_quality,
+        local_speed,
+        opt_quality,
+        presets,
+        scale,
+        step,
+        structure_quality,
+        tables,
+    )
 else:
     engine, step, presets = map(lazy_module, ("cagp.bench.engine", "cagp.bench.step", "cagp.bench.presets"))
     local_quality, local_speed = map(lazy_module, ("cagp.bench.local_quality", "cagp.bench.local_speed"))
     opt_quality, tables = map(lazy_module, ("cagp.bench.opt_quality", "cagp.bench.tables"))
-    structure_quality = lazy_module("cagp.bench.structure_quality")
+    structure_quality, scale = map(lazy_module, ("cagp.bench.structure_quality", "cagp.bench.scale"))
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
@@ -25,6 +35,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     suites = command.add_subparsers(required=True, metavar="SUITE")
     _add_engine(_suite(suites, "engine", "kernel evaluations per second of every backend"))
     _add_step(_suite(suites, "step", "time and peak memory of a training step of CaGP-Opt"))
+    _add_scale(_suite(suites, "scale", "time and memory of a minibatch step at growing numbers of rows"))
     _add_fit(_suite(suites, "fit", "errors and error bars of CaGP-Opt on your tables"))
     _add_presets(_suite(suites, "presets", "loss and validation NLL against time, for each training preset"))
     _add_local(_suite(suites, "local", "speed of CaGP-Local, or its quality on your tables"))
@@ -68,6 +79,27 @@ def _add_step(suite: argparse.ArgumentParser) -> None:
     suite.description = "Time and peak memory of a training step (loss and gradient) with 20 inputs and 512 actions."
     _add_repeats(suite)
     suite.set_defaults(run=lambda arguments: step.run(arguments.repeats, arguments.json))
+
+
+def _add_scale(suite: argparse.ArgumentParser) -> None:
+    suite.description = (
+        "Time and peak memory of one minibatch step (1,024 rows, objective and gradient) of local and opt on generated "
+        "tables with 3 columns, each in a process of its own. The time should not depend on the number of rows."
+    )
+    suite.epilog = "example:\n  cagp bench scale --rows 10000 100000 1000000 --json"
+    suite.add_argument(
+        "--rows",
+        type=positive,
+        nargs="+",
+        default=[10_000, 100_000, 1_000_000],
+        metavar="N",
+        help="numbers of rows (default: 10000 100000 1000000)",
+    )
+    suite.add_argument(
+        "--methods", nargs="+", choices=SCALED, default=list(SCALED), help="what takes the step (default: all)"
+    )
+    _add_actions(suite, "actions of opt")
+    suite.set_defaults(run=lambda a: scale.run(a.rows, a.methods, a.n_actions, a.json))
 
 
 def _add_fit(suite: argparse.ArgumentParser) -> None:
