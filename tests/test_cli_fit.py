@@ -135,10 +135,9 @@ def test_fit_says_what_it_did_and_what_is_next(folder, tmp_path, capsys):
     for words in (
         "120 rows, 4 inputs (Unnamed: 0, area, city, built), target price.",
         "Left out 2 rows without a target.",
-        "106 to train on, 11 to test on",
-        "1 row drawn for testing is left out: a value is missing",
+        "106 to train on, 12 to test on",
         "Chose exact inference: 106 rows",
-        "On 11 test rows, which were not trained on:",
+        "On 12 test rows, which were not trained on:",
         "lower is better; nats per row",
         "closer to 95 % is better",
         f"Saved {out} (",
@@ -147,6 +146,7 @@ def test_fit_says_what_it_did_and_what_is_next(folder, tmp_path, capsys):
     ):
         assert words in captured.out
     assert "cagp: warning: the column 'Unnamed: 0'" in captured.err
+    assert "1 row lacks a value of column 'area', in which no training row lacked one" in captured.err
     assert "--drop 'Unnamed: 0'" in captured.err
     assert report.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert main([*command[:-2], "--seed", str(seed), "--test-fraction", "0", "--store-float32", "--json"]) == 0

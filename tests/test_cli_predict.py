@@ -90,7 +90,7 @@ def test_an_error_in_a_late_row_names_it_and_leaves_the_old_file(folder, tmp_pat
     out.write_text("an older result\n")
     command = ["predict", str(folder / "price.cagp"), str(tmp_path / "late.csv"), "--out", str(out)]
     for column, value, words in (
-        ("area", np.nan, "column 'area' has 1 (first at row 83)"),
+        ("area", np.inf, "column 'area' has 1 (first at row 83)"),
         ("area", "wide", "column 'area' holds levels (text or categories), at fit it held numbers, 'wide' at row 83"),
         ("built", "soon", "column 'built' holds 'soon' at row 83"),
     ):

@@ -273,8 +273,10 @@ def test_text_for_dates_is_read_as_iso_8601():
 
 
 @pytest.mark.parametrize("missing", [np.nan, None, pd.NA, pd.NaT])
-def test_inputs_missing_where_fit_had_none_name_every_column(missing):
-    encoder = Encoder.fit(pd.DataFrame({"fine": [1.0], "text": ["v"], "number": [1], "empty": [0]}))
+def test_inputs_missing_where_nothing_stands_in_name_every_column(missing):
+    state = Encoder.fit(pd.DataFrame({"fine": [1.0], "text": ["v"], "number": [1], "empty": [0]})).state()
+    state["columns"] = [{k: v for k, v in column.items() if k != "quantiles"} for column in state["columns"]]
+    encoder = Encoder.from_state(state)  # of an older file
     frame = pd.DataFrame(
         {
             "fine": [1.0, 2.0, 3.0],
@@ -286,8 +288,9 @@ def test_inputs_missing_where_fit_had_none_name_every_column(missing):
     with pytest.raises(ValueError, match="missing values") as error:
         encoder.transform(frame)
     said = str(error.value)
-    assert "column 'text' has 1 (first at row 2), column 'number' has 2 (first at row 0), column 'empty' has 3" in said
+    assert "column 'number' has 2 (first at row 0), column 'empty' has 3" in said
     assert "'fine'" not in said
+    assert "'text'" not in said  # its level stands in
     assert "fit again" in said
     with pytest.raises(ValueError, match=r"column 'number' has 1 \(first at row 101\)"):
         encoder.transform(frame.iloc[[1, 0]].assign(text="v"), rows_from=100)

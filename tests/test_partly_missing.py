@@ -56,6 +56,28 @@ def test_each_target_is_that_of_a_fit_to_its_own_rows(method):
     assert len(model.fit_results_) == 2
 
 
+def test_what_was_tried_is_told_of_every_target(tmp_path):
+    X, Y = table()
+    model = CaGPRegressor(max_epochs=3, mean="zero").fit(X, Y)
+    tried = {name: [t for t in model.choices_ if t["target"] == name] for name in ("y0", "y1")}
+    assert len(tried["y0"]) + len(tried["y1"]) == len(model.choices_)
+    for name, trials in tried.items():
+        assert trials[0]["outcome"] == "first"
+        assert len(trials) > 1
+        for trial in trials:  # on the lines of the fit report that are about this target
+            own = model.fit_report_.split(f"Target {name}, alone")[1].split("Target y")[0]
+            assert f"{trial['model']}: negative log density {trial['nll']:.3f}" in own
+        assert f"{name}: Chose exact inference" in model.choice_
+    page = model.report(X[60:], Y[60:], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count(">y1<") >= len(tried["y1"])  # a cell of each row of the table
+    again = cagp.load(model.save(tmp_path / "model.cagp"))
+    assert (again.choices_, again.choice_) == (model.choices_, model.choice_)
+    together = CaGPRegressor(max_epochs=3, mean="zero").fit(X[60:], Y[60:])
+    assert {trial["target"] for trial in together.choices_} == {None}
+    single = CaGPRegressor(max_epochs=3, mean="zero").fit(X[60:], Y[60:, 0])
+    assert {trial["target"] for trial in single.choices_} == set(single.target_names_)
+
+
 def test_own_rows_with_the_scale_of_all_rows_are_a_fit_alone_to_the_last_bit():
     """Where the rows of a target have the inputs' overall mean and spread, the two fits are the same computation."""
     rng = np.random.default_rng(1)

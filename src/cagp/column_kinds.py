@@ -19,6 +19,7 @@ class Column(NamedTuple):
     common: tuple[str, ...] = ()  # where there are many levels: those with a 0/1 column of their own
     missing: bool = False  # values were missing
     format: str = ""  # of numbers or dates that were text: DECIMAL_COMMA or e.g. "day/month/year"; ISO 8601 needs none
+    quantiles: tuple[float, ...] = ()  # of numbers, dates and durations of which none was missing; files may lack them
 
     @property
     def coded_levels(self) -> tuple[str, ...]:
@@ -32,9 +33,19 @@ class Column(NamedTuple):
         names += [f"{self.name}=other levels"] if self.common else []
         return names + ([f"{self.name} is missing"] if self.missing else [])
 
+    @property
+    def has_stand_ins(self) -> bool:
+        """Whether known values can stand in for one that fit has not seen: a missing one, or another level."""
+        return bool(self.levels if self.kind == LEVELS else self.quantiles)
+
     def state(self) -> dict[str, Any]:
         """The column as text, lists and booleans, for ``from_state``."""
-        return {**self._asdict(), "levels": list(self.levels), "common": list(self.common)}
+        return {
+            **self._asdict(),
+            "levels": list(self.levels),
+            "common": list(self.common),
+            "quantiles": list(self.quantiles),
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Column":
@@ -42,4 +53,5 @@ class Column(NamedTuple):
         if state["kind"] not in WORDS:
             raise ValueError(f"column {state['name']!r} has the kind {state['kind']!r}, expected one of {list(WORDS)}.")
         common, missing = tuple(state.get("common", ())), bool(state.get("missing", False))
-        return cls(state["name"], state["kind"], tuple(state["levels"]), common, missing, state.get("format", ""))
+        texts = tuple(state["levels"]), common, missing, state.get("format", "")
+        return cls(state["name"], state["kind"], *texts, tuple(map(float, state.get("quantiles", ()))))

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.out.absolute().parent.is_dir():
         raise UsageError(f"{arguments.out} cannot be written: there is no folder {arguments.out.parent}; create it.")
     table = tables.split_of(arguments)
-    tables.warn_of_overlap(table, arguments.split)
+    tables.warn_of_test_rows(table, arguments.split)
     few = len(table.train) <= MOST_EXACT_ROWS
     methods = arguments.methods or [*DEFAULT, *(["exact"] if few else [])]
     voice = Voice(quiet=False, data_on_stdout=arguments.json)

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     tables.warn_of_noise(model, arguments.noise)
     tallies, sample, num_rows, num_missing = scores.Tallies(model), Sample(REPORT_ROWS), 0, 0
     known_rows, common = overlaps.KnownRows.of_model(model), None
-    unknown = Counter()  # rows with levels that the model does not know
+    unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
     start = time.perf_counter()
     with progress_bars.TableProgress("evaluate", enabled=not arguments.quiet) as progress:
         for piece in _pieces(model, arguments):
@@ -82,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             tested = piece.where(known)
             tallies.add(y[known], tested.inputs, tested.noise)
             unknown += Counter(model.encoder_.num_unknown(tested.inputs.matrix))
+            lacking += Counter(model.encoder_.num_missing(tested.inputs.matrix))
             num_rows, num_missing = num_rows + len(y), num_missing + int((~known).sum())
             if known_rows is not None:
                 found = known_rows.overlap(tested.inputs.matrix, y[known])
@@ -93,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
                 sample.add(pd.DataFrame(inputs).reset_index(drop=True), targets, noise)
             progress.advance(len(y), piece.fraction)
     tables.warn_of_levels(unknown)
+    tables.warn_of_missing(lacking)
     seconds = time.perf_counter() - start
     record = tallies.record()
     missing = f" ({count(num_missing, 'row')} without a target left out)" if num_missing else ""

@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.report is not None and len(table.test) == 0:
         raise UsageError("--report needs test rows: give a --test-fraction above 0.")
     voice.say(_data(table, arguments))
-    tables.warn_of_overlap(table, arguments.split)
+    tables.warn_of_test_rows(table, arguments.split)
     if arguments.resume and not _has_checkpoint(folder):
         voice.say(f"There is no checkpoint in {folder} to continue from: starting from scratch.")
 
@@ -133,7 +133,6 @@ def run(arguments: argparse.Namespace) -> int:
                 "rows_without_target": table.num_missing,
                 "train_rows": len(table.train),
                 "test_rows": len(table.test),
-                "test_rows_left_out": table.num_untestable,
                 "inputs": list(table.train.frame.columns),
                 "targets": list(table.train.targets.columns),
                 "split": str(arguments.split),
@@ -239,7 +238,7 @@ def _data(table: "tables.SplitTable", arguments: argparse.Namespace) -> str:
     ]
     if table.num_missing:
         words.append(f"Left out {count(table.num_missing, 'row')} without a target.")
-    if len(table.test) or table.num_untestable:
+    if len(table.test):
         words.append(tables.split_words(table, arguments.split, arguments.seed))
     else:
         words.append("All are trained on.")

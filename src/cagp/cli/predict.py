@@ -105,11 +105,12 @@ def run(arguments: argparse.Namespace) -> int:
     results = [f"{t}_{c}" for t in model.target_names_ for c in [*columns, *map(_quantile_name, arguments.quantiles)]]
     if set(results) & set(keep):
         raise UsageError(f"--keep has {names(sorted(set(results) & set(keep)))}, which is also a column of the result.")
-    unknown = Counter()  # rows with levels that the model does not know
+    unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
     start = time.perf_counter()
     with progress_bars.TableProgress("predict", enabled=not arguments.quiet) as progress, writer:
         for piece in tables.pieces(model, arguments.table, arguments.rows_at_a_time, verbatim, arguments.noise):
             unknown += Counter(model.encoder_.num_unknown(piece.inputs.matrix))
+            lacking += Counter(model.encoder_.num_missing(piece.inputs.matrix))
             answers = _answers(model, piece, columns, arguments)
             result = pd.DataFrame(dict(zip(results, answers, strict=True)), index=piece.frame.index)
             if keep:
@@ -118,6 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
             writer.write(result)
             progress.advance(len(result), piece.fraction)
     tables.warn_of_levels(unknown)
+    tables.warn_of_missing(lacking)
     seconds = time.perf_counter() - start
     if arguments.out != "-":
         written = [*keep, *results]

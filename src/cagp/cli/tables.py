@@ -44,7 +44,6 @@ class SplitTable(NamedTuple):
     test: Part
     num_rows: int  # of the table
     num_missing: int  # rows without any target, which are in neither part
-    num_untestable: int  # test rows left out: they lack a value in a column in which no training row lacks one
 
 
 def split_table(
@@ -76,8 +75,6 @@ def split_table(
     if test_fraction > 0:
         train, test = split_rows(frame.iloc[kept], rule, test_fraction, seed)
     encoder, matrix = encoder.for_rows(matrix, train)
-    testable = test[encoder.takes(matrix[test])]
-    num_untestable, test = len(test) - len(testable), testable
 
     def part(rows: np.ndarray) -> Part:
         return Part(
@@ -88,7 +85,7 @@ def split_table(
             frame.loc[:, list(drop)].iloc[kept[rows]],
         )
 
-    return SplitTable(part(train), part(test), len(frame), int(missing.sum()), num_untestable)
+    return SplitTable(part(train), part(test), len(frame), int(missing.sum()))
 
 
 def split_rows(frame: pd.DataFrame, rule: SplitRule, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -99,20 +96,15 @@ def split_rows(frame: pd.DataFrame, rule: SplitRule, test_fraction: float, seed:
 
 
 def split_words(table: SplitTable, rule: SplitRule, seed: int) -> str:
-    """How many rows are in each part, and which, in a sentence or two."""
-    words = [f"{len(table.train):,} to train on, {len(table.test):,} to test on"]
+    """How many rows are in each part, and which, in a sentence."""
+    words = f"{len(table.train):,} to train on, {len(table.test):,} to test on"
     is_input = f"which is {'also' if rule.column in list(table.train.frame.columns) else 'not'} an input"
-    words[0] += {
+    which = {
         "random": f" (seed {seed}).",
         "time": f": the latest by {rule.column}, {is_input}.",
         "group": f": other groups of {rule.column} (seed {seed}), {is_input}.",
-    }[rule.kind]
-    if table.num_untestable:
-        words.append(
-            f"{count(table.num_untestable, 'row')} drawn for testing {'is' if table.num_untestable == 1 else 'are'} "
-            "left out: a value is missing in a column in which the training rows have them all."
-        )
-    return " ".join(words)
+    }
+    return words + which[rule.kind]
 
 
 def groups_in_both(table: SplitTable) -> dict[str, float]:
@@ -131,10 +123,11 @@ def groups_in_both(table: SplitTable) -> dict[str, float]:
     return shares
 
 
-def warn_of_overlap(table: SplitTable, rule: SplitRule) -> None:
-    """Say that test rows have much in common with training rows, where they have."""
+def warn_of_test_rows(table: SplitTable, rule: SplitRule) -> None:
+    """Say that test rows have much in common with training rows, or lack values that all of these have."""
     if len(table.test) == 0:
         return
+    warn_of_missing(table.test.inputs.encoder.num_missing(table.test.inputs.matrix))
     known = KnownRows.of_table(table.train.inputs.matrix, table.train.targets.to_numpy(float))
     found = known.overlap(table.test.inputs.matrix, table.test.targets.to_numpy(float))
     if found.is_large:
@@ -313,6 +306,15 @@ def warn_of_levels(num_unknown: Mapping[str, int]) -> None:
         warn(
             f"{count(num_rows, 'row')} of column {name!r} {'has a level' if num_rows == 1 else 'have levels'} that no "
             "training row had; predictions there come from the rows of all levels"
+        )
+
+
+def warn_of_missing(num_missing: Mapping[str, int]) -> None:
+    """Say in how many rows values are missing in columns in which no training row lacked one."""
+    for name, num_rows in num_missing.items():
+        warn(
+            f"{count(num_rows, 'row')} {'lacks' if num_rows == 1 else 'lack'} a value of column {name!r}, in which no "
+            "training row lacked one; predictions there are averages over its training values, with wider error bars"
         )
 
 

@@ -1,5 +1,6 @@
 """One column of a table: what kind it is, and its values as numbers. Rows in messages count from 0."""
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,9 @@ from cagp.data.text_values import TextKind, is_date, is_number, kind_of_text, re
 
 MAX_LEVELS = 20
 """Levels of a column that become an input each. The others share one: many inputs make a Gaussian process worse."""
+
+NUM_QUANTILES, QUANTILE_ROWS = 12, 100_000
+"""Values of a column of numbers that stand in for a missing one, and the rows, evenly spaced, that they come from."""
 
 EMPTY = "empty"  # only missing values
 # The kinds by what pandas.api.types.infer_dtype says about a column.
@@ -79,7 +83,7 @@ def fitted_column(values: pd.Series, name: str, as_levels: bool) -> Column:
 
 
 def with_statistics(column: Column, codes: np.ndarray) -> Column:
-    """The column as these rows show it: whether values are missing, and which of many levels are common."""
+    """The column as these rows show it: whether values are missing, its quantiles, which of many levels are common."""
     known = codes[~np.isnan(codes)]
     if len(known) == 0:
         raise ValueError(f"column {column.name!r} has only missing values in the rows to learn from; drop it.")
@@ -88,7 +92,16 @@ def with_statistics(column: Column, codes: np.ndarray) -> Column:
         counts = np.bincount(known.astype(np.int64), minlength=len(column.levels))
         most = np.argsort(-counts, kind="stable")[:MAX_LEVELS]  # of those that are as frequent, the first by name
         common = tuple(column.levels[place] for place in np.sort(most))
-    return column._replace(common=common, missing=len(known) < len(codes))
+    missing = len(known) < len(codes)
+    quantiles = () if missing or column.kind == LEVELS else _quantiles(known)
+    return column._replace(common=common, missing=missing, quantiles=quantiles)
+
+
+def _quantiles(values: np.ndarray) -> tuple[float, ...]:
+    """Values that occur, in the middle of parts of equal probability."""
+    probabilities = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+    some = values[:: math.ceil(len(values) / QUANTILE_ROWS)]
+    return tuple(map(float, np.quantile(some, probabilities, method="inverted_cdf")))
 
 
 def with_levels_of(column: Column, codes: np.ndarray, rows: np.ndarray) -> tuple[Column, np.ndarray]:
@@ -130,13 +143,28 @@ def expanded_column(column: Column, codes: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=1, dtype=np.float64)
 
 
-def level_stand_ins(column: Column) -> list[int]:
-    """The places of the levels that stand in for an unknown one: all, or the common ones and one of the others."""
+def is_unknown(column: Column, codes: np.ndarray) -> np.ndarray:
+    """Where the column has what fit has not seen: a level, or a missing value where none was missing.
+
+    A single level tells nothing about others, which stay as they are.
+    """
+    unknown = codes == len(column.levels) if len(column.levels) > 1 else np.zeros(len(codes), dtype=bool)
+    return unknown if column.missing else unknown | np.isnan(codes)
+
+
+def stand_ins(column: Column) -> np.ndarray:
+    """The codes of known values that stand in for an unknown one: quantiles, or levels.
+
+    Of many levels, these are the common ones and one of the others.
+    """
+    if column.kind != LEVELS:
+        return np.array(column.quantiles)
     if not column.common:
-        return list(range(len(column.levels)))
+        return np.arange(len(column.levels), dtype=np.float64)
     common = set(column.common)
     places = [j for j, level in enumerate(column.levels) if level in common]
-    return [*places, next(j for j, level in enumerate(column.levels) if level not in common)]
+    other = next(j for j, level in enumerate(column.levels) if level not in common)
+    return np.array([*places, other], dtype=np.float64)
 
 
 def first_text(values: pd.Series, rows_from: int) -> str:

@@ -1,19 +1,21 @@
 """The encoder: users' tables (frames, arrays, tensors, lists) as float64 matrices, always in the same way."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from cagp.column_kinds import DATETIME, DECIMAL_COMMA, LEVELS, NUMBER, TIMEDELTA, Column
 from cagp.data.column_values import (
     column_codes,
     expanded_column,
     fitted_column,
+    is_unknown,
     kind_of,
-    level_stand_ins,
+    stand_ins,
     with_levels_of,
     with_statistics,
 )
@@ -32,6 +34,9 @@ from cagp.data.text_values import TextKind, read_text
 MOST_NAMES = 8
 """Columns that a sentence lists."""
 
+ROUNDS = 4
+"""How often a row with several unknown values goes through the stand-ins of each."""
+
 
 class Encoder:
     """Turns frames, arrays, tensors and lists into float64 matrices, always in the same way; made by ``fit``.
@@ -43,9 +48,10 @@ class Encoder:
       share one. Categories of other types are compared as text: 1, 1.0 and "1" are the same level.
     - A level that did not occur at fit is in none of these columns; of two levels, it is half way between them; of more
       than 20, it is among the others. Regressors predict such rows with known levels in its place (``stand_ins``).
-    - Missing values are allowed in columns that have some at fit. Such a column gets a further 0/1 column, "NAME is
-      missing". A missing number stays NaN, which ``Standardizer`` puts at the mean of the training rows; a missing
-      level is in none of the columns of its levels.
+    - A column that has missing values at fit gets a further 0/1 column, "NAME is missing". A missing number stays NaN,
+      which ``Standardizer`` puts at the mean of the training rows; a missing level is in none of the columns of its
+      levels. Regressors predict rows that lack a value in a column that had them all at fit with known values in its
+      place (``stand_ins``), as they do for unknown levels.
     - Text becomes dates if all of it is in one of the formats 2024-03-31 (ISO 8601), 31.03.2024, 31/03/2024,
       03/31/2024, 31-03-2024, 03-31-2024, 2024/03/31 or 2024.03.31, each with or without a time; it becomes numbers if
       all of it has decimal commas ("3,14"). Text that can be read in two ways is an error.
@@ -168,30 +174,32 @@ class Encoder:
     def stand_ins(
         self, codes: Float64[np.ndarray, "n c"]
     ) -> tuple[Float64[np.ndarray, "m c"], Int64[np.ndarray, " m"]]:
-        """The rows, where a level is unknown once with each level that has an input in its place; and their numbers.
+        """The rows, where a value is unknown once with each of its stand-ins in its place; and their numbers.
 
-        Where several levels of a row are unknown, their stand-ins change together. A column with a single level at fit
-        tells nothing about others, and stays as it is.
+        Unknown are levels that did not occur at fit, and missing values in columns that had none. Their stand-ins are
+        all levels that have an input, and quantiles of numbers. Where several values of a row are unknown, each column
+        goes several times through its stand-ins, in random orders of its own: columns then vary nearly independently,
+        and the number of rows does not multiply.
         """
         unknown = {
-            j: np.array(level_stand_ins(column))
+            j: found
             for j, column in enumerate(self._columns)
-            if column.kind == LEVELS and len(column.levels) > 1 and (codes[:, j] == len(column.levels)).any()
+            if column.has_stand_ins and (found := is_unknown(column, codes[:, j])).any()
         }
-        counts = np.ones(len(codes), dtype=np.int64)
-        for j, places in unknown.items():
-            counts = np.where(codes[:, j] == len(self._columns[j].levels), np.maximum(counts, len(places)), counts)
+        if not unknown:
+            return codes, np.arange(len(codes))
+        values = {j: stand_ins(self._columns[j]) for j in unknown}
+        counts, several = np.ones(len(codes), dtype=np.int64), np.sum(list(unknown.values()), axis=0) > 1
+        for j, found in unknown.items():
+            counts = np.where(found, np.maximum(counts, len(values[j])), counts)
+        counts = np.where(several, ROUNDS * counts, counts)
         numbers = np.repeat(np.arange(len(codes)), counts)
         turn = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = codes[numbers] if unknown else codes
-        for j, places in unknown.items():
-            rows[:, j] = np.where(rows[:, j] == len(self._columns[j].levels), places[turn % len(places)], rows[:, j])
+        rows = codes[numbers]
+        for j, found in unknown.items():
+            order = _rounds(len(values[j]), int(counts[found].max()), seed=j)
+            rows[:, j] = np.where(found[numbers], values[j][order[turn % len(order)]], rows[:, j])
         return rows, numbers
-
-    def takes(self, codes: Float64[np.ndarray, "n c"]) -> Bool[np.ndarray, " n"]:
-        """Which rows have missing values only in columns that had some at fit; in others they would be an error."""
-        strict = [j for j, column in enumerate(self._columns) if not column.missing]
-        return np.asarray(~np.isnan(codes[:, strict]).any(axis=1))
 
     def num_unknown(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
         """In how many rows each column of levels has a level that did not occur at fit; only columns with such rows."""
@@ -225,6 +233,11 @@ class Encoder:
             f"Missing values: {', '.join(found[:MOST_NAMES])}{rest} of {len(codes):,} rows. Each of these columns has "
             "a further input that says where."
         )
+
+    def num_missing(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
+        """In how many rows each column that had no missing value at fit has one; only columns with such rows."""
+        counts = {c.name: int(np.isnan(codes[:, j]).sum()) for j, c in enumerate(self._columns) if not c.missing}
+        return {name: count for name, count in counts.items() if count}
 
     def state(self) -> dict[str, Any]:
         """The whole encoder as dicts, lists, text and booleans, for ``from_state``."""
@@ -266,3 +279,9 @@ class Encoder:
                 f"X has {width} features, but Encoder is expecting {len(self._columns)} features as input: "
                 f"the columns of fit, {listed(column.name for column in self._columns)}."
             )
+
+
+def _rounds(count: int, length: int, seed: int) -> Int64[np.ndarray, " k"]:
+    """The numbers 0 to count - 1 in random orders, one after the other, at least ``length`` numbers in all."""
+    random = np.random.default_rng(seed)
+    return np.concatenate([random.permutation(count) for _ in range(math.ceil(length / count))])

@@ -141,7 +141,7 @@ def category_places(categories: Any, names: Sequence[str], by_position: bool) ->
 
 
 def check_values(codes: Float64[np.ndarray, "n c"], columns: Sequence[Column], rows_from: int) -> None:
-    """Raise ValueError for values that are infinite, too large, or missing in a column that had them all at fit.
+    """Raise ValueError for values that are infinite, too large, or missing where nothing can stand in for them.
 
     It names all columns that have any.
     """
@@ -152,7 +152,7 @@ def check_values(codes: Float64[np.ndarray, "n c"], columns: Sequence[Column], r
         "missing values (NaN) in columns that had none at fit": (
             "The model has not learned what a missing value means there. Fill them in, drop the rows, or fit again "
             "with rows in which they are missing.",
-            lambda column, values: np.isnan(values) & (not column.missing),
+            lambda column, values: np.isnan(values) & (not (column.missing or column.has_stand_ins)),
         ),
         "infinite values (inf)": ("Replace them or drop the rows.", lambda column, values: np.isinf(values)),
         f"values beyond {LARGEST:g}, whose squares overflow": (

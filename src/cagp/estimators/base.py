@@ -43,9 +43,10 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     Attributes, after ``fit``:
         method_: the name of the method that was fitted; what "auto" chose.
         choice_: why "auto" chose it, in words; None where nothing was chosen.
-        choices_: what "auto" tried, a dict for each model: in words ("model"), its scores on held-out rows ("nll" and
-            "crps", in standard units), what it gains over the best model before it, in nats per row ("gain",
-            "gain_error"), its "steps", "seconds" and "outcome".
+        choices_: what "auto" tried, a dict for each model: the "target" (None for several that are fitted together),
+            the model in words ("model"), its scores on held-out rows ("nll" and "crps", in standard units), what it
+            gains over the best model before it, in nats per row ("gain", "gain_error"), its "steps", "seconds" and
+            "outcome".
         trees_: the boosted trees in the prior mean (``cagp.trees.Trees``); None where it is zero.
         guarantee_: what holds for the variance of its predictions, in one sentence.
         fit_report_: what a user should know about the fit, in words.
@@ -152,7 +153,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         self.posteriors_, self.target_rows_, self._row_noise = trained.posteriors, trained.num_rows, trained.row_noise
         self.fit_results_ = [fitted.result for fitted in trained.fits]
         self.methods_ = [fitted.method for fitted in trained.fits]
-        self.choice_, self.choices_, self.trees_ = trained.fits[0].choice, trained.fits[0].tried, trained.trees
+        names = units.target_names
+        self.choice_, self.choices_, self.trees_ = trained.choice(names), trained.tried(names), trained.trees
         self._left_out_scores = None
         spent = f"The fit took {time.perf_counter() - began:,.1f} s; the process held at most {size(peak_memory())}."
         self.fit_report_ = "\n".join([*notes, *trained.notes, *scales, self.guarantee_, spent])

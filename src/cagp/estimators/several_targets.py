@@ -1,8 +1,9 @@
 """Training the targets of a table: together, or each on its own rows where rows have some of them but not all."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -27,6 +28,19 @@ class TrainedTargets(NamedTuple):
     num_rows: list[int]  # of each target
     notes: list[str]  # on every fit, in words
     trees: Trees | None  # the prior mean of all targets
+
+    def choice(self, names: Sequence[str]) -> str | None:
+        """Why each model was chosen, in words, with the target that it is of where targets were fitted alone."""
+        if len(self.fits) == 1:
+            return self.fits[0].choice
+        told = [f"{name}: {fitted.choice}" for name, fitted in zip(names, self.fits, strict=True) if fitted.choice]
+        return " ".join(told) or None
+
+    def tried(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """What "auto" compared in every fit, with the target that it is of; None for several targets together."""
+        alone = len(self.fits) == len(names)
+        owners = names if alone else [None]
+        return [{"target": owner, **trial} for owner, f in zip(owners, self.fits, strict=True) for trial in f.tried]
 
 
 def train_targets(

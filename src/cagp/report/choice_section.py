@@ -12,14 +12,17 @@ def tried_table(model: Model) -> list[str]:
     """What "auto" tried, what each model gained and what it cost; nothing where nothing was compared."""
     if len(model.choices_) < 2:
         return []
-    cells = []
-    for trial in model.choices_:
+    owners = [trial.get("target") for trial in model.choices_]  # older files do not say
+    alone, cells = len(set(owners)) > 1, []
+    for owner, trial in zip(owners, model.choices_, strict=True):
+        named = [text(str(owner), 60)] if alone else []
         if "nll" not in trial:
-            cells.append([text(trial["model"], 120), "–", "–", "–", "–", text(trial["outcome"], 80)])
+            cells.append([*named, text(trial["model"], 120), "–", "–", "–", "–", text(trial["outcome"], 80)])
             continue
         gain = "–" if trial["gain"] is None else f"{trial['gain']:+.3f} ± {trial['gain_error']:.3f}"
         cells.append(
             [
+                *named,
                 text(trial["model"], 120),
                 number(trial["nll"]),
                 number(trial["crps"]),
@@ -35,7 +38,12 @@ def tried_table(model: Model) -> list[str]:
     )
     return [
         "<p>These models were compared. A simpler model stays unless another is better by more than chance.</p>",
-        table(["Model", "NLL", "CRPS", "Gain", "Seconds", "Outcome"], cells, caption, kind="dense"),
+        table(
+            [*(["Target"] if alone else []), "Model", "NLL", "CRPS", "Gain", "Seconds", "Outcome"],
+            cells,
+            caption,
+            kind="dense",
+        ),
     ]
 
 
