@@ -203,11 +203,12 @@ class CaGPOpt(Method):
     def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         actions, n = self.actions, X.shape[0]
-        share = "all" if len(actions.support) == n else f"{len(actions.support):,} of the"
+        num_weights = len(actions.support)
+        share = "all" if num_weights == n else f"{num_weights:,} of the"
         batches = f", minibatches of {self.batch_size:,} rows" if self.stochastic else ""
         summary = (
-            f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows ({n / actions.num_actions:.0f} rows "
-            f"each), loss {self.loss}{batches}, kernel products by {backend_for(self.prior.kernel, X)}, "
-            f"{dtype_name(X)}."
+            f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows "
+            f"({num_weights / actions.num_actions:.0f} in each block), loss {self.loss}{batches}, kernel products by "
+            f"{backend_for(self.prior.kernel, X)}, {dtype_name(X)}."
         )
         return [summary, *prior_findings(self.prior, X, y, input_names)]
