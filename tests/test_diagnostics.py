@@ -13,8 +13,9 @@ from problems import recipes
 from torch import Tensor
 
 from cagp import GP, SGPR, CaGPCG, CaGPLocal, CaGPOpt, GaussianNoise, KnownNoise, iterate
-from cagp.actions import BlockActions
+from cagp.actions import BlockActions, DenseActions, Partition
 from cagp.diagnostics import (
+    action_fit,
     action_matrix,
     distance_to_data,
     eigenspace_alignment,
@@ -32,6 +33,7 @@ from cagp.kernels import RBF, Matern12, Matern32, Scale
 from cagp.notices import collected
 from cagp.posteriors import CaGPPosterior
 from cagp.projection import project
+from cagp.starting import start_from_neighbours
 from cagp.system import System
 
 
@@ -321,3 +323,65 @@ def test_wrong_arguments_are_named():
     other = CaGPLocal(known, 5).condition(X, y, known_noise(X))
     with pytest.raises(TypeError, match="posterior is a LocalPosterior, expected the CaGPPosterior"):
         variance_components(other, exact_reference(posterior, X, known_noise(X)), Z, known_noise(Z))
+
+
+# --- whether shared actions fit ---------------------------------------------------------------------------------------
+
+
+def waves(frequency: float, n: int = 1500) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(n, 2, generator=g, dtype=torch.float64)
+    noise = 0.1 * torch.randn(n, generator=g, dtype=torch.float64)
+    return X, torch.sin(frequency * (X[:, 0] + X[:, 1].square())) + noise
+
+
+def learned_from_neighbours(frequency: float, num_actions: int) -> tuple[CaGPOpt, Tensor, Tensor]:
+    X, y = waves(frequency)
+    prior = GP(Scale(Matern32(2)))
+    start_from_neighbours(prior, X, y)
+    generator = torch.Generator().manual_seed(0)
+    return CaGPOpt.from_data(prior, X, num_actions, support_size=8, generator=generator), X, y
+
+
+def test_shared_actions_fit_a_smooth_function_and_not_a_rough_one():
+    found = {}
+    for frequency in (3.0, 40.0):
+        method, X, y = learned_from_neighbours(frequency, 64)
+        found[frequency] = action_fit(method.condition(X, y), X)
+    smooth, rough = found[3.0], found[40.0]
+    assert smooth.advice is None
+    assert smooth.computational_share < 0.01
+    assert rough.computational_share > 0.5
+    assert rough.spacing > 5 * smooth.spacing
+    assert 'Use method="local" or "hybrid", or more actions' in rough.advice
+    assert f"{rough.spacing:.2g} lengthscales apart" in rough.advice
+    assert f"at least {rough.computational_share:.0%} of the variance" in rough.advice
+
+
+def test_more_actions_help_a_rough_function():
+    shares = []
+    for num_actions in (64, 256, 1024):
+        method, X, y = learned_from_neighbours(40.0, num_actions)
+        shares.append(action_fit(method.condition(X, y), X).computational_share)
+    assert shares[0] > shares[1] > shares[2]
+
+
+def test_the_share_that_was_not_computed_is_a_lower_bound():
+    method, X, y = learned_from_neighbours(20.0, 40)
+    posterior = method.condition(X, y)
+    found = action_fit(posterior, X, num_rows=len(X))
+    exact = oracle.exact_posterior(method.prior, X, y, X)
+    variance = oracle.array(posterior.variance(X))
+    noise = method.prior.noise.noise.item()
+    share = ((variance - exact.variance) / (variance + noise)).mean()
+    assert 0.1 * share < found.computational_share <= share + 1e-9
+
+
+def test_spacing_is_the_distance_between_the_means_of_blocks():
+    X = torch.tensor([[0.0, 0.0], [0.2, 0.0], [1.0, 0.0], [1.2, 0.0], [5.0, 0.0], [5.2, 0.0]], dtype=torch.float64)
+    actions = BlockActions(Partition(torch.arange(6), torch.tensor([0, 2, 4, 6])))
+    prior = GP(Scale(Matern32(2, [0.5, 3.0])))
+    posterior = CaGPOpt(prior, actions).condition(X, X[:, 0])
+    assert action_fit(posterior, X).spacing == pytest.approx(2.0)  # 2, 2 and 8 lengthscales to the next
+    with pytest.raises(TypeError, match="block-sparse actions"):
+        action_fit(CaGPOpt(prior, DenseActions(torch.eye(6, dtype=torch.float64))).condition(X, X[:, 0]), X)

@@ -51,6 +51,7 @@ METHODS: dict[str, Callable[[Tensor], Trainable]] = {
     "CaGPOpt, projected": lambda X: CaGPOpt.from_data(prior(), X, 8, loss="projected"),
     "CaGPOpt, growing": lambda X: CaGPOpt.from_data(prior(), X, 8, start_actions=2),
     "CaGPOpt, dense": lambda X: CaGPOpt(prior(), DenseActions(torch.eye(N, dtype=torch.float64)[:, :5], learn=True)),
+    "CaGPOpt, minibatches": lambda X: CaGPOpt(prior(), thin(X), batch_size=16, reblock_at=(1,)),
     "CaGPCG": lambda X: CaGPCG(prior(), 8),
     "CaGPCG, random": lambda X: CaGPCG(prior(), 8, policy=RandomActions()),
     "CaGPLocal": lambda X: CaGPLocal(prior(), 5, batch_size=16),
@@ -68,7 +69,8 @@ METHODS: dict[str, Callable[[Tensor], Trainable]] = {
     "Several, SVGP": lambda X: several(lambda p: SVGP.from_data(p, X, 7, batch_size=16)),
     "Several, CaGPLocal": lambda X: several(lambda p: CaGPLocal(p, 5, batch_size=16)),
 }
-MINIBATCHES = [name for name in METHODS if "SVGP" in name or "CaGPLocal" in name]
+MINIBATCHES = [name for name in METHODS if "SVGP" in name or "CaGPLocal" in name or "minibatches" in name]
+ALL_ROWS = ["CaGPOpt, projected", "CaGPCG", "CaGPCG, random", "CholeskyGP", "SGPR", "CGGP", "Several"]
 
 every_method = pytest.mark.parametrize("name", METHODS)
 
@@ -158,7 +160,7 @@ def test_the_rows_of_a_step_depend_on_seed_step_and_number_alone(name):
         assert not torch.equal(drawn[0], drawn[1])
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in MINIBATCHES])
+@pytest.mark.parametrize("name", ALL_ROWS)
 def test_a_method_that_needs_all_rows_refuses_some(name):
     method = METHODS[name](make_data()[0])
     with pytest.raises(ValueError, match="needs all rows: leave rows at None"):

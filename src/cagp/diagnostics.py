@@ -20,6 +20,7 @@ from cagp.iterative import top_eigenvectors
 from cagp.limits import EXACT_ROWS
 from cagp.linalg import JitterWarning, conjugate_gradients, safe_cholesky
 from cagp.methods import CaGPLocal, CholeskyGP
+from cagp.methods.common import lengthscale_of
 from cagp.notices import collected
 from cagp.posteriors import AveragedPosterior, CaGPPosterior, LocalPosterior, Posterior
 from cagp.projection import Projection
@@ -123,6 +124,80 @@ def posterior_entropy(
 
 def _log_det(A: Tensor, name: str) -> Tensor:
     return 2 * safe_cholesky(A, name).diagonal().log().sum()
+
+
+# ---- whether shared actions fit the problem ----
+
+FIT_ROWS = 500
+LARGE_SHARE = 0.25
+"""Shared actions do not fit a problem where at least this share of the variance was not computed; a heuristic."""
+
+
+class ActionFit(NamedTuple):
+    """How well shared actions suit the problem, at training rows."""
+
+    spacing: float  # the median distance of a block to the next one, in lengthscales; NaN if the kernel has none
+    computational_share: float  # of the predictive variance: at least this much was not computed, and is not noise
+
+    @property
+    def advice(self) -> str | None:
+        """What was found and what to do, in words; None where shared actions fit."""
+        if self.computational_share < LARGE_SHARE:
+            return None
+        apart = "" if math.isnan(self.spacing) else f"blocks of rows are {self.spacing:.2g} lengthscales apart, and "
+        return (
+            f"Shared actions do not fit this problem: {apart}at least {self.computational_share:.0%} of the variance "
+            'of predictions was not computed, and is neither noise nor lack of data. Use method="local" or "hybrid", '
+            "or more actions (n_actions)."
+        )
+
+
+@torch.no_grad()
+def action_fit(
+    posterior: CaGPPosterior,
+    X: Float[Tensor, "n d"],
+    row_noise: Float[Tensor, " n"] | None = None,
+    *,
+    num_rows: int = FIT_ROWS,
+    seed: int = 0,
+) -> ActionFit:
+    """Whether block-sparse actions, shared by all test points, suit the problem.
+
+    The exact posterior has seen each training row, so that its variance there is at most k D / (k + D), with k the
+    prior variance and D the noise. What the posterior's own variance has beyond that was not computed.
+
+    Ask at hyperparameters that do not depend on the actions, e.g. those of CaGP-Local. The ELBO adapts them to the
+    actions: what these cannot resolve becomes noise.
+
+    Args:
+        X: training rows, with their ``row_noise``.
+        num_rows: rows to look at, at most, drawn with ``seed``.
+
+    Time O(i² d) and that of ``num_rows`` predictions.
+    """
+    if not isinstance(posterior, CaGPPosterior) or not isinstance(posterior.W, BlockWeights):
+        raise TypeError("posterior must be a CaGPPosterior with block-sparse actions, e.g. of CaGPOpt.")
+    check_new_inputs(X, posterior.X)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(len(X), (num_rows,), generator=generator) if len(X) > num_rows else torch.arange(len(X))
+    rows = rows.to(X.device)
+    inputs, prior = X[rows], posterior.prior
+    noise = prior.noise_variance(inputs, None if row_noise is None else row_noise[rows])
+    known = prior.kernel.diag(inputs).double()
+    variance = posterior.variance(inputs).double()
+    share = (variance - known * noise / (known + noise)).clamp_min(0) / (variance + noise)
+    return ActionFit(_block_spacing(posterior, posterior.W), float(share.mean()))
+
+
+def _block_spacing(posterior: CaGPPosterior, W: BlockWeights) -> float:
+    """The median over the blocks of the distance to the nearest other one, between their means, in lengthscales."""
+    lengthscale = lengthscale_of(posterior.prior.kernel)
+    if lengthscale is None or W.num_columns == 1:
+        return math.nan
+    equal = W._replace(values=torch.ones_like(W.values))
+    centres = equal.project(posterior.X / lengthscale.to(posterior.X)) / W.sizes[:, None]
+    distances = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    return float(distances.fill_diagonal_(math.inf).amin(1).median())
 
 
 # ---- inducing points ----

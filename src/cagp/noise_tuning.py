@@ -14,6 +14,7 @@ from cagp.methods import Method
 from cagp.notices import collected
 from cagp.prior import GaussianNoise
 from cagp.training import Trainable
+from cagp.training.trainable import Rows
 
 RAISED_BY = 4.0
 CALIBRATED_BY = 2**0.5
@@ -26,6 +27,7 @@ def raise_noise(
     y: Float[Tensor, "n *q"],
     row_noise: Float[Tensor, "n *q"] | None = None,
     *,
+    rows: Rows | None = None,
     until: float = math.inf,
 ) -> None:
     """Multiply the noise of the method by ``RAISED_BY`` as long as its loss falls; for the start of a fit.
@@ -34,11 +36,12 @@ def raise_noise(
     training would spend its first steps on it alone. A noise that is not trained stays as it is.
 
     Args:
+        rows: the rows to estimate the loss from; None for all rows.
         until: a time of ``time.perf_counter()`` after which nothing more is tried.
     """
     limit = float(y.double().var(correction=0))
     for noise in _trained_noises(method):
-        _follow(noise, RAISED_BY, lambda: float(method.objective(X, y, row_noise)), limit, until)
+        _follow(noise, RAISED_BY, lambda: float(method.objective(X, y, row_noise, rows=rows)), limit, until)
 
 
 @torch.no_grad()

@@ -9,6 +9,8 @@ from torch import Tensor
 from cagp.actions import Actions
 from cagp.checks import check_data
 from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, kernel_product
+from cagp.engine.tiles import recomputed
+from cagp.kernels import Kernel
 from cagp.linalg import safe_cholesky
 from cagp.prior import GP
 
@@ -18,7 +20,6 @@ class Projection(NamedTuple):
 
     X: Float[Tensor, "m d"]  # inputs of the support
     W: Float[Tensor, "m i"] | BlockWeights  # S on the support, unit columns
-    KS: Float[Tensor, "m i"]  # k(X, X) W
     SKS: Float[Tensor, "i i"]  # float64, as everything below
     SDS: Float[Tensor, "i i"]
     chol: Float[Tensor, "i i"]  # LLᵀ = SKS + SDS
@@ -34,11 +35,14 @@ def project(
     row_noise: Float[Tensor, " n"] | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
     *,
+    KS: Float[Tensor, "m i"] | None = None,
     check: bool = True,
 ) -> Projection:
-    """Lines 2 to 5 of Algorithm S2 (batch version). Time O(m² d + m i + i³), memory O(m i).
+    """Lines 2 to 5 of Algorithm S2 (batch version). Time O(m² d + m i + i³), memory O(m d + i² + tile).
 
     Args:
+        KS: ``support_product`` of the same arguments, where it is needed elsewhere too; None to compute SᵀKS in tiles
+            that are not kept.
         check: False if ``check_projection`` has seen these data.
     """
     if check:
@@ -46,15 +50,22 @@ def project(
     rows = actions.support
     X_support, W = X[rows], actions.weights(X.dtype)
     residual = (y[rows] - prior.mean(X_support)).double()
-    noise = prior.noise(X, row_noise)[rows]
+    noise = prior.noise.of_rows(X, rows, row_noise)
 
-    KS = kernel_product(prior.kernel, X_support, X_support, W, max_bytes=max_bytes)
-    SKS = _symmetric(_left(W, KS))
+    SKS = _gram(prior.kernel, X_support, W, max_bytes) if KS is None else _symmetric(_left(W, KS))
     SDS = noise_gram(W, noise)
     targets = _left(W, residual[:, None])[:, 0]
     chol = safe_cholesky(SKS + SDS, "SᵀK̂S")
     weights = torch.cholesky_solve(targets[:, None], chol)[:, 0]
-    return Projection(X_support, W, KS, SKS, SDS, chol, targets, weights)
+    return Projection(X_support, W, SKS, SDS, chol, targets, weights)
+
+
+def support_product(
+    prior: GP, actions: Actions, X: Float[Tensor, "n d"], max_bytes: int = DEFAULT_MAX_BYTES
+) -> Float[Tensor, "m i"]:
+    """KS at the rows of the support, in their order."""
+    inputs = X[actions.support]
+    return kernel_product(prior.kernel, inputs, inputs, actions.weights(X.dtype), max_bytes=max_bytes)
 
 
 def check_projection(prior: GP, actions: Actions, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
@@ -63,6 +74,38 @@ def check_projection(prior: GP, actions: Actions, X: Tensor, y: Tensor, row_nois
     prior.noise.check(row_noise)
     if actions.num_rows != X.shape[0]:
         raise ValueError(f"X has {X.shape[0]} rows, the actions were made for {actions.num_rows}; make them from X.")
+
+
+def _gram(kernel: Kernel, X: Tensor, W: Tensor | BlockWeights, max_bytes: int) -> Tensor:
+    """WᵀK(X, X)W; for blocks from tiles of K(X, X)W, each with the columns from its first block on."""
+    groups = _groups(W, max_bytes) if isinstance(W, BlockWeights) else []
+    if not isinstance(W, BlockWeights) or len(groups) == 1:
+        return _symmetric(_left(W, kernel_product(kernel, X, X, W, max_bytes=max_bytes)))
+    strips = []
+    for first, last in groups:
+        begin, end = int(W.offsets[first]), int(W.offsets[last])
+        rest = W.blocks(first, W.num_columns)
+
+        def strip(left: Tensor, right: Tensor, begin=begin, end=end, first=first, last=last, rest=rest) -> Tensor:
+            KS = kernel_product(kernel, X[begin:end], X[begin:], rest._replace(values=right), max_bytes=max_bytes)
+            return W.blocks(first, last)._replace(values=left).project(KS)
+
+        found = recomputed(strip, W.values[begin:end], rest.values)
+        strips.append(torch.nn.functional.pad(found, (first, 0)))
+    upper = torch.cat(strips).triu()
+    return upper + upper.triu(1).mT
+
+
+def _groups(W: BlockWeights, max_bytes: int) -> list[tuple[int, int]]:
+    """Consecutive blocks, first and one past the last, whose rows of KS and of its gradient fit into ``max_bytes``."""
+    most_rows = max_bytes // (2 * W.num_columns * W.values.element_size())
+    groups, first, rows = [], 0, 0
+    for block, size in enumerate(W.sizes.tolist()):
+        if rows + size > most_rows and block > first:
+            groups.append((first, block))
+            first, rows = block, 0
+        rows += size
+    return [*groups, (first, W.num_columns)]
 
 
 def _left(W: Tensor | BlockWeights, F: Tensor) -> Tensor:

@@ -25,6 +25,11 @@ class BlockWeights(NamedTuple):
         """The number of rows in each block."""
         return self.offsets.diff()
 
+    def blocks(self, first: int, last: int) -> "BlockWeights":
+        """The weights of blocks ``first`` to ``last``, which does not count, on their own rows."""
+        begin, end = int(self.offsets[first]), int(self.offsets[last])
+        return BlockWeights(self.values[begin:end], self.offsets[first : last + 1] - begin)
+
     def columns(self) -> Int[Tensor, " m"]:
         """The block of each row."""
         return torch.arange(self.num_columns, device=self.offsets.device).repeat_interleave(self.sizes)

@@ -111,7 +111,7 @@ class Iteration:
         chol = safe_cholesky(SKS + SDS, "SᵀK̂S")
         targets = W.mT @ state.targets
         weights = torch.cholesky_solve(targets[:, None], chol)[:, 0]
-        return Projection(system.X, W.to(system.X), KS.to(system.X), SKS, SDS, chol, targets, weights)
+        return Projection(system.X, W.to(system.X), SKS, SDS, chol, targets, weights)
 
     def posterior(self) -> CaGPPosterior:
         """The posterior given the projections Sᵀy: what ``project`` and ``CaGPPosterior`` make of ``actions``."""

@@ -3,7 +3,8 @@
 from abc import abstractmethod
 from typing import Any
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cagp.checks import check_data
@@ -57,6 +58,15 @@ def prior_of(method: Trainable) -> GP | None:
 def trained(part: nn.Module | None, lr: float) -> ParameterGroup:
     """The parameters of a part that are to be trained, with their learning rate."""
     return ParameterGroup([] if part is None else [p for p in part.parameters() if p.requires_grad], lr)
+
+
+def drawn_rows(seed: int, step: int, num_rows: int, batch_size: int) -> Int[Tensor, " b"]:
+    """``batch_size`` of ``num_rows`` row numbers, drawn with replacement: they depend on these numbers alone.
+
+    Time O(b): a permutation would cost O(n), and with many rows drawing one twice is rare and does no harm.
+    """
+    generator = torch.Generator().manual_seed(seed + 1_000_003 * (step + 1))
+    return torch.randint(num_rows, (batch_size,), generator=generator)
 
 
 def check_all_rows(rows: Tensor | None, method: str) -> None:

@@ -13,7 +13,7 @@ from cagp.actions import Actions
 from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.local_inference import SharedActions, local_nll
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, trained
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, drawn_rows, trained
 from cagp.methods.common import ACTION_RATE, dtype_name, lengthscale_of, prior_findings
 from cagp.methods.local_scale import SCALE_ROWS, ScaleChoice, choose_local_scale
 from cagp.neighbours import IndexKind, NeighbourIndex
@@ -140,8 +140,7 @@ class CaGPLocal(Method):
         available = num_rows if eligible is None else len(eligible)
         if self.batch_size >= available:
             return None
-        generator = torch.Generator().manual_seed(self.seed + 1_000_003 * (step + 1))
-        drawn = torch.randint(available, (self.batch_size,), generator=generator)
+        drawn = drawn_rows(self.seed, step, available, self.batch_size)
         return drawn if eligible is None else eligible[drawn.to(eligible.device)]
 
     def prepare(

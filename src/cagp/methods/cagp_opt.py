@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.actions import Actions, BlockActions
 from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, trained
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, drawn_rows, trained
 from cagp.methods.common import ACTION_RATE, Loss, check_loss, dtype_name, lengthscale_of, loss_terms, prior_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
@@ -40,6 +40,9 @@ class CaGPOpt(Method):
         reblock_at: steps of a fit, counted from 0, before which blocks are cut again in units of the lengthscales.
         grow_to: double the number of actions during a fit, whenever the loss is flat, until there are this many; the
             last doubling comes at ``GROWN_BY`` of all steps at the latest. None: the number stays.
+        batch_size: estimate the ELBO of a step from this many rows; None for all rows. If the actions have a
+            ``support_size``, the cost of a step does not depend on the number of rows.
+        seed: of the minibatches.
     """
 
     def __init__(
@@ -50,9 +53,15 @@ class CaGPOpt(Method):
         max_bytes: int = DEFAULT_MAX_BYTES,
         reblock_at: Sequence[int] = (),
         grow_to: int | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
     ):
         super().__init__()
         check_loss(loss)
+        if batch_size is not None:
+            check_count(batch_size, "batch_size", 2**31, "a size that can be computed")
+            if loss == "projected":
+                raise ValueError('batch_size needs loss="elbo"; the projected loss is no sum over rows.')
         self.prior = prior
         self.actions = actions
         self.loss: Loss = loss
@@ -63,6 +72,8 @@ class CaGPOpt(Method):
                 raise ValueError(f"grow_to needs BlockActions, whose blocks can be cut, not {type(actions).__name__}.")
             check_count(grow_to, "grow_to", len(actions.support), "the number of rows with weights")
         self.grow_to = grow_to
+        self.batch_size, self.seed = batch_size, seed
+        self.stochastic = batch_size is not None and batch_size < actions.num_rows
 
     @classmethod
     def from_data(
@@ -75,6 +86,8 @@ class CaGPOpt(Method):
         max_bytes: int = DEFAULT_MAX_BYTES,
         reblock_at: Sequence[int] | None = None,
         start_actions: int | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
         **choices: Any,
     ) -> "CaGPOpt":
         """CaGP-Opt with ``num_actions`` blocks of the rows of ``X``.
@@ -82,6 +95,8 @@ class CaGPOpt(Method):
         Args:
             reblock_at: None for ``DEFAULT_REBLOCK_AT`` with spatial blocks, never with ordered ones.
             start_actions: begin a fit with this many and let them grow; None: all from the start.
+            batch_size: rows of a step; None for all.
+            seed: of the minibatches.
             choices: passed on to ``BlockActions.from_data``: blocks, start, support_size, generator, and lengthscale
                 (by default the kernel's).
         """
@@ -91,12 +106,25 @@ class CaGPOpt(Method):
             reblock_at = DEFAULT_REBLOCK_AT if choices.get("blocks", "spatial") == "spatial" else ()
         grow_to = None if start_actions is None else num_actions
         actions = BlockActions.from_data(X, num_actions if start_actions is None else start_actions, **choices)
-        return cls(prior, actions, loss, max_bytes, reblock_at, grow_to)
+        return cls(prior, actions, loss, max_bytes, reblock_at, grow_to, batch_size, seed)
 
     def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
-        """Terms per row whose sum is the loss, to be minimised over all parameters. ``rows`` must be None: all rows."""
-        check_all_rows(rows, "CaGPOpt")
-        return loss_terms(self.loss, self.prior, self.actions, X, y, row_noise, self.max_bytes)
+        """Terms per row whose sum is the loss, to be minimised over all parameters.
+
+        The loss of all rows is streamed: besides the data and the i x i matrices it takes ``max_bytes`` of memory.
+
+        Args:
+            rows: the rows to estimate the ELBO from; None for all rows.
+        """
+        if self.loss == "projected":
+            check_all_rows(rows, "CaGPOpt with the projected loss")
+        return loss_terms(self.loss, self.prior, self.actions, X, y, row_noise, self.max_bytes, rows)
+
+    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
+        """The rows of a step, drawn with replacement by ``seed`` and the step; None if a step uses all rows."""
+        if self.batch_size is None or self.batch_size >= num_rows:
+            return None
+        return drawn_rows(self.seed, step, num_rows, self.batch_size)
 
     def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
         """Raise ValueError unless the data fit together, and suit the prior's noise and the actions."""
@@ -175,9 +203,12 @@ class CaGPOpt(Method):
     def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         actions, n = self.actions, X.shape[0]
-        share = "all" if len(actions.support) == n else f"{len(actions.support):,} of the"
+        num_weights = len(actions.support)
+        share = "all" if num_weights == n else f"{num_weights:,} of the"
+        batches = f", minibatches of {self.batch_size:,} rows" if self.stochastic else ""
         summary = (
-            f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows ({n / actions.num_actions:.0f} rows "
-            f"each), loss {self.loss}, kernel products by {backend_for(self.prior.kernel, X)}, {dtype_name(X)}."
+            f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows "
+            f"({num_weights / actions.num_actions:.0f} in each block), loss {self.loss}{batches}, kernel products by "
+            f"{backend_for(self.prior.kernel, X)}, {dtype_name(X)}."
         )
         return [summary, *prior_findings(self.prior, X, y, input_names)]

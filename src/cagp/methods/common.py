@@ -6,7 +6,7 @@ from functools import reduce
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.actions import Actions
@@ -37,10 +37,15 @@ def loss_terms(
     y: Float[Tensor, " n"],
     row_noise: Float[Tensor, " n"] | None,
     max_bytes: int,
+    rows: Int[Tensor, " b"] | None = None,
 ) -> dict[str, Float[Tensor, ""]]:
-    """Terms per row whose sum is the loss of these actions, to be minimised; the data are not checked."""
+    """Terms per row whose sum is the loss of these actions, to be minimised; the data are not checked.
+
+    Args:
+        rows: the rows to estimate the ELBO from; None for all rows. The projected-data loss sees none but the support.
+    """
     if loss == "elbo":
-        bound = elbo(prior, actions, X, y, row_noise, max_bytes, check=False)
+        bound = elbo(prior, actions, X, y, row_noise, max_bytes, rows=rows, check=False)
         terms = {"negative_log_likelihood": -bound.expected_log_likelihood, "kl": bound.kl}
     else:
         terms = {"projected_nll": projected_nll(prior, actions, X, y, row_noise, max_bytes, check=False)}

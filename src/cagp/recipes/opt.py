@@ -13,13 +13,14 @@ from cagp.recipes.options import N_ACTIONS, N_NEIGHBORS
 if TYPE_CHECKING:
     import torch
 
-    from cagp import methods, noise_tuning, prior, starting, training
+    from cagp import diagnostics, linalg, methods, noise_tuning, notices, prior, starting, training
     from cagp.recipes import far_apart, steps
     from cagp.recipes import task as tasks
 else:
     torch, methods, noise_tuning = map(lazy_module, ("torch", "cagp.methods", "cagp.noise_tuning"))
     starting, steps, tasks = map(lazy_module, ("cagp.starting", "cagp.recipes.steps", "cagp.recipes.task"))
-    far_apart = lazy_module("cagp.recipes.far_apart")
+    far_apart, diagnostics = map(lazy_module, ("cagp.recipes.far_apart", "cagp.diagnostics"))
+    linalg, notices = map(lazy_module, ("cagp.linalg", "cagp.notices"))
 
 EVALUATE_EVERY, PATIENCE = 20, 4
 """Steps between judgements by held-out rows, and judgements without a gain that end the fit."""
@@ -70,6 +71,18 @@ def started_at(local: "training.FitResult") -> str:
     return f"Hyperparameters start at those that CaGP-Local learned in {len(local.steps):,} steps."
 
 
+def depth_of(method: "methods.CaGPOpt", task: "tasks.Task") -> list[str]:
+    """Whether shared actions fit the first target at hyperparameters that CaGP-Local learned; a sentence if not."""
+    X, y, row_noise = task.column(0)
+    with notices.collected(linalg.JitterWarning):
+        try:
+            posterior = method.condition(X, y, row_noise)
+        except linalg.NotPositiveDefiniteError:  # training starts with more noise
+            return []
+    advice = diagnostics.action_fit(posterior, X, row_noise, seed=task.seed).advice
+    return [] if advice is None else [advice]
+
+
 def train_opt(
     task: "tasks.Task",
     priors: "list[prior.GP]",
@@ -85,16 +98,21 @@ def train_opt(
         held_out: rows that choose the step and the noise.
         changes: limits and settings of the fit.
     """
+    batches = steps.Minibatches.of(task.num_rows)
     first = methods.CaGPOpt.from_data(
         priors[0],
         task.X,
-        steps.number_of_actions(n_actions, task),
+        steps.number_of_actions(n_actions, task, batches.batch_size),
         max_bytes=task.max_bytes,
         reblock_at=() if learned else None,
-        support_size=steps.support_size(task.num_rows),
+        batch_size=batches.batch_size,
+        seed=task.seed,
+        support_size=batches.support_size,
         generator=torch.Generator().manual_seed(task.seed),
     )
-    others = [methods.CaGPOpt(p, first.actions, first.loss, first.max_bytes, first.reblock_at) for p in priors[1:]]
+    shared = {"max_bytes": first.max_bytes, "reblock_at": first.reblock_at}
+    shared |= {"batch_size": first.batch_size, "seed": first.seed}
+    others = [methods.CaGPOpt(p, first.actions, first.loss, **shared) for p in priors[1:]]
     method, notes = methods.Several([first, *others]), []
     cost = 0.0  # of a judgement, in seconds
     if held_out is not None and task.max_time is not None:
@@ -107,14 +125,16 @@ def train_opt(
         else:
             changes["reserve"] = FINAL_JUDGEMENTS * cost
     if learned and task.time_left() > FINAL_JUDGEMENTS * cost:
-        noise_tuning.raise_noise(method, *task.data, until=task.deadline)
+        notes += depth_of(first, task)
+        rows = method.minibatch(0, task.num_rows)
+        noise_tuning.raise_noise(method, *task.data, rows=rows, until=task.deadline)
     if held_out is not None:
         changes |= {"evaluate": lambda: {"nll": steps.held_out_nll(method, task, held_out)}, "monitor": "nll"}
         changes |= {"evaluate_every": EVALUATE_EVERY, "patience": PATIENCE}
     result = task.run(method, "opt", **changes)
     if held_out is not None:
         factors = [steps.calibrate(part, task, held_out, j) for j, part in enumerate(method.parts)]
-        notes = [
+        notes += [
             f"{held_out.num_rows:,} rows were held out to choose the step and the noise, which is "
             f"{' and '.join(f'{factor:.2g}' for factor in factors)} times that of the loss; predictions use the "
             f"other {task.num_rows:,}."

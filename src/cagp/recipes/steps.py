@@ -28,6 +28,10 @@ MOST_ACTIONS, ROWS_PER_ACTION = 512, 8
 SUPPORT_ROWS, SUPPORT_SIZE = 50_000, 32
 """Beyond this many rows, shared actions weigh at most this many rows of each block: their cost is then linear in n."""
 
+MINIBATCH_ROWS, BATCH_SIZE, BATCH_SUPPORT = 10_000, 1024, 16
+"""Beyond this many rows, CaGP-Opt learns from minibatches of this size and weighs at most this many rows of each block:
+the cost of a step then does not depend on n. docs/benchmarks.md has the evidence."""
+
 VALIDATION_SHARE, VALIDATION_ROWS = 0.1, 2000
 LOCAL_RESERVE, FEW_SCALE_ROWS = 0.25, 250
 """The share of ``max_time`` that training with nearest rows leaves for the local scale and the posterior, and the rows
@@ -44,14 +48,31 @@ MakeInducing = Callable[[GP, Tensor | InducingPoints], SGPR | SVGP]
 # ---- actions ----
 
 
-def number_of_actions(n_actions: int | str, task: Task) -> int:
-    """The number of actions that a user asks for; "auto" is one for eight rows, at most 512, as memory allows."""
+def number_of_actions(n_actions: int | str, task: Task, most_rows: int | None = None) -> int:
+    """The number of actions that a user asks for; "auto" is one for eight rows, at most 512, as memory allows.
+
+    Args:
+        most_rows: the rows that a step holds, if it does not hold all.
+    """
     if not isinstance(n_actions, str):
         return min(int(n_actions), task.num_rows)
+    held = task.num_rows if most_rows is None else min(most_rows, task.num_rows)
     num_actions = max(1, min(MOST_ACTIONS, task.num_rows // ROWS_PER_ACTION))
-    while num_actions > 1 and limits.action_bytes(task.num_rows, num_actions) > task.memory:
+    while num_actions > 1 and limits.action_bytes(held, num_actions) > task.memory:
         num_actions //= 2
     return num_actions
+
+
+class Minibatches(NamedTuple):
+    """How CaGP-Opt is trained on many rows."""
+
+    batch_size: int | None  # rows of a step; None for all
+    support_size: int | None  # rows of each block that carry weight; None for all
+
+    @classmethod
+    def of(cls, num_rows: int) -> "Minibatches":
+        """Beyond ``MINIBATCH_ROWS`` rows, a step costs the same whatever their number."""
+        return cls(BATCH_SIZE, BATCH_SUPPORT) if num_rows > MINIBATCH_ROWS else cls(None, None)
 
 
 def support_size(num_rows: int) -> int | None:
