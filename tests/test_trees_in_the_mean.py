@@ -17,6 +17,7 @@ from cagp import CaGPRegressor, limits, trees
 from cagp.cli import main
 from cagp.estimators.tasks import new_task
 from cagp.estimators.units import Units
+from cagp.ranks import Ranks
 from cagp.recipes import RECIPES, auto, recipe_for
 from cagp.recipes.base import REST_START
 from cagp.report.html import number
@@ -65,7 +66,8 @@ def test_the_process_learns_what_the_trees_leave(method, known_noise):
 
     recipe = recipe_for("exact" if method == "auto" else method, used_by(method, **SMALL) if method != "auto" else {})
     units, rows = Units.learn(X, y, noise)
-    task = new_task(regressor(method, mean="zero", random_state=3), recipe, units, rows, began=0.0)
+    plain = regressor(method, mean="zero", random_state=3)
+    task = new_task(plain, recipe, units, rows, began=0.0, seed=3, ranks=Ranks.alone())
     rest = torch.from_numpy(targets - found.mean).to(task.y)
     fitted = recipe.train(replace(task, y=rest, start=REST_START))  # what trees leave is rough
     Z, _ = step_and_wave(11, seed=5)

@@ -20,6 +20,7 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -103,6 +104,15 @@ def write_state(
         version: the version of the state's structure.
         array_of: turns other array types into numpy arrays. None: only numpy arrays are stored.
     """
+    write_atomically(Path(path), _pieces(state, kind, version, array_of))
+
+
+def state_to_bytes(state: State, kind: str, version: int, array_of: ArrayOf | None = None) -> bytes:
+    """What ``write_state`` would write."""
+    return b"".join(_pieces(state, kind, version, array_of))
+
+
+def _pieces(state: State, kind: str, version: int, array_of: ArrayOf | None) -> list[bytes | memoryview]:
     arrays = _Arrays(array_of or (lambda value, place: None))
     tree = json.dumps(_flatten(state, arrays, "state", 0), allow_nan=False)
     specs = [_Spec(array.dtype, array.shape) for array in arrays.all]
@@ -111,7 +121,7 @@ def write_state(
         raise ValueError(f"the state has {len(header):,} bytes besides its arrays, at most {MAX_HEADER_BYTES:,} fit.")
     parts = [_bytes_of(arrays.all[number]) for number in _file_order(specs)]
     digest = _digest(header, parts)
-    write_atomically(Path(path), [header[: DIGEST.start], digest, header[DIGEST.stop :], *parts])
+    return [header[: DIGEST.start], digest, header[DIGEST.stop :], *parts]
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
@@ -263,6 +273,11 @@ def read_state(path: str | os.PathLike[str], kind: str, version: int, remedy: st
         ) from error
 
 
+def state_from_bytes(content: bytes, kind: str, version: int) -> State:
+    """The inverse of ``state_to_bytes``; ValueError if the bytes are not a complete state of this kind and version."""
+    return _read(BytesIO(content), kind, version)
+
+
 def _in_words(kind: str) -> str:
     """The kind in a sentence that names cagp itself: saved models have the kind "cagp model"."""
     return kind.removeprefix("cagp ")
@@ -273,7 +288,8 @@ def _damaged(how: str) -> _UnreadableError:
 
 
 def _read(file: BinaryIO, kind: str, version: int) -> State:
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     header = _checked_header(file, size, kind)
     metadata, specs = _parsed(header, size)
     if metadata["kind"] != kind:

@@ -7,7 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cagp.storage import BFLOAT16, State, fingerprint, read_state, write_state
+from cagp.storage import (
+    BFLOAT16,
+    State,
+    fingerprint,
+    read_state,
+    state_from_bytes,
+    state_to_bytes,
+    write_state,
+)
 
 DTYPES = (
     torch.float64,
@@ -45,6 +53,16 @@ def load_state(path: str | os.PathLike[str], kind: str, version: int, remedy: st
         remedy: what the error tells the user to do. None: what suits the cause.
     """
     return _with_tensors(read_state(path, kind, version, remedy))
+
+
+def state_as_bytes(state: State, kind: str, version: int) -> bytes:
+    """What ``save_state`` would write, for another process."""
+    return state_to_bytes(state, kind, version, _array_of)
+
+
+def state_of_bytes(content: bytes, kind: str, version: int) -> State:
+    """The inverse of ``state_as_bytes``; ValueError if the bytes are not a complete state of this kind and version."""
+    return _with_tensors(state_from_bytes(content, kind, version))
 
 
 def tensor_fingerprint(*parts: Any) -> str:

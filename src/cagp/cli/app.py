@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from cagp.cli import bench, compare, demo, evaluate, fit, info, predict, search
 from cagp.cli.options import HelpFormatter
 from cagp.cli.words import UsageError, complain, leave_pipe, on_one_line
+from cagp.ranks import FirstProcessError, launched_rank, launched_size
 
 
 class Command(NamedTuple):
@@ -53,9 +54,13 @@ Exit codes: 0 done, 1 failed (bad data, a bad file, no memory), 2 wrong usage, 1
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     arguments = _parser().parse_args(argv)
+    rank, size = launched_rank(), launched_size()
+    who = f"process {rank} of {size}: " if rank > 0 else ""
     with warnings.catch_warnings():  # the command is the process: its warnings are lines on stderr
-        warnings.showwarning = _show_warning
+        warnings.showwarning = _show_warning if rank == 0 else _keep_quiet
         try:
+            if size > 1 and not hasattr(arguments, "ranks"):
+                raise UsageError(f"{size} processes were started; only cagp fit and cagp predict share their work.")
             code = arguments.run(arguments)
             sys.stdout.flush()
             return code
@@ -63,18 +68,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             leave_pipe(sys.stdout)
             return 0
         except UsageError as error:
-            complain(error)
+            if rank == 0:  # all processes have the same options
+                complain(error)
             return 2
+        except FirstProcessError:  # process 0 complains
+            return 1
         except (ValueError, TypeError, OSError) as error:
-            complain(error)
+            complain(f"{who}{error}")
             return 1
         except (MemoryError, RuntimeError) as error:
             if not _is_memory(error):
                 raise
-            complain(f"not enough memory: {str(error).splitlines()[0] if str(error) else 'an allocation failed'}")
+            complain(f"{who}not enough memory: {str(error).splitlines()[0] if str(error) else 'an allocation failed'}")
             return 1
         except KeyboardInterrupt:
-            complain("interrupted")
+            complain(f"{who}interrupted")
             return 130
 
 
@@ -102,6 +110,10 @@ def _listed_commands() -> str:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
     print(f"cagp: warning: {on_one_line(message)}", file=sys.stderr)
+
+
+def _keep_quiet(*_: Any) -> None:
+    """The warnings of process 0 are enough."""
 
 
 def _is_memory(error: BaseException) -> bool:

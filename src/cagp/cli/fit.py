@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from cagp.cli import options
 from cagp.cli.models import check_options, regressor
-from cagp.cli.words import UsageError, Voice, count, names, print_json
+from cagp.cli.words import UsageError, Voice, check_shared_table, count, names, print_json
 from cagp.lazy import lazy_module
 from cagp.quantities import size
 from cagp.recipes import RECIPES
 
 if TYPE_CHECKING:
     from cagp import memory, report, storage, training
+    from cagp import ranks as processes
     from cagp.cli import scores, tables
     from cagp.data import tables as data_tables
     from cagp.estimators import GPRegressor
 else:
     memory, storage, training = map(lazy_module, ("cagp.memory", "cagp.storage", "cagp.training"))
-    report = lazy_module("cagp.report")
+    processes, report = map(lazy_module, ("cagp.ranks", "cagp.report"))
     scores, tables, data_tables = map(lazy_module, ("cagp.cli.scores", "cagp.cli.tables", "cagp.data.tables"))
 
 RUN = "run.json"
@@ -38,7 +39,10 @@ Rows without a target are left out. Inputs may be missing.
 
 Checkpoints are kept in a folder beside the model (model.cagp.checkpoints) until it is saved. If a run is killed, the
 same command with --resume continues from its last checkpoint. Without --resume, a folder that was left behind is an
-error, so that no work is lost. Ctrl-C ends training: the model is saved as it is then, and --resume continues."""
+error, so that no work is lost. Ctrl-C ends training: the model is saved as it is then, and --resume continues.
+
+Started by torchrun, on one machine or several, the processes share the rows of every training step. All of them read
+the table; the first prints and writes. A run can be resumed with another number of processes."""
 
 EPILOG = f"""\
 examples:
@@ -49,6 +53,7 @@ examples:
   cagp fit weather.parquet --target rain wind --method local --n-neighbors 64
   cagp fit houses.csv --target price --out houses.cagp --resume
   zcat big.csv.gz | cagp fit - --target y --json > fit.json
+  torchrun --nproc-per-node 4 -m cagp fit big.parquet --target y --method local
 
 {options.methods_in_words()}"""
 
@@ -73,33 +78,34 @@ def add_to(command: argparse.ArgumentParser) -> None:
     command.add_argument("--store-float32", action="store_true", help="round the stored rows: half the size")
     command.add_argument("--json", action="store_true", help="print one JSON object on stdout, words on stderr")
     command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, ranks=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, test, save, and say what was done; 130 if Ctrl-C ended the training."""
     check_options(arguments, [arguments.method])
-    _check_out(arguments)
+    ranks = processes.Ranks.here()
+    check_shared_table(arguments.table, ranks.size)
     folder = arguments.out.with_name(arguments.out.name + ".checkpoints")
-    if _has_checkpoint(folder) and not arguments.resume:
-        raise UsageError(
-            f"{folder} is left from a fit that did not end. Run the same command with --resume to continue it, or "
-            "delete the folder to start from scratch."
-        )
-    voice = Voice(arguments.quiet, data_on_stdout=arguments.json)
+    begun = ranks.from_first(lambda: {"has_checkpoint": _checked_out(arguments, folder)})["has_checkpoint"]
+    voice = Voice(arguments.quiet or not ranks.is_first, data_on_stdout=arguments.json)
     table = tables.split_of(arguments)
     if arguments.report is not None and len(table.test) == 0:
         raise UsageError("--report needs test rows: give a --test-fraction above 0.")
     voice.say(_data(table, arguments))
-    tables.warn_of_test_rows(table, arguments.split)
-    if arguments.resume and not _has_checkpoint(folder):
+    if ranks.is_first:
+        tables.warn_of_test_rows(table, arguments.split)
+    if arguments.resume and not begun:
         voice.say(f"There is no checkpoint in {folder} to continue from: starting from scratch.")
 
     start = time.perf_counter()
-    model = _fitted(arguments, table.train, folder)
+    model = _fitted(arguments, table.train, folder, ranks)
+    ranks.leave()
     seconds = time.perf_counter() - start
     voice.say(f"\nFitted in {seconds:.1f} s.\n{model.fit_report_}")
     interrupted = any(result.interrupted for result in model.fit_results_)
+    if not ranks.is_first:
+        return 130 if interrupted else 0
     model.save(arguments.out, dtype="float32" if arguments.store_float32 else None)
     if not interrupted:
         shutil.rmtree(folder)
@@ -156,8 +162,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
-def _check_out(arguments: argparse.Namespace) -> None:
-    """Find what would go wrong at the end before hours of training."""
+def _checked_out(arguments: argparse.Namespace, folder: Path) -> bool:
+    """Find what would go wrong at the end before hours of training; whether there is a checkpoint to resume from."""
     if any(arguments.out.name.lower().endswith(ending) for ending in data_tables.READABLE):
         raise UsageError(f"--out is {arguments.out}, a table by its name; call the model e.g. model.cagp.")
     for path in (arguments.out, arguments.report):
@@ -169,14 +175,22 @@ def _check_out(arguments: argparse.Namespace) -> None:
             raise UsageError(f"{path} cannot be written: there is no folder {path.parent}; create it.")
         if not os.access(path.absolute().parent, os.W_OK):
             raise PermissionError(f"{path} cannot be written: no permission to write in {path.absolute().parent}.")
+    if _has_checkpoint(folder) and not arguments.resume:
+        raise UsageError(
+            f"{folder} is left from a fit that did not end. Run the same command with --resume to continue it, or "
+            "delete the folder to start from scratch."
+        )
+    return _has_checkpoint(folder)
 
 
-def _fitted(arguments: argparse.Namespace, train: "tables.Part", folder: Path) -> "GPRegressor":
+def _fitted(
+    arguments: argparse.Namespace, train: "tables.Part", folder: Path, ranks: "processes.Ranks"
+) -> "GPRegressor":
     """The regressor, fitted with checkpoints in the folder; it keeps neither their path nor that it showed progress."""
     model = regressor(
         arguments.method,
         arguments,
-        max_memory=_memory(arguments, train, folder),
+        max_memory=ranks.from_first(lambda: {"bytes": _memory(arguments, train, folder)})["bytes"],
         checkpoint_dir=folder,
         verbose=not arguments.quiet,
     )
@@ -184,7 +198,7 @@ def _fitted(arguments: argparse.Namespace, train: "tables.Part", folder: Path) -
         with redirect_stdout(StringIO()):  # the fit report comes with the rest
             model.fit(train.inputs, train.target, train.noise)
     except BaseException:
-        if not _has_checkpoint(folder):
+        if ranks.is_first and not _has_checkpoint(folder):
             shutil.rmtree(folder)
         raise
     model.set_params(checkpoint_dir=None, verbose=False, max_memory=arguments.max_memory)

@@ -4,23 +4,28 @@ import argparse
 import os
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from cagp.cli import options
-from cagp.cli.words import UsageError, Voice, count, names
+from cagp.cli.words import UsageError, Voice, check_shared_table, count, names
 from cagp.lazy import lazy_module
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+    import torch
 
     from cagp import estimators
     from cagp import progress as progress_bars
+    from cagp import ranks as processes
     from cagp.cli import tables
     from cagp.data import tables as data_tables
     from cagp.estimators import conformal
 else:
-    np, pd, progress_bars = map(lazy_module, ("numpy", "pandas", "cagp.progress"))
+    np, pd, torch, progress_bars = map(lazy_module, ("numpy", "pandas", "torch", "cagp.progress"))
+    processes = lazy_module("cagp.ranks")
     estimators, tables = map(lazy_module, ("cagp.estimators", "cagp.cli.tables"))
     data_tables, conformal = map(lazy_module, ("cagp.data.tables", "cagp.estimators.conformal"))
 
@@ -34,7 +39,10 @@ larger than memory. Columns that the model does not know are ignored, and so are
 The columns of the result are named after the target: price_mean, price_std, price_lower, price_upper, or price_q0.05
 for quantiles. std is the standard deviation of a new observation, noise included; lower and upper are the ends of its
 central interval. A file is written whole or not at all: after an error the old one is still there. Messages count rows
-from 0, the first one below the names."""
+from 0, the first one below the names.
+
+Started by torchrun, the processes share the rows: each predicts every n-th piece, and the first writes all in order.
+Model and table are files that every process can read."""
 
 EPILOG = """\
 examples:
@@ -88,7 +96,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
         "--keep", nargs="+", default=[], metavar="COLUMN", help='columns of the table to copy, or "all"'
     )
     command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, ranks=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -97,27 +105,40 @@ def run(arguments: argparse.Namespace) -> int:
     if all(map(os.path.exists, paths)) and os.path.samefile(*paths):
         raise UsageError(f"--out is the table itself, {arguments.table}; choose another name.")
     columns: list[str] = arguments.columns or ([] if arguments.quantiles else list(COLUMNS))
-    voice = Voice(arguments.quiet, data_on_stdout=arguments.out == "-")
-    writer = data_tables.TableWriter(arguments.out)  # before the model: a name that cannot be written is found at once
+    ranks = processes.Ranks.here()
+    check_shared_table(arguments.table, ranks.size)
+    quiet = arguments.quiet or not ranks.is_first
+    voice = Voice(quiet, data_on_stdout=arguments.out == "-")
+    # Before the model: a name that cannot be written is found at once.
+    ranks.from_first(lambda: {"writable": data_tables.TableWriter(arguments.out) is not None})
     model = estimators.load(arguments.model)
-    tables.warn_of_noise(model, arguments.noise)
+    if ranks.is_first:
+        tables.warn_of_noise(model, arguments.noise)
     keep, verbatim = _kept(model, arguments.table, arguments.keep)
     results = [f"{t}_{c}" for t in model.target_names_ for c in [*columns, *map(_quantile_name, arguments.quantiles)]]
     if set(results) & set(keep):
         raise UsageError(f"--keep has {names(sorted(set(results) & set(keep)))}, which is also a column of the result.")
     unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
     start = time.perf_counter()
-    with progress_bars.TableProgress("predict", enabled=not arguments.quiet) as progress, writer:
-        for piece in tables.pieces(model, arguments.table, arguments.rows_at_a_time, verbatim, arguments.noise):
+    pieces = tables.pieces(model, arguments.table, arguments.rows_at_a_time, verbatim, arguments.noise)
+    answered = _answered(pieces, lambda piece: _answers(model, piece, columns, arguments), ranks)
+    if not ranks.is_first:
+        for _ in answered:
+            pass
+        ranks.leave()
+        return 0
+    writer = data_tables.TableWriter(arguments.out)
+    with progress_bars.TableProgress("predict", enabled=not quiet) as progress, writer:
+        for piece, answers in answered:
             unknown += Counter(model.encoder_.num_unknown(piece.inputs.matrix))
             lacking += Counter(model.encoder_.num_missing(piece.inputs.matrix))
-            answers = _answers(model, piece, columns, arguments)
             result = pd.DataFrame(dict(zip(results, answers, strict=True)), index=piece.frame.index)
             if keep:
                 kept = _columns(piece.frame, keep).astype(dict.fromkeys(verbatim, "string"))
                 result = pd.concat([kept, result], axis=1)
             writer.write(result)
             progress.advance(len(result), piece.fraction)
+    ranks.leave()
     tables.warn_of_levels(unknown)
     tables.warn_of_missing(lacking)
     seconds = time.perf_counter() - start
@@ -125,6 +146,31 @@ def run(arguments: argparse.Namespace) -> int:
         written = [*keep, *results]
         voice.say(f"Wrote {arguments.out}: {count(progress.done, 'row')} in {seconds:.1f} s; {names(written, 12)}.")
     return 0
+
+
+def _answered(
+    pieces: "Iterator[tables.Piece]",
+    answer: "Callable[[tables.Piece], list[np.ndarray]]",
+    ranks: "processes.Ranks",
+) -> "Iterator[tuple[Any, list[np.ndarray]]]":
+    """Pieces with their answers, in order: on process 0, the others yield nothing.
+
+    Process r answers every n-th piece, from the r-th on: with the same numbers as a process that answers all of them.
+    Process 0 holds n pieces at a time, the others their own.
+    """
+    pieces = iter(pieces)
+    while turn := [piece if ranks.rank in (0, k) else None for k, piece in enumerate(islice(pieces, ranks.size))]:
+        own = turn[ranks.rank] if ranks.rank < len(turn) else None
+        found = None if own is None else answer(own)
+        for k, piece in enumerate(turn):
+            if ranks.is_first and k == 0:
+                assert found is not None
+                yield piece, found
+            elif ranks.is_first:
+                dtype = None if found is None else found[0].dtype
+                yield piece, [column.astype(dtype) for column in ranks.collect(k).numpy()]
+            elif k == ranks.rank and found is not None:
+                ranks.send_to_first(torch.from_numpy(np.stack(found).astype(np.float64)))
 
 
 def _answers(

@@ -41,6 +41,12 @@ def warn(text: str) -> None:
     print(f"cagp: warning: {text}", file=sys.stderr)
 
 
+def check_shared_table(table: str, num_processes: int) -> None:
+    """Raise UsageError where several processes would have to read one stream."""
+    if num_processes > 1 and table == "-":
+        raise UsageError(f'the table is "-", which {num_processes} processes cannot all read; give the name of a file.')
+
+
 def complain(error: BaseException | str) -> None:
     """What went wrong, on one line of stderr."""
     print(f"cagp: {on_one_line(error) or type(error).__name__}", file=sys.stderr)

@@ -21,7 +21,7 @@ from cagp.estimators.predictive import Predictive
 from cagp.estimators.saved import save_model
 from cagp.estimators.several_targets import train_targets
 from cagp.estimators.target_choice import choose_transforms
-from cagp.estimators.tasks import check_parameters, refuse_keywords, seed_of
+from cagp.estimators.tasks import check_parameters, check_same_table, refuse_keywords, seed_of
 from cagp.estimators.units import EncodedTable, Quantity, Units
 from cagp.estimators.variances import noise_deviations, variance_parts
 from cagp.kernels import Kernel
@@ -30,7 +30,8 @@ from cagp.memory import peak_memory
 from cagp.metrics import Calibration
 from cagp.posteriors import Posterior
 from cagp.quantities import size
-from cagp.recipes import Recipe
+from cagp.ranks import Ranks
+from cagp.recipes import Recipe, check_processes
 from cagp.training import FitResult
 from cagp.trees import Trees
 
@@ -136,15 +137,18 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             refuse_keywords(unknown)
         began = time.perf_counter()
         check_parameters(self)
-        recipe = self._recipe()
+        recipe, ranks = self._recipe(), Ranks.here()
+        check_processes(recipe, ranks.size)
         if y is None:
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
         units, rows = Units.learn(X, y, sample_noise, self.categories)
         missing = rows.missing_words(), units.encoder.missing_words(rows.inputs)
         notes = [words for words in missing if words is not None]
-        with notices.collected() as warned:
-            units, rows, scales = choose_transforms(self, recipe, units, rows, seed_of(self.random_state))
-            trained = train_targets(self, recipe, units, rows, began)
+        with notices.collected() as warned, ranks.listening():
+            check_same_table(ranks, rows)
+            seed = int(ranks.agreed(float(seed_of(self.random_state))))
+            units, rows, scales = choose_transforms(self, recipe, units, rows, seed, ranks)
+            trained = train_targets(self, recipe, units, rows, began, seed, ranks)
         counts = Counter(str(warning) for warning in warned)
         notes += [f"{text} ({times:,} times in this fit)" for text, times in counts.items()]
 
@@ -158,7 +162,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         self._left_out_scores = None
         spent = f"The fit took {time.perf_counter() - began:,.1f} s; the process held at most {size(peak_memory())}."
         self.fit_report_ = "\n".join([*notes, *trained.notes, *scales, self.guarantee_, spent])
-        if self.verbose:
+        if self.verbose and ranks.is_first:
             print(self.fit_report_)
         return self
 

@@ -11,6 +11,7 @@ from cagp.estimators.tasks import new_task
 from cagp.estimators.units import TrainingRows, Units
 from cagp.posteriors import Posterior
 from cagp.quantities import seconds_of
+from cagp.ranks import Ranks
 from cagp.recipes import Recipe, train_with_mean, tried_in_words
 from cagp.recipes.task import Fitted, Task
 from cagp.trees import Trees
@@ -44,15 +45,17 @@ class TrainedTargets(NamedTuple):
 
 
 def train_targets(
-    model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows, began: float
+    model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows, began: float, seed: int, ranks: Ranks
 ) -> TrainedTargets:
     """All targets together, with one kernel; where some are missing in some rows, each alone with its own kernel.
 
     Args:
         began: when the fit began, on the clock ``time.perf_counter()``.
+        seed: of everything random.
+        ranks: the processes that train together.
     """
     if not rows.partly_missing:
-        task = new_task(model, recipe, units, rows, began=began)
+        task = new_task(model, recipe, units, rows, began=began, seed=seed, ranks=ranks)
         fitted = train_with_mean(recipe, task)
         return TrainedTargets(
             [fitted],
@@ -66,9 +69,10 @@ def train_targets(
     tasks, fits, notes = [], [], []
     for j, name in enumerate(units.target_names):
         own, now = (units.of_target(j), rows.of_target(j)), time.perf_counter()
-        task = new_task(model, recipe, *own, began=now, target=j, of_rows=len(rows.inputs))
+        fixed = {"began": now, "seed": seed, "ranks": ranks}
+        task = new_task(model, recipe, *own, **fixed, target=j, of_rows=len(rows.inputs))
         if model.max_time is not None:  # what is left is for all targets that are left
-            task = replace(task, max_time=max(total - (now - began), 1e-9) / (units.num_targets - j))
+            task = replace(task, max_time=max(total - ranks.agreed(now - began), 1e-9) / (units.num_targets - j))
         if fits and fits[-1].result.interrupted:
             task = replace(task, max_epochs=1)
         fitted = train_with_mean(recipe, task)

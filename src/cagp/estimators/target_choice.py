@@ -16,6 +16,7 @@ from cagp.methods import CaGPLocal
 from cagp.methods.common import is_gain
 from cagp.prior import GP, GaussianNoise
 from cagp.quantities import seconds_of
+from cagp.ranks import Ranks
 from cagp.recipes import Recipe
 from cagp.starting import start_from_data
 from cagp.training import fit
@@ -47,11 +48,14 @@ class Chosen(NamedTuple):
     notes: list[str]
 
 
-def choose_transforms(model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows, seed: int) -> Chosen:
+def choose_transforms(
+    model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows, seed: int, ranks: Ranks
+) -> Chosen:
     """Put every target on the scale that ``model.target`` asks for; "auto" decides for each target.
 
     Args:
         rows: with every target as it is.
+        ranks: the processes that train together; the first decides for all.
     """
     names = units.target_names
     if model.target == "log":
@@ -60,7 +64,9 @@ def choose_transforms(model: "GPRegressor", recipe: Recipe, units: Units, rows: 
         notes = [f"{name} is fitted on a log scale: predictions are lognormal." for name in names]
     elif model.target == "auto" and rows.noise is None:
         scaled = getattr(recipe, "local_scale", None) is not None and len(rows.inputs) > limits.EXACT_ROWS
-        found = [_judge(j, units, rows, scaled, model, seed) for j in range(len(names))]
+        found = ranks.from_first(
+            lambda: {"targets": [_judge(j, units, rows, scaled, model, seed) for j in range(len(names))]}
+        )["targets"]
         logs, notes = [log for log, _ in found], [note for _, note in found if note is not None]
     else:
         return Chosen(units, rows, [])

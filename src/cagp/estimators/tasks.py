@@ -17,6 +17,7 @@ from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
 from cagp.memory import default_memory_limit
 from cagp.posteriors import InducingPosterior
 from cagp.quantities import bytes_of, seconds_of
+from cagp.ranks import Ranks
 from cagp.recipes import Recipe
 from cagp.recipes.options import MEANS, TARGET_SCALES, is_positive_integer
 from cagp.recipes.task import Task
@@ -65,6 +66,19 @@ def _check_device(device: str | torch.device) -> None:
         ) from error
 
 
+def check_same_table(ranks: Ranks, rows: TrainingRows) -> None:
+    """Raise ValueError on all processes unless each was given the same table. Time O(n d)."""
+    if ranks.size == 1:
+        return
+    numbers = {
+        "the number of rows": float(len(rows.inputs)),
+        "the number of columns": float(rows.inputs.shape[1]),
+        "the sum of the inputs, without their signs": float(np.nansum(np.abs(rows.inputs))),
+        "the sum of the targets, without their signs": float(np.nansum(np.abs(rows.targets))),
+    }
+    ranks.check_same(numbers, "give every process the whole table")
+
+
 def new_task(
     model: "GPRegressor",
     recipe: Recipe,
@@ -72,6 +86,8 @@ def new_task(
     rows: TrainingRows,
     *,
     began: float,
+    seed: int,
+    ranks: Ranks,
     target: int | None = None,
     of_rows: int | None = None,
 ) -> Task:
@@ -79,16 +95,19 @@ def new_task(
 
     Args:
         began: when the fit began, on the clock ``time.perf_counter()``: ``max_time`` counts from there.
+        seed: of everything random.
+        ranks: the processes that train together.
         target: the number of the target that ``units`` and ``rows`` are of; None for all.
         of_rows: the number of rows of all targets together, which share a dtype; None for that of ``rows``.
     """
     num_rows = len(rows.inputs) if of_rows is None else of_rows
     dtype = DTYPES[recipe.default_dtype(num_rows) if model.dtype == "auto" else model.dtype]
     memory = default_memory_limit() if model.max_memory is None else bytes_of(model.max_memory)
+    memory, device = int(ranks.agreed(float(memory))), ranks.device(model.device)
     scaler = units.scaler
 
     def tensor(values: Tensor) -> Tensor:
-        return values.to(dtype=dtype, device=torch.device(model.device))
+        return values.to(dtype=dtype, device=device)
 
     # Divided twice: the square of a tiny unit would be zero.
     noise = None if rows.noise is None else torch.from_numpy(rows.noise) / scaler.target_std / scaler.target_std
@@ -101,22 +120,23 @@ def new_task(
         inputs=rows.inputs,
         categorical=units.encoder.categorical,
         mean=_mean(model, starts is not None, target),
-        kernel=kernel.to(torch.device(model.device)),
+        kernel=kernel.to(device),
         kernels=kernels,
         noise=starts,
         from_data=from_data,
         start=1.0,
-        seed=seed_of(model.random_state),
+        seed=seed,
         max_bytes=min(DEFAULT_MAX_BYTES, max(memory // 8, 2**20)),
         memory=memory,
         max_memory=model.max_memory,
         max_epochs=None if model.max_epochs is None else int(model.max_epochs),
         max_time=model.max_time,
         folder=None,
-        verbose=bool(model.verbose),
+        verbose=bool(model.verbose) and ranks.is_first,
         names=None if units.encoder.names_in is None else units.encoder.names_out,
         points=None if points is None else tensor(scaler.inputs(points)),
         began=began,
+        ranks=ranks,
     )
     if model.checkpoint_dir is None:
         return task

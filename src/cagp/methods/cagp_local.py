@@ -143,6 +143,10 @@ class CaGPLocal(Method):
         drawn = drawn_rows(self.seed, step, available, self.batch_size)
         return drawn if eligible is None else eligible[drawn.to(eligible.device)]
 
+    def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
+        """All rows; with shared actions, those whose targets no action touches."""
+        return self._training_rows(num_rows)
+
     def prepare(
         self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
     ) -> str | None:

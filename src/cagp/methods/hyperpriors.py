@@ -101,6 +101,9 @@ class MAP(Method):
     def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
         return self.method.minibatch(step, num_rows)
 
+    def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
+        return self.method.divisible_rows(num_rows)
+
     def prepare(
         self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
     ) -> str | None:

@@ -62,6 +62,10 @@ class Several(Trainable):
         """The rows of a step: those of the first method, for all."""
         return self.parts[0].minibatch(step, num_rows)
 
+    def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
+        """Those of the first method, for all."""
+        return self.parts[0].divisible_rows(num_rows)
+
     def prepare(
         self, X: Inputs, y: AnyTargets, row_noise: AnyNoise, *, step: int, share: float, flat: bool, rows: Rows | None
     ) -> str | None:

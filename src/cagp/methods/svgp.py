@@ -115,11 +115,18 @@ class SVGP(Method):
             else torch.randint(num_rows, (b,), generator=generator)
         )
 
+    def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
+        """All rows."""
+        return torch.arange(num_rows)
+
     @torch.no_grad()
     def prepare(
         self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
     ) -> str | None:
-        """With natural gradients, move q by one step of size ``natural_rate`` on the rows of this step."""
+        """With natural gradients, move q by one step of size ``natural_rate`` on the rows of this step.
+
+        Of several processes, each does so with all rows of the step: time O(b m² + m³), but no m x m matrix is sent.
+        """
         if self.gradient == "natural":
             statistics, factor = self._statistics(X, y, row_noise, rows)
             self._move(statistics, factor, self.natural_rate)

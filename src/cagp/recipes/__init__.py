@@ -56,6 +56,16 @@ def recipe_for(method: str, options: Mapping[str, Any]) -> Recipe:
     return recipe(**{name: _plain(value) for name, value in options.items() if name in used})
 
 
+def check_processes(recipe: Recipe, num_processes: int) -> None:
+    """Raise ValueError where several processes are to share the work of a method that cannot be shared."""
+    if num_processes > 1 and not recipe.shares_rows:
+        able = ", ".join(f'"{name}"' for name, other in RECIPES.items() if other.shares_rows)
+        raise ValueError(
+            f'method is "{recipe.name}", which trains in one process, and {num_processes} were started; use one of '
+            f"{able}, or start a single process."
+        )
+
+
 def _plain(value: Any) -> Any:
     """Numbers of NumPy, as grid searches give them, as Python's."""
     return value.item() if hasattr(value, "item") else value

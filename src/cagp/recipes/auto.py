@@ -108,6 +108,7 @@ class Auto(Recipe):
         f"exact up to {limits.EXACT_ROWS:,} rows; beyond, the model that predicts held-out training rows best"
     )
     chooses_mean: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = True
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Exact for few rows; else local with the kernel, mean and neighbours that predict held-out rows best."""

@@ -24,6 +24,7 @@ class Recipe(ABC):
     words: ClassVar[str]  # what was fitted, for reports: "Fitted: ..."
     summary: ClassVar[str]  # one line for the help of the command line
     fast_dtype: ClassVar[bool] = False  # whether dtype="auto" is float32 beyond ``SMALL`` rows
+    shares_rows: ClassVar[bool] = False  # whether several processes can share the work of ``train``
     chooses_mean: ClassVar[bool] = False  # whether ``train`` sees to the prior mean that the task asks for
 
     @classmethod

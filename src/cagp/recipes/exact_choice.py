@@ -161,6 +161,7 @@ def _tried(candidate: Candidate, task: Task) -> tuple[_Trial, FitResult]:
     result = few.run(method, "", optimizer="lbfgs", most_steps=FEW_STEPS, min_improvement=1e-3, window=5)
     columns = [task.column(j) for j in range(len(priors))]
     score = Score.of((y, *leave_one_out(p, X, y, noise)) for p, (X, y, noise) in zip(priors, columns, strict=True))
+    score = score.agreed(task.ranks)
     noise = [float(part.noise.noise.detach()) for part in priors if isinstance(part.noise, GaussianNoise)]
     learned = replace(task, kernel=priors[0].kernel, from_data=False, noise=noise)
     return _Trial(candidate, learned, score), result

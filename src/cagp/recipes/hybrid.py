@@ -28,6 +28,7 @@ class Hybrid(Recipe):
     name: ClassVar[str] = "hybrid"
     words: ClassVar[str] = "the hybrid of CaGP-Local and shared actions"
     summary: ClassVar[str] = "nearest rows, and actions that all test points share"
+    shares_rows: ClassVar[bool] = True
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Hyperparameters as for "local"; the shared actions have equal weights."""

@@ -27,6 +27,7 @@ class Local(Recipe):
     name: ClassVar[str] = "local"
     words: ClassVar[str] = "CaGP-Local, which predicts each test point from its nearest rows"
     summary: ClassVar[str] = "the nearest rows of each test point: any number of rows"
+    shares_rows: ClassVar[bool] = True
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Minibatches of rows, each predicted from its neighbours; rows far apart too if the kernel does not decay."""

@@ -38,16 +38,29 @@ def with_mean(task: "tasks.Task", train: "Callable[[tasks.Task], tasks.Fitted]")
 
 
 def trees_of(task: "tasks.Task") -> "trees.OutOfFold":
-    """Trees for the rows of the task; those of an interrupted fit with the same rows are read from its folder."""
+    """Trees for the rows of the task; those of an interrupted fit with the same rows are read from its folder.
+
+    Of several processes, the first fits them for all.
+    """
+    limit = TREE_SHARE * task.time_left()
+    if task.ranks.size == 1:
+        return _found(task, limit)
+    state = task.ranks.from_first(lambda: _state(_found(task, limit)))
+    return _of_state(state, state["finished"])
+
+
+def _found(task: "tasks.Task", max_seconds: float) -> "trees.OutOfFold":
     path = None if task.folder is None else task.folder / f"trees-{task.num_rows}.cagp"
     if path is not None and path.exists():
         return _read(path)
     y, row_noise = as_array(task.y), None if task.row_noise is None else as_array(task.row_noise)
-    limits = {"categorical": task.categorical, "seed": task.seed, "max_seconds": TREE_SHARE * task.time_left()}
+    limits = {"categorical": task.categorical, "seed": task.seed, "max_seconds": max_seconds}
     found = trees.fit_trees(task.inputs, y, row_noise, **limits)
     if path is not None and found.finished:
         path.parent.mkdir(parents=True, exist_ok=True)
-        tensor_files.save_state(path, {**state_of(found.trees), "mean": torch.from_numpy(found.mean)}, KIND, VERSION)
+        state = _state(found)
+        del state["finished"]
+        tensor_files.save_state(path, state, KIND, VERSION)
     return found
 
 
@@ -77,8 +90,15 @@ def trees_from_state(state: dict[str, Any]) -> "trees.Trees":
 
 
 def _read(path: Path) -> "trees.OutOfFold":
-    state = tensor_files.load_state(path, KIND, VERSION)
-    return trees.OutOfFold(trees_from_state(state), state["mean"].numpy(), finished=True)
+    return _of_state(tensor_files.load_state(path, KIND, VERSION), finished=True)
+
+
+def _state(found: "trees.OutOfFold") -> dict[str, Any]:
+    return {**state_of(found.trees), "mean": torch.from_numpy(found.mean), "finished": found.finished}
+
+
+def _of_state(state: dict[str, Any], finished: bool) -> "trees.OutOfFold":
+    return trees.OutOfFold(trees_from_state(state), state["mean"].numpy(), finished=finished)
 
 
 def as_array(values: "torch.Tensor") -> np.ndarray:

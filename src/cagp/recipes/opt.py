@@ -118,7 +118,7 @@ def train_opt(
     if held_out is not None and task.max_time is not None:
         start = time.perf_counter()
         steps.held_out_nll(method, task, held_out)
-        cost = time.perf_counter() - start
+        cost = task.ranks.agreed(time.perf_counter() - start)
         if task.time_left() < FINAL_JUDGEMENTS * cost:
             notes.append("No time was left to judge steps by held-out rows.")
             held_out, changes["reserve"] = None, cost
@@ -128,12 +128,14 @@ def train_opt(
         notes += depth_of(first, task)
         rows = method.minibatch(0, task.num_rows)
         noise_tuning.raise_noise(method, *task.data, rows=rows, until=task.deadline)
+        task.ranks.share(method)
     if held_out is not None:
         changes |= {"evaluate": lambda: {"nll": steps.held_out_nll(method, task, held_out)}, "monitor": "nll"}
         changes |= {"evaluate_every": EVALUATE_EVERY, "patience": PATIENCE}
     result = task.run(method, "opt", **changes)
     if held_out is not None:
         factors = [steps.calibrate(part, task, held_out, j) for j, part in enumerate(method.parts)]
+        task.ranks.share(method)
         notes += [
             f"{held_out.num_rows:,} rows were held out to choose the step and the noise, which is "
             f"{' and '.join(f'{factor:.2g}' for factor in factors)} times that of the loss; predictions use the "

@@ -16,6 +16,7 @@ from cagp.actions import BlockActions
 from cagp.kernels import Kernel, Scale, Stationary, entry_of
 from cagp.methods import CaGPLocal, Several
 from cagp.prior import GP, GaussianNoise
+from cagp.ranks import Ranks
 from cagp.recipes import means, steps
 from cagp.recipes.steps import Neighbours, Parts
 from cagp.recipes.task import Task
@@ -121,6 +122,10 @@ def average_words(best: "Candidate", other: "Candidate", weight: float) -> str:
     """The average of two models, in words."""
     return f"{1 - weight:.0%} {best.words} and {weight:.0%} {other.words}"
 
+    def agreed(self, ranks: Ranks) -> "Score":
+        """The score of process 0, on all processes: scores decide."""
+        return Score(**{name: values.to(self.nll.device) for name, values in ranks.from_first(self._asdict).items()})
+
 
 REFRESH_AT = (30,)
 """Further training changes lengthscales little: neighbours are looked up again at its start and once more."""
@@ -222,7 +227,7 @@ class Race:
         options = {"categorical": train.categorical, "seed": train.seed}
         found = trees.quick_prediction(train.inputs, means.as_array(train.y), held_out.inputs, **options)
         error = np.square(means.as_array(held_out.y) - found).mean() ** 0.5
-        return bool(error > TREES_BEHIND * float(holder.score.square.mean()) ** 0.5)
+        return bool(train.ranks.agreed(float(error > TREES_BEHIND * float(holder.score.square.mean()) ** 0.5)))
 
     def other(self, trial: Trial) -> Trial | None:
         """The best trial of the other mean; None if it was not tried, or was far behind."""
@@ -304,7 +309,7 @@ class Race:
         for j, method in enumerate(methods):
             X, y, row_noise = held_out.column(j)
             found.append((y, *method.condition(*train.column(j)).predict(X, noise=True, row_noise=row_noise)))
-        return Score.of(found)
+        return Score.of(found).agreed(train.ranks)
 
     # ---- the record ----
 

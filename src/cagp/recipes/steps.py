@@ -15,7 +15,7 @@ from cagp.kernels import Kernel
 from cagp.methods import SGPR, SVGP, CaGPLocal, Method, Several
 from cagp.methods.cagp_local import Objective
 from cagp.methods.common import is_gain, lengthscale_of
-from cagp.methods.local_scale import SCALE_ROWS
+from cagp.methods.local_scale import SCALE_ROWS, ScaleChoice
 from cagp.noise_tuning import calibrate_noise
 from cagp.posteriors import Posterior
 from cagp.prior import GP
@@ -198,7 +198,7 @@ def with_local_scales(
                 scaled.append(method)
                 notes.append("One scale everywhere: no time was left to choose a local one.")
                 continue
-        scale, nll, without, num_used = method.choose_local_scale(*task.column(j), num_rows=num_rows)
+        scale, nll, without, num_used = _agreed_scale(method, task, j, num_rows)
         scaled.append(method.with_local_scale(scale))
         found = f"negative log density of {num_used:,} rows, each predicted from others: {without:.3f}"
         if scale is None:
@@ -209,6 +209,14 @@ def with_local_scales(
                 f"much as {scale:g} of them ({found}, with it {nll:.3f})."
             )
     return scaled, notes
+
+
+def _agreed_scale(method: CaGPLocal, task: Task, j: int, num_rows: int) -> ScaleChoice:
+    """What process 0 chooses, for all processes."""
+    if task.ranks.size == 1:
+        return method.choose_local_scale(*task.column(j), num_rows=num_rows)
+    chosen = task.ranks.from_first(lambda: method.choose_local_scale(*task.column(j), num_rows=num_rows)._asdict())
+    return ScaleChoice(**chosen)
 
 
 def _scale_rows_in_time(method: CaGPLocal, task: Task, j: int, num_left: int, num_rows: int) -> int:
@@ -222,7 +230,7 @@ def _scale_rows_in_time(method: CaGPLocal, task: Task, j: int, num_left: int, nu
     start = time.perf_counter()
     method.choose_local_scale(*task.column(j), num_rows=few)
     pace = (time.perf_counter() - start) / few
-    allowed = (task.time_left() - first) / 2 / num_left / pace
+    allowed = task.ranks.agreed((task.time_left() - first) / 2 / num_left / pace)
     return min(num_rows, int(allowed)) if allowed >= few else 0
 
 
@@ -329,4 +337,5 @@ def choose(methods: list[CaGPLocal], shared: BlockActions, train: Task, held_out
         near = Neighbours(local.num_neighbours, local.num_neighbours_predict, local.objective_name)
         (hybrid,) = local_methods(train, [local.prior], near, local.local_scale, shared)
         found.append(compare(local, hybrid, train.column(j), held_out.column(j)))
-    return Candidates(*(torch.stack(part).mean(0) for part in zip(*found, strict=True))).choose()
+    means = Candidates(*(torch.stack(part).mean(0) for part in zip(*found, strict=True)))
+    return Candidates(**train.ranks.from_first(means._asdict)).choose()

@@ -30,6 +30,7 @@ class SVGPRecipe(Recipe):
     words: ClassVar[str] = "SVGP, a variational Gaussian process with inducing points"
     summary: ClassVar[str] = "inducing points, trained on minibatches (SVGP)"
     fast_dtype: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = True
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Minibatches, with natural gradients of the Gaussian."""

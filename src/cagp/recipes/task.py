@@ -16,6 +16,7 @@ from cagp.methods import Several
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
 from cagp.quantities import seconds_of
+from cagp.ranks import Ranks
 from cagp.recipes.base import REST_START
 from cagp.starting import start_from_data
 from cagp.training import FitResult, fit
@@ -51,6 +52,7 @@ class Task:
     names: tuple[str, ...] | None  # of the inputs, where they have any
     points: Tensor | None  # inducing points of the last fit, where this one continues it
     began: float = field(default_factory=time.perf_counter)
+    ranks: Ranks = field(default_factory=Ranks.alone)  # the processes that train together, each with all rows
 
     @property
     def num_rows(self) -> int:
@@ -126,7 +128,7 @@ class Task:
         if limits:
             changes["num_steps"] = min(limits)
         folder = None if self.folder is None else self.folder / name
-        options = {"progress": self.verbose, "checkpoint_dir": folder, "input_names": self.names}
+        options = {"progress": self.verbose, "checkpoint_dir": folder, "input_names": self.names, "ranks": self.ranks}
         return fit(method, *self.data, deadline=self.deadline - reserve, **options, **changes)
 
     def _num_steps(self, method: Several) -> int | None:
@@ -145,8 +147,10 @@ class Task:
         return self.began + seconds_of(self.max_time)
 
     def time_left(self) -> float:
-        """Seconds until the deadline."""
-        return max(self.deadline - time.perf_counter(), 1e-9)
+        """Seconds until the deadline, by the clock of process 0; to be asked by all processes."""
+        if self.max_time is None:
+            return math.inf
+        return self.ranks.agreed(max(self.deadline - time.perf_counter(), 1e-9))
 
 
 class Fitted(NamedTuple):

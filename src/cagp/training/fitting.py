@@ -12,6 +12,8 @@ from torch import Tensor
 
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.quantities import seconds_of
+from cagp.ranks import Ranks
+from cagp.storage import State
 from cagp.tensor_files import tensor_fingerprint
 from cagp.training.checkpoints import load_checkpoint, save_checkpoint
 from cagp.training.description import describe
@@ -29,9 +31,16 @@ HISTORY = "history.jsonl"
 FLAT = 0.01
 """A loss is flat when one window of steps improves on the window before by less than this share of all improvement."""
 
+MOST_TERMS = 16
+"""Terms that a loss can have where several processes add it up: a process without rows does not know how many."""
+
 
 class _StepError(ArithmeticError):
     """The loss or its gradient cannot be used."""
+
+
+FAILURES: tuple[type[Exception], ...] = (_StepError, NotPositiveDefiniteError, LinAlgError)
+"""What a step that is taken back can raise."""
 
 
 class _End(NamedTuple):
@@ -54,6 +63,7 @@ def fit(
     progress: bool = False,
     input_names: tuple[str, ...] | None = None,
     deadline: float | None = None,
+    ranks: Ranks | None = None,
     **changes: Any,
 ) -> FitResult:
     """Minimise the method's objective in place, and leave it with the best parameters found.
@@ -73,6 +83,9 @@ def fit(
         input_names: what the columns of ``X`` are called in the report; None for their numbers.
         deadline: a time of ``time.perf_counter()`` after which no further step begins, whatever the time was spent on;
             the first step is always taken.
+        ranks: the processes that take each step together, e.g. ``Ranks.here()`` under ``torchrun``; all of them call
+            ``fit`` with the same arguments, and end with the same parameters and result. Process 0 alone evaluates,
+            writes and decides. None: this process alone.
         changes: single fields of ``Settings``, e.g. ``num_steps=50``.
     """
     if isinstance(settings, str):
@@ -82,8 +95,9 @@ def fit(
     settings = settings.with_changes(**changes)
     method.check(X, y, row_noise)
     until = math.inf if deadline is None else deadline
-    run = _Run(method, X, y, row_noise, settings, evaluate, callback, checkpoint_dir, input_names, until)
-    with StepProgress(run.settings.num_steps, enabled=progress) as bar:
+    ranks = Ranks.alone() if ranks is None else ranks
+    run = _Run(method, X, y, row_noise, settings, evaluate, callback, checkpoint_dir, input_names, until, ranks)
+    with StepProgress(run.settings.num_steps, enabled=progress and ranks.is_first) as bar, ranks.listening():
         return run.run(bar)
 
 
@@ -100,16 +114,30 @@ class _Run:
     """The state of one fit; what a checkpoint must hold of it is in ``_save``."""
 
     def __init__(
-        self, method: Trainable, X, y, row_noise, settings, evaluate, callback, checkpoint_dir, input_names, deadline
+        self,
+        method: Trainable,
+        X: Tensor,
+        y: Tensor,
+        row_noise: Tensor | None,
+        settings: Settings,
+        evaluate: Callable[[], Mapping[str, float]] | None,
+        callback: Callable[[Step], None] | None,
+        checkpoint_dir: Path | str | None,
+        input_names: tuple[str, ...] | None,
+        deadline: float,
+        ranks: Ranks,
     ):
-        self.method, self.data, self.settings = method, (X, y, row_noise), settings
+        self.method, self.data, self.settings, self.ranks = method, (X, y, row_noise), settings, ranks
         self.evaluate, self.callback, self.input_names, self.deadline = evaluate, callback, input_names, deadline
         if settings.monitor != "loss" and evaluate is None:
             raise ValueError(f"monitor is {settings.monitor!r}, which needs an evaluate function that returns it.")
         if settings.patience is not None and settings.monitor == "loss":
             raise ValueError("patience counts evaluations: it needs evaluate, and monitor set to a name it returns.")
+        _check_same(ranks, X, y, row_noise, method)
+        ranks.share(method)
         self.optimizer = Optimizer(method.parameter_groups(), settings)
-        self.folder = None if checkpoint_dir is None else Path(checkpoint_dir)
+        self.has_folder = checkpoint_dir is not None
+        self.folder = None if checkpoint_dir is None or not ranks.is_first else Path(checkpoint_dir)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         self.history = History(None if self.folder is None else self.folder / HISTORY)
@@ -128,29 +156,48 @@ class _Run:
     # ---- the loop ----
 
     def run(self, bar: StepProgress) -> FitResult:
-        if self.folder is not None:
+        if self.has_folder:
             self._resume()
         end: _End | None = None
         try:
             while end is None:
-                end = self._reason_to_stop() or self._attempt(bar)
+                end = self._agreed_end() or self._attempt(bar)
         except KeyboardInterrupt:
             end = _End(FitStatus.INTERRUPTED, f"Interrupted after {len(self.history.steps)} steps.")
+        reached = end
+        told = self.ranks.from_first(lambda: self._finished(reached))
+        self.method.load_state_dict(told["parameters"])
+        return FitResult.from_state(told["result"], told["status"])
+
+    def _finished(self, end: _End) -> dict[str, Any]:
+        """The best parameters, and how the fit ended."""
         if self.folder is not None:
             self._save()  # where the optimiser was, so that a fit with more time resumes from there
         self._judge_last()
         self.method.load_state_dict(self.best["parameters"])
         X, y, _ = self.data
-        return FitResult(
-            self.history.steps,
-            end.reason,
-            self.best["step"],
-            self.best["value"],
-            self.seconds,
-            self.failures,
-            [*trend(self.history.steps), *self.method.findings(X, y, self.input_names)],
-            end.status,
-        )
+        found = [*trend(self.history.steps), *self.method.findings(X, y, self.input_names), *self._shares_in_words()]
+        values = (end.reason, self.best["step"], self.best["value"], self.seconds, self.failures, found, end.status)
+        result = FitResult(self.history.steps, *values)
+        return {"parameters": self.best["parameters"], "result": result.state(), "status": end.status.value}
+
+    def _shares_in_words(self) -> list[str]:
+        if self.ranks.size == 1:
+            return []
+        if self._part(self._rows(0))[0] is None:
+            others = "the other one" if self.ranks.size == 2 else f"the other {self.ranks.size - 1}"
+            return [f"The loss needs all rows at once: process 0 computed it alone, and {others} waited."]
+        return [f"{self.ranks.size} processes shared the rows of each step."]
+
+    def _agreed_end(self) -> _End | None:
+        """Whether the fit ends here, for all processes: by the clock and the history of process 0, or by Ctrl-C."""
+        end = self._reason_to_stop() if self.ranks.is_first else None
+        stops, interrupted = self.ranks.any(end is not None, self.ranks.interrupted.is_set())
+        if stops:
+            return end or _End(FitStatus.UNKNOWN, "Process 0 ended the fit.")
+        if interrupted:
+            raise KeyboardInterrupt
+        return None
 
     def _attempt(self, bar: StepProgress) -> _End | None:
         """One step, or its failure taken back; a reason where the fit cannot continue."""
@@ -171,8 +218,8 @@ class _Run:
             return loss
 
         try:
-            share = index / self.settings.num_steps
-            change = self.method.prepare(*self.data, step=index, share=share, flat=self._flat(), rows=rows)
+            told = {"step": index, "share": index / self.settings.num_steps, "flat": self._flat(), "rows": rows}
+            change = self.ranks.together(lambda: self.method.prepare(*self.data, **told), FAILURES)
             if change is not None:
                 self.events.append(change)
                 self.changed_at, self.evaluated = index, None
@@ -182,7 +229,7 @@ class _Run:
                     self.best = {**self.best, "value": math.inf}
             rates = self.optimizer.rates(index)
             loss = self.optimizer.step(loss_and_gradient, index)
-        except (_StepError, NotPositiveDefiniteError, LinAlgError) as error:
+        except FAILURES as error:
             self.seconds += time.perf_counter() - start
             self.events, self.changed_at, self.best = events, changed_at, best
             return self._take_back(index + 1, error)
@@ -234,15 +281,69 @@ class _Run:
 
     def _computed_loss_and_gradient(self, rows: Tensor | None) -> tuple[Tensor, dict[str, float]]:
         self.optimizer.torch.zero_grad()
+        part, weight = self._part(rows)
+        if self.ranks.size == 1:
+            loss, terms = self._weighted_loss_and_gradient(part, weight)
+        else:
+            loss, terms = self._added_up(part, weight)
+        for parameter in self.optimizer.parameters:
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+                raise _StepError("a gradient is not finite")
+        return loss, terms
+
+    def _part(self, rows: Tensor | None) -> tuple[Tensor | None, float]:
+        """This process's rows of a step, and what their loss weighs in that of the step; None for all rows.
+
+        Each term of a loss is a mean over rows or does not depend on them: with these weights the losses of the parts
+        add up to that of the step. A loss that needs all rows at once is computed by process 0, without the others.
+        """
+        if self.ranks.size == 1:
+            return rows, 1.0
+        whole = self.method.divisible_rows(self.data[0].shape[0]) if rows is None else rows
+        if whole is None:
+            return None, float(self.ranks.is_first)
+        part = self.ranks.part(whole)
+        return part, len(part) / len(whole)
+
+    def _weighted_loss_and_gradient(self, rows: Tensor | None, weight: float) -> tuple[Tensor, dict[str, float]]:
         terms = self.method.objective_terms(*self.data, rows=rows)
         loss = torch.stack([term.double() for term in terms.values()]).sum()
         if not bool(torch.isfinite(loss)):
             raise _StepError(f"the loss is {loss.item()}")
+        loss = weight * loss
         loss.backward()
-        for parameter in self.optimizer.parameters:
-            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
-                raise _StepError("a gradient is not finite")
-        return loss.detach(), {name: float(term.detach()) for name, term in terms.items()}
+        return loss.detach(), {name: weight * float(term.detach()) for name, term in terms.items()}
+
+    def _added_up(self, rows: Tensor | None, weight: float) -> tuple[Tensor, dict[str, float]]:
+        """Loss, terms and gradients of all processes together, in one exchange of float64."""
+        terms: dict[str, float] = {}
+        problem: Exception | None = None
+        try:
+            if weight > 0:
+                _, terms = self._weighted_loss_and_gradient(rows, weight)
+        except FAILURES as error:
+            problem = error
+        if len(terms) > MOST_TERMS:
+            raise ValueError(f"the loss has {len(terms)} terms; several processes add up at most {MOST_TERMS}.")
+        parameters, X = self.optimizer.parameters, self.data[0]
+        head = torch.zeros(self.ranks.size + MOST_TERMS + len(parameters), dtype=torch.float64, device=X.device)
+        failed, sums, known = head.split([self.ranks.size, MOST_TERMS, len(parameters)])
+        failed[self.ranks.rank] = float(problem is not None)
+        sums[: len(terms)] = torch.tensor(list(terms.values()), dtype=torch.float64)
+        gradients = []
+        for j, parameter in enumerate(parameters):
+            known[j] = float(parameter.grad is not None)
+            gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        flat = torch.cat([head, *(gradient.detach().double().flatten().to(X.device) for gradient in gradients)])
+        failed, sums, known, *gradients = self.ranks.add_up(flat).split(
+            [self.ranks.size, MOST_TERMS, len(parameters), *(p.numel() for p in parameters)]
+        )
+        if bool(failed.any()):
+            words = self.ranks.words_of(int(failed.nonzero()[0, 0]), "" if problem is None else str(problem))
+            raise _StepError(words)
+        for j, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            parameter.grad = gradient.view(parameter.shape).to(parameter) if known[j] else None
+        return sums.sum(), dict(zip(terms, sums.tolist(), strict=False))
 
     def _gradient_norm(self) -> float:
         return math.sqrt(
@@ -308,7 +409,7 @@ class _Run:
 
     def _evaluate(self, number: int) -> dict[str, float | None] | None:
         """Metrics of the parameters after step ``number``; None if nothing can be computed with them."""
-        if self.evaluate is None:
+        if self.evaluate is None or not self.ranks.is_first:
             return None
         try:
             metrics = {name: float(value) for name, value in self.evaluate().items()}
@@ -388,11 +489,25 @@ class _Run:
         save_checkpoint(self.folder / CHECKPOINT, state)
 
     def _resume(self) -> None:
+        """Continue where the checkpoint of process 0 is, if there is one: the others may not see its disk."""
+        state = self.ranks.from_first(self._loaded)
+        if not state:
+            return
+        self.history.steps = [Step(**step) for step in state["history"]]
+        self.method.load_state_dict(state["parameters"])
+        self.optimizer.restore(state["optimizer"])
+        self.good, self.best = state["good"], state["best"]
+        self.without_gain, self.seconds = state["without_gain"], state["seconds"]
+        self.failures, self.events, self.changed_at = state["failures"], state["events"], state["changed_at"]
+        self.saved_at = (state["steps"], state["seconds"])
+
+    def _loaded(self) -> State:
+        """The checkpoint and the history up to it; an empty state if there is none."""
         assert self.folder is not None
         path = self.folder / CHECKPOINT
         if not path.exists():
             self.history.clear()
-            return
+            return {}
         state = load_checkpoint(path)
         if state["fingerprint"] != self.fingerprint:
             raise ValueError(
@@ -400,12 +515,23 @@ class _Run:
                 "folder, or delete it to start from scratch."
             )
         self.history.load(state["steps"])
-        self.method.load_state_dict(state["parameters"])
-        self.optimizer.restore(state["optimizer"])
-        self.good, self.best = state["good"], state["best"]
-        self.without_gain, self.seconds = state["without_gain"], state["seconds"]
-        self.failures, self.events, self.changed_at = state["failures"], state["events"], state["changed_at"]
-        self.saved_at = (state["steps"], state["seconds"])
+        return {**state, "history": [asdict(step) for step in self.history.steps]}
+
+
+def _check_same(ranks: Ranks, X: Tensor, y: Tensor, row_noise: Tensor | None, method: Trainable) -> None:
+    """Raise ValueError on all processes unless each was given the same data and the same method. Time O(n d)."""
+    if ranks.size == 1:
+        return
+    noise = 0.0 if row_noise is None else float(row_noise.abs().sum(dtype=torch.float64))
+    numbers = {
+        "the number of rows": float(X.shape[0]),
+        "the number of inputs": float(X.shape[1]),
+        "the number of parameters": float(sum(p.numel() for p in method.parameters())),
+        "the sum of all inputs, without their signs": float(X.abs().sum(dtype=torch.float64)),
+        "the sum of all targets, without their signs": float(y.abs().sum(dtype=torch.float64)),
+        "the sum of the known noise": noise,
+    }
+    ranks.check_same(numbers, "give every process the whole table and the same options")
 
 
 def _shapes(parameters: Mapping[str, Tensor]) -> dict[str, torch.Size]:

@@ -68,6 +68,13 @@ class Trainable(nn.Module, ABC):
         """
         return None
 
+    def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
+        """The rows that the loss of all rows is a mean over, besides terms that do not depend on rows.
+
+        None if ``objective_terms`` cannot be computed from parts of the rows. Several processes then cannot share it.
+        """
+        return None
+
     def prepare(
         self, X: Inputs, y: AnyTargets, row_noise: AnyNoise, *, step: int, share: float, flat: bool, rows: Rows | None
     ) -> str | None:

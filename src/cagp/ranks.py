@@ -1,0 +1,291 @@
+"""The processes of one computation, on torch.distributed: which of them this is, and what they agree on.
+
+Every process runs the same program on the same table. What a sum over rows costs is divided among them; what decides
+something (the time that is left, a score, a file) comes from process 0. Nothing is pickled: numbers travel as tensors,
+states as the bytes that ``cagp.tensor_files`` would write.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from cagp.lazy import lazy_module
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, distributed, nn
+
+    from cagp import tensor_files
+    from cagp.storage import State
+else:
+    torch, distributed, tensor_files = map(lazy_module, ("torch", "torch.distributed", "cagp.tensor_files"))
+
+Answer = TypeVar("Answer")
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What ``torchrun`` and other launchers tell every process, in environment variables."""
+
+TIMEOUT = timedelta(minutes=30)
+"""The longest time that processes wait for one that is at work. One that dies is noticed at once: it leaves its
+connections."""
+
+SAME = 1e-6
+"""Numbers that processes compute from the same table may differ by this, relatively: machines round differently."""
+
+KIND, VERSION = "message", 1
+
+
+class LostProcessError(ConnectionError):
+    """Another process of the computation has ended, or cannot be reached."""
+
+
+class FirstProcessError(ValueError):
+    """What went wrong in process 0, in another process: process 0 raises the error itself."""
+
+
+@final
+@dataclass(frozen=True)
+class Ranks:
+    """This process and its peers. ``Ranks.here()`` finds them; ``Ranks.alone()`` is a process without peers.
+
+    Every method that says "on all processes" must be called by all of them, in the same order.
+    """
+
+    rank: int  # of this process, from 0
+    size: int  # the number of processes
+    group: Any = None  # of torch.distributed; None for its default group
+    devices: tuple[str, ...] = ("cpu",)  # the kinds of devices whose tensors can be sent
+    interrupted: threading.Event = field(default_factory=threading.Event, compare=False)  # by Ctrl-C, see ``listening``
+
+    @classmethod
+    def alone(cls) -> "Ranks":
+        """A process without peers."""
+        return cls(0, 1)
+
+    @classmethod
+    def here(cls) -> "Ranks":
+        """The default process group, if there is one or if a launcher such as ``torchrun`` asks for one; else alone."""
+        if not distributed.is_available():
+            return cls.alone()
+        if not distributed.is_initialized():
+            if launched_size() == 1:
+                return cls.alone()
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
+            with _noticing("joined"):
+                distributed.init_process_group(backend, timeout=TIMEOUT)
+        devices = tuple(pair.split(":")[0] for pair in distributed.get_backend_config().split(","))
+        return cls(distributed.get_rank(), distributed.get_world_size(), None, devices)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is process 0, which decides, writes and prints."""
+        return self.rank == 0
+
+    def device(self, asked: "str | torch.device") -> "torch.device":
+        """The device of this process: of several GPUs of a machine, the one that the launcher numbers it by."""
+        device = torch.device(asked)
+        if self.size == 1 or device.type != "cuda" or device.index is not None:
+            return device
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+    def part(self, rows: "Tensor") -> "Tensor":
+        """The rows that are this process's share; the shares differ in length by at most one."""
+        return rows.tensor_split(self.size)[self.rank]
+
+    # ---- numbers ----
+
+    def add_up(self, values: "Tensor") -> "Tensor":
+        """The sum of the values of all processes, on all processes; the same bits on each."""
+        return self._reduced(values, "SUM")
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Whether each flag is set on any of the processes, on all processes."""
+        if self.size == 1:
+            return list(flags)
+        return [bool(value) for value in self._reduced(torch.tensor(flags, dtype=torch.float64), "MAX")]
+
+    def agreed(self, value: float) -> float:
+        """The value of process 0, on all processes."""
+        if self.size == 1:
+            return value
+        return float(self._broadcast(torch.tensor([value], dtype=torch.float64), 0)[0])
+
+    def check_same(self, numbers: Mapping[str, float], remedy: str) -> None:
+        """Raise ValueError on all processes unless each has the same numbers, up to rounding.
+
+        Args:
+            numbers: what is compared, by its name in the error; the same names on all processes.
+        """
+        if self.size == 1:
+            return
+        table = torch.zeros(self.size, len(numbers), dtype=torch.float64)
+        table[self.rank] = torch.tensor(list(numbers.values()), dtype=torch.float64)
+        table = self.add_up(table)
+        equal = torch.isclose(table, table[:1], rtol=SAME, atol=0.0, equal_nan=True)
+        if bool(equal.all()):
+            return
+        other, which = (int(place) for place in (~equal).nonzero()[0])
+        found = f"{list(numbers)[which]} is {table[0, which]:g} in process 0 and {table[other, which]:g} in process"
+        raise ValueError(f"{found} {other}, expected the same in all {self.size} processes; {remedy}.")
+
+    # ---- states and errors ----
+
+    def from_first(self, produce: "Callable[[], State]") -> "State":
+        """What ``produce`` returns on process 0, on all processes; the others do not call it.
+
+        If it raises ValueError or OSError there, the others raise ``FirstProcessError`` with its words.
+        """
+        if self.size == 1:
+            return produce()
+        if not self.is_first:
+            failed, content = self._message(0, b"")
+            if failed:
+                raise FirstProcessError(content.decode())
+            return tensor_files.state_of_bytes(content, KIND, VERSION)
+        try:
+            state = produce()
+        except (ValueError, OSError) as error:
+            self._message(0, str(error).encode(), failed=True)
+            raise
+        self._message(0, tensor_files.state_as_bytes(state, KIND, VERSION))
+        return state
+
+    def first_failure(self, problem: Exception | None) -> str | None:
+        """The words of the first process that has a problem, on all processes; None if none has."""
+        if self.size == 1:
+            return None if problem is None else str(problem)
+        failed = torch.zeros(self.size, dtype=torch.float64)
+        failed[self.rank] = float(problem is not None)
+        failed = self.add_up(failed)
+        if not bool(failed.any()):
+            return None
+        return self.words_of(int(failed.nonzero()[0, 0]), "" if problem is None else str(problem))
+
+    def together(self, function: Callable[[], Answer], failures: tuple[type[Exception], ...]) -> Answer:
+        """What the function returns on this process. If it fails on some processes, it fails on all of them."""
+        answer: Any = None
+        problem: Exception | None = None
+        try:
+            answer = function()
+        except failures as error:
+            problem = error
+        words = self.first_failure(problem)
+        if words is not None:
+            raise problem or failures[0](words)
+        return answer
+
+    def words_of(self, rank: int, words: str) -> str:
+        """The words of one process, on all processes."""
+        return self._message(rank, words.encode() if self.rank == rank else b"")[1].decode()
+
+    def share(self, module: "nn.Module") -> None:
+        """Give the module the parameters and buffers that it has on process 0, on all processes."""
+        if self.size == 1:
+            return
+        state = self.from_first(lambda: dict(module.state_dict()))
+        module.load_state_dict(state)
+
+    # ---- answers in order ----
+
+    def send_to_first(self, values: "Tensor") -> None:
+        """Send a matrix of float64 to process 0, which waits for it in ``collect``."""
+        with _noticing("sent"):
+            distributed.send(self._sendable(torch.tensor(values.shape)), 0, self.group)
+            distributed.send(self._sendable(values.contiguous()), 0, self.group)
+
+    def collect(self, rank: int) -> "Tensor":
+        """On process 0: the matrix that process ``rank`` sends."""
+        with _noticing("received"):
+            shape = self._sendable(torch.zeros(2, dtype=torch.int64))
+            distributed.recv(shape, rank, self.group)
+            found = self._sendable(torch.empty(*shape.tolist(), dtype=torch.float64))
+            distributed.recv(found, rank, self.group)
+        return found.cpu()
+
+    def leave(self) -> None:
+        """End what ``here`` began, at the end of a program."""
+        if self.size > 1:
+            distributed.destroy_process_group(self.group)
+
+    # ---- Ctrl-C ----
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within it, Ctrl-C sets ``interrupted`` and nothing else, so that processes can stop at the same place.
+
+        A process without peers needs no such thing, and a thread other than the main one hears no signals.
+        """
+        if self.size == 1 or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, lambda *_: self.interrupted.set())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    # ---- inside ----
+
+    def _sendable(self, values: "Tensor") -> "Tensor":
+        return values if values.device.type in self.devices else values.to(self.device(self.devices[0]))
+
+    def _reduced(self, values: "Tensor", operation: str) -> "Tensor":
+        if self.size == 1:
+            return values
+        total = self._sendable(values)
+        total = total.clone() if total is values else total
+        with _noticing("added up"):
+            distributed.all_reduce(total, getattr(distributed.ReduceOp, operation), self.group)
+        return total.to(values.device)
+
+    def _broadcast(self, values: "Tensor", rank: int) -> "Tensor":
+        sent = self._sendable(values)
+        with _noticing("told"):
+            distributed.broadcast(sent, rank, self.group)
+        return sent.to(values.device)
+
+    def _message(self, rank: int, content: bytes, failed: bool = False) -> tuple[bool, bytes]:
+        """Whether the process ``rank`` failed, and what it says."""
+        if self.size == 1:
+            return failed, content
+        head = self._broadcast(torch.tensor([int(failed), len(content)]), rank)
+        num_bytes = int(head[1])
+        if num_bytes == 0:
+            return bool(head[0]), b""
+        text = torch.frombuffer(bytearray(content or num_bytes), dtype=torch.uint8)
+        return bool(head[0]), self._broadcast(text, rank).numpy().tobytes()
+
+
+def launched_size(environment: Mapping[str, str] | None = None) -> int:
+    """The number of processes that a launcher such as ``torchrun`` has started; 1 without one. Needs no torch."""
+    found = os.environ if environment is None else environment
+    if not all(name in found for name in LAUNCHED):
+        return 1
+    try:
+        return int(found["WORLD_SIZE"])
+    except ValueError:
+        raise ValueError(f"WORLD_SIZE is {found['WORLD_SIZE']!r}, expected the number of processes.") from None
+
+
+def launched_rank(environment: Mapping[str, str] | None = None) -> int:
+    """The number of this process among those that a launcher has started; 0 without one. Needs no torch."""
+    found = os.environ if environment is None else environment
+    return int(found["RANK"]) if launched_size(found) > 1 else 0
+
+
+@contextmanager
+def _noticing(what: str) -> Iterator[None]:
+    """Turn what torch.distributed says about a lost process into words about this computation."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LostProcessError(
+            f"another process of this computation has ended or cannot be reached: nothing could be {what} ({reason}). "
+            "Look at what the other processes say; with checkpoints, the same call resumes on any number of processes."
+        ) from error
