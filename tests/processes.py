@@ -5,7 +5,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,14 +20,15 @@ class Ended(NamedTuple):
     output: str  # stdout and stderr
 
 
-def run_together(size: int, arguments: Sequence[str], seconds: float) -> list[Ended]:
-    """Run ``python ARGUMENTS`` in ``size`` processes; all are killed if they have not ended after ``seconds``."""
+@contextmanager
+def started_together(size: int, arguments: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
+    """``python ARGUMENTS`` in ``size`` processes; in the end all are killed that have not ended."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
     common |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
-    until, processes = time.monotonic() + seconds, []
+    processes = []
     try:
         for rank in range(size):
             environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -39,12 +41,25 @@ def run_together(size: int, arguments: Sequence[str], seconds: float) -> list[En
                     text=True,
                 )
             )
-        ended = []
-        for process in processes:
-            output, _ = process.communicate(timeout=max(until - time.monotonic(), 0.1))
-            ended.append(Ended(process.returncode, output))
-        return ended
+        yield processes
     finally:
         for process in processes:
             process.kill()
             process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def wait_for(processes: Sequence[subprocess.Popen[str]], seconds: float) -> list[Ended]:
+    """How processes end; ``subprocess.TimeoutExpired`` if one has not after ``seconds``."""
+    until, ended = time.monotonic() + seconds, []
+    for process in processes:
+        output, _ = process.communicate(timeout=max(until - time.monotonic(), 0.1))
+        ended.append(Ended(process.returncode, output))
+    return ended
+
+
+def run_together(size: int, arguments: Sequence[str], seconds: float) -> list[Ended]:
+    """How ``size`` processes end that run ``python ARGUMENTS``; none of them runs longer than ``seconds``."""
+    with started_together(size, arguments) as processes:
+        return wait_for(processes, seconds)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 
-from cagp import GP, SVGP, CaGPLocal, CaGPRegressor, CholeskyGP, GaussianNoise, fit
+from cagp import GP, SVGP, CaGPLocal, CaGPOpt, CaGPRegressor, CholeskyGP, GaussianNoise, fit
 from cagp.actions import BlockActions
 from cagp.kernels import Matern32, Scale
 from cagp.linalg import NotPositiveDefiniteError
@@ -43,13 +43,17 @@ def prior() -> GP:
 def problems() -> dict[str, tuple[Trainable, Tensor, Tensor]]:
     """Methods with their data, by name. "all rows" has more rows in a minibatch than there are."""
     X, y = table()
-    shared = BlockActions.from_data(X, 8, support_size=8, generator=torch.Generator().manual_seed(0))
+    few: dict[str, Any] = {"support_size": 8, "generator": torch.Generator().manual_seed(0)}
+    shared = BlockActions.from_data(X, 8, **few)
     kernel = prior().kernel
     two = [CaGPLocal(GP(kernel, noise=GaussianNoise(v)).double(), 8, batch_size=50) for v in (0.1, 0.05)]
     return {
         "local": (CaGPLocal(prior(), 10, batch_size=50), X, y),
         "all rows": (CaGPLocal(prior(), 10, batch_size=1000), X, y),
         "hybrid": (CaGPLocal(prior(), 10, shared=shared, batch_size=50), X, y),
+        "opt": (CaGPOpt.from_data(prior(), X, 8, **few, batch_size=50), X, y),
+        "opt, all rows": (CaGPOpt.from_data(prior(), X, 8), X, y),
+        "opt, projected": (CaGPOpt.from_data(prior(), X, 8, loss="projected"), X, y),
         "svgp": (SVGP(prior(), X[:20].clone(), batch_size=50), X, y),
         "svgp, joint": (SVGP(prior(), X[:20].clone(), batch_size=50, gradient="joint"), X, y),
         "fewer rows than processes": (SVGP(prior(), X[:5].clone(), batch_size=3), X, y),

@@ -99,7 +99,7 @@ def test_regressors_predict_as_if_fitted_by_one_process(found, method):
 def test_a_method_that_cannot_be_shared_is_refused(found):
     for process in found:
         assert 'method is "exact", which trains in one process, and 4 were started' in process["refused"]
-        assert '"auto", "local", "hybrid", "svgp"' in process["refused"]
+        assert '"auto", "opt", "local", "hybrid", "svgp"' in process["refused"]
 
 
 def test_a_process_that_is_killed_ends_the_others_within_a_minute(found):

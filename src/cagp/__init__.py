@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cagp.methods import CGGP, MAP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Method
     from cagp.posteriors import Posterior, Prediction
     from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean
+    from cagp.ranks import Ranks
     from cagp.starting import start_from_data
     from cagp.training import FitResult, FitStatus, Settings, fit
 
@@ -39,6 +40,7 @@ _HOMES = {
     "methods": ("CGGP", "MAP", "SGPR", "SVGP", "CaGPCG", "CaGPLocal", "CaGPOpt", "CholeskyGP", "Method"),
     "posteriors": ("Posterior", "Prediction"),
     "prior": ("GP", "ConstantMean", "GaussianNoise", "KnownNoise", "LinearMean"),
+    "ranks": ("Ranks",),
     "starting": ("start_from_data",),
     "training": ("FitResult", "FitStatus", "Settings", "fit"),
 }
@@ -66,6 +68,7 @@ __all__ = [
     "Method",
     "Posterior",
     "Prediction",
+    "Ranks",
     "SGPRRegressor",
     "SVGPRegressor",
     "Settings",

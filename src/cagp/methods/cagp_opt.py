@@ -126,6 +126,10 @@ class CaGPOpt(Method):
             return None
         return drawn_rows(self.seed, step, num_rows, self.batch_size)
 
+    def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
+        """All rows for the ELBO, whose data term is a sum over rows; None for the projected loss, which has none."""
+        return torch.arange(num_rows) if self.loss == "elbo" else None
+
     def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
         """Raise ValueError unless the data fit together, and suit the prior's noise and the actions."""
         check_projection(self.prior, self.actions, X, y, row_noise)

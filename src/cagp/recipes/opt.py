@@ -41,6 +41,7 @@ class Opt(Recipe):
     words: ClassVar[str] = "CaGP-Opt, a computation-aware Gaussian process with learned actions"
     summary: ClassVar[str] = "learned actions (CaGP-Opt)"
     fast_dtype: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = True
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """With many rows: from the hyperparameters of a short fit of CaGP-Local, judged by held-out rows."""
