@@ -21,10 +21,12 @@ from cagp.kernels import Matern32, Scale
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.methods import Several
 from cagp.ranks import LostProcessError, Ranks
+from cagp.shards import LocalShard, Regions, exchange_rows, predict_in_regions
 from cagp.training import FitResult, FitStatus, Trainable
 
 STEPS = 8
 NUM_ROWS = 300
+HALO, UNIT = 0.4, torch.tensor([0.4, 0.7], dtype=torch.float64)
 
 
 def table(num_rows: int = NUM_ROWS, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -164,6 +166,23 @@ def check_regressors(found: dict[str, Any]) -> None:
         found["refused"] = str(error)
 
 
+def check_shards(ranks: Ranks, found: dict[str, Any]) -> None:
+    """Every process begins with some rows of the table, and ends with its region."""
+    X, y = table()
+    part = slice(ranks.rank, None, ranks.size)
+    noise = 0.01 * y.square()
+    regions = Regions.of_parts(X[part], ranks, UNIT)
+    shard = exchange_rows(regions, HALO, ranks, X[part], y[part], noise[part])
+    method = CaGPLocal(prior(), 10, batch_size=10_000)
+    found["lower"], found["upper"] = regions.lower.numpy(), regions.upper.numpy()
+    found["held"] = torch.cat([shard.X, shard.y[:, None], shard.row_noise[:, None]], 1).numpy()
+    found["own"] = shard.num_own
+    result = fit(LocalShard(method, shard, ranks.rank), *shard[:3], num_steps=STEPS, ranks=ranks)
+    found["sharded"] = left_by(result, method)
+    test, _ = table(50, seed=1)
+    found["in regions"] = torch.stack(predict_in_regions(method.condition(*shard[:3]), regions, ranks, test)).numpy()
+
+
 def check_death(ranks: Ranks, found: dict[str, Any]) -> None:
     """The last process is killed within a step."""
     method, X, y = problems()["local"]
@@ -191,6 +210,7 @@ def main(folder: Path) -> None:
     check_failures(ranks, found)
     check_resuming(ranks, folder, found)
     check_regressors(found)
+    check_shards(ranks, found)
     check_death(ranks, found)
     np.save(folder / f"found-{ranks.rank}.npy", np.array(found, dtype=object), allow_pickle=True)
     os._exit(0 if found["interrupted"]["status"] == FitStatus.INTERRUPTED.value else 1)  # its peers are gone

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 from processes import TESTS, run_together
-from rank_worker import STEPS, Failing, dense_problem, left_by, model_of, problems, table
+from rank_worker import HALO, STEPS, UNIT, Failing, dense_problem, left_by, model_of, prior, problems, table
 
-from cagp import fit
+from cagp import CaGPLocal, fit
 from cagp.ranks import LAUNCHED, Ranks, launched_rank, launched_size
+from cagp.shards import Regions
 from cagp.training import FitStatus
 
 SECONDS = 150
@@ -106,6 +107,40 @@ def test_a_process_that_is_killed_ends_the_others_within_a_minute(found):
     for process in found:
         assert "another process of this computation has ended or cannot be reached" in process["lost"]
         assert process["seconds until lost"] < 60
+
+
+def test_shards_are_the_regions_with_their_halos_and_learn_together(found):
+    X, y = table()
+    noise = 0.01 * y.square()
+    whole = torch.cat([X, y[:, None], noise[:, None]], 1)
+    regions = Regions(torch.from_numpy(found[0]["lower"]), torch.from_numpy(found[0]["upper"]), UNIT)
+    home, test = regions.of(X), table(50, seed=1)[0]
+    method = CaGPLocal(prior(), 10)
+    loss, answers = 0.0, np.zeros((2, 50))
+    names = list(method.state_dict())
+    for region in range(4):
+        own, near = whole[home == region], whole[(home != region) & regions.near(X, region, HALO)]
+        held = torch.cat([own, near])
+        if region < 3:  # the last one was killed
+            assert found[region]["own"] == len(own)
+            mine = found[region]["held"]
+            for expected, part in ((own, mine[: len(own)]), (near, mine[len(own) :])):
+                assert sorted(map(tuple, part.tolist())) == sorted(map(tuple, expected.tolist()))
+        data = held[:, :2].contiguous(), held[:, 2].contiguous(), held[:, 3].contiguous()
+        loss += len(own) / 300 * float(method.objective(*data, rows=torch.arange(len(own))).detach())
+        trained = CaGPLocal(prior(), 10)
+        sizes = [trained.state_dict()[name].numel() for name in names]
+        values = torch.from_numpy(found[0]["sharded"]["parameters"]).split(sizes)
+        trained.load_state_dict(
+            {name: v.reshape(trained.state_dict()[name].shape) for name, v in zip(names, values, strict=True)}
+        )
+        mine = regions.of(test) == region
+        answers[:, mine.numpy()] = torch.stack(trained.condition(*data).predict(test[mine])).detach().numpy()
+    for process in found:
+        assert process["sharded"]["losses"][0] == pytest.approx(loss, rel=1e-10)
+        np.testing.assert_array_equal(process["sharded"]["parameters"], found[0]["sharded"]["parameters"])
+        np.testing.assert_allclose(process["in regions"], answers, rtol=1e-6, atol=1e-10)
+    assert found[0]["sharded"]["losses"][-1] < loss
 
 
 # ---- without other processes ----

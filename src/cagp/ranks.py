@@ -8,7 +8,7 @@ states as the bytes that ``cagp.tensor_files`` would write.
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -206,6 +206,19 @@ class Ranks:
             found = self._sendable(torch.empty(*shape.tolist(), dtype=torch.float64))
             distributed.recv(found, rank, self.group)
         return found.cpu()
+
+    def exchange(self, parts: "Sequence[Tensor]") -> "list[Tensor]":
+        """Matrices for each process become the matrices from each process, on all processes."""
+        if self.size == 1:
+            return list(parts)
+        sent = self._sendable(torch.cat(list(parts)))
+        counts = [len(part) for part in parts]
+        told, expected = self._sendable(torch.tensor(counts)), self._sendable(torch.zeros(self.size, dtype=torch.int64))
+        with _noticing("exchanged"):
+            distributed.all_to_all_single(expected, told, group=self.group)
+            found = sent.new_empty(int(expected.sum()), sent.shape[1])
+            distributed.all_to_all_single(found, sent, expected.tolist(), counts, group=self.group)
+        return list(found.to(parts[0].device).split(expected.tolist()))
 
     def leave(self) -> None:
         """End what ``here`` began, at the end of a program."""

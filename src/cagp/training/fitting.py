@@ -299,6 +299,8 @@ class _Run:
         """
         if self.ranks.size == 1:
             return rows, 1.0
+        if self.method.own_share is not None:
+            return rows, self.method.own_share
         whole = self.method.divisible_rows(self.data[0].shape[0]) if rows is None else rows
         if whole is None:
             return None, float(self.ranks.is_first)
@@ -524,9 +526,15 @@ def _check_same(ranks: Ranks, X: Tensor, y: Tensor, row_noise: Tensor | None, me
         return
     noise = 0.0 if row_noise is None else float(row_noise.abs().sum(dtype=torch.float64))
     numbers = {
-        "the number of rows": float(X.shape[0]),
         "the number of inputs": float(X.shape[1]),
         "the number of parameters": float(sum(p.numel() for p in method.parameters())),
+    }
+    if method.own_share is not None:
+        ranks.check_same(numbers, "give every process the same options")
+        return
+    numbers = {
+        "the number of rows": float(X.shape[0]),
+        **numbers,
         "the sum of all inputs, without their signs": float(X.abs().sum(dtype=torch.float64)),
         "the sum of all targets, without their signs": float(y.abs().sum(dtype=torch.float64)),
         "the sum of the known noise": noise,

@@ -36,6 +36,10 @@ class Trainable(nn.Module, ABC):
     """Whether the objective of a step is an estimate from some of the rows. Its smallest value then means nothing, and
     a fit keeps the last parameters unless it monitors something else."""
 
+    own_share: float | None = None
+    """Where each process has rows of its own: what the loss of its minibatch weighs in that of all processes. None: all
+    processes have the same rows, and divide them."""
+
     @abstractmethod
     def objective_terms(
         self, X: Inputs, y: AnyTargets, row_noise: AnyNoise = None, *, rows: Rows | None = None

@@ -1,0 +1,228 @@
+"""A table in regions, one for each process: for tables that no single machine can hold.
+
+Each process holds the rows of its region and those within some distance of it, learns from the former with the latter
+as neighbours, and answers the test points of its region. A neighbour that is missed only widens the error bar: actions
+may be any unit vectors.
+"""
+
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cagp.methods.cagp_local import CaGPLocal
+from cagp.neighbours import NeighbourIndex
+from cagp.posteriors import LocalPosterior, Prediction
+from cagp.ranks import Ranks
+from cagp.training import ParameterGroup, Trainable
+from cagp.training.trainable import AnyNoise, AnyTargets, Inputs, Rows, Terms
+
+SAMPLE = 20_000
+"""Rows of the whole table from which regions are cut."""
+
+REACHED = 0.99
+"""The share of rows whose neighbours lie within the default width of a halo, about."""
+
+
+class Regions(NamedTuple):
+    """Boxes that fill space without overlap; a row belongs to the box with lower ≤ x < upper."""
+
+    lower: Float[Tensor, "r d"]
+    upper: Float[Tensor, "r d"]
+    unit: Float[Tensor, " d"]  # of distances: lengthscales
+
+    @classmethod
+    def cut(
+        cls, X: Float[Tensor, "n d"], num_regions: int, lengthscale: Float[Tensor, " d"] | None = None
+    ) -> "Regions":
+        """A k-d cut into regions with about as many of these rows each, along the column that is longest there.
+
+        Args:
+            X: all rows, or a sample of them.
+            lengthscale: the units of the columns; None for ones.
+        """
+        if num_regions > X.shape[0]:
+            raise ValueError(f"{num_regions} regions of {X.shape[0]} rows, expected no more regions than rows.")
+        unit = torch.ones(X.shape[1], dtype=X.dtype, device=X.device) if lengthscale is None else lengthscale.to(X)
+        boxes: list[tuple[Tensor, Tensor]] = []
+
+        def divide(rows: Tensor, lower: Tensor, upper: Tensor, count: int) -> None:
+            if count == 1:
+                boxes.append((lower, upper))
+                return
+            column = int(((rows.amax(0) - rows.amin(0)) / unit).argmax())
+            values = rows[:, column].sort().values
+            value = values[len(rows) * (count // 2) // count]
+            below = rows[:, column] < value
+            first, second = upper.clone(), lower.clone()
+            first[column] = second[column] = value
+            # With many equal values a side can be empty: its regions then have no rows.
+            divide(rows[below] if bool(below.any()) else rows[:1], lower, first, count // 2)
+            divide(rows[~below], second, upper, count - count // 2)
+
+        whole = torch.full_like(unit, torch.inf)
+        divide(X, -whole, whole, num_regions)
+        return cls(torch.stack([box[0] for box in boxes]), torch.stack([box[1] for box in boxes]), unit)
+
+    @classmethod
+    def of_parts(
+        cls, X: Float[Tensor, "n d"], ranks: Ranks, lengthscale: Float[Tensor, " d"] | None = None
+    ) -> "Regions":
+        """A region for each process, cut from a sample of the rows of all processes; on all processes."""
+        regions = cls.cut(sample_of_parts(X, ranks), ranks.size, lengthscale)
+        return cls(**{name: values.to(X) for name, values in ranks.from_first(regions._asdict).items()})
+
+    @property
+    def num_regions(self) -> int:
+        """The number of regions."""
+        return len(self.lower)
+
+    def of(self, X: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
+        """The region of each row."""
+        found = torch.zeros(X.shape[0], dtype=torch.int64, device=X.device)
+        for region in range(1, self.num_regions):
+            found[((self.lower[region] <= X) & (self.upper[region] > X)).all(1)] = region
+        return found
+
+    def near(self, X: Float[Tensor, "n d"], region: int, width: float) -> Bool[Tensor, " n"]:
+        """Whether each row is at most ``width`` away from a region, in units of the lengthscales."""
+        outside = torch.maximum(self.lower[region] - X, X - self.upper[region]).clamp_min(0)
+        return (outside / self.unit).square().sum(1) <= width**2
+
+
+def sample_of_parts(X: Float[Tensor, "n d"], ranks: Ranks, num_rows: int = SAMPLE) -> Float[Tensor, "m d"]:
+    """At most about ``num_rows`` rows, evenly from the rows of all processes; on all processes."""
+    counts = torch.zeros(ranks.size, dtype=torch.float64)
+    counts[ranks.rank] = X.shape[0]
+    counts = ranks.add_up(counts)
+    share = min(1.0, num_rows / float(counts.sum()))
+    taken = (counts * share).ceil().long()
+    chosen = torch.linspace(0, max(X.shape[0] - 1, 0), int(taken[ranks.rank])).long()
+    sample = torch.zeros(int(taken.sum()), X.shape[1], dtype=torch.float64)
+    before = int(taken[: ranks.rank].sum())
+    sample[before : before + len(chosen)] = X[chosen.to(X.device)].double().cpu()
+    return ranks.add_up(sample).to(X)
+
+
+def halo_width(sample: Float[Tensor, "m d"], num_rows: int, num_neighbours: int, unit: Float[Tensor, " d"]) -> float:
+    """How far neighbours are, about: a heuristic, in units of the lengthscales.
+
+    Of a sample of m of n rows, the (k m / n)-th nearest is about as far as the k-th nearest of all rows.
+    """
+    k = max(1, min(len(sample) - 1, round(num_neighbours * len(sample) / num_rows)))
+    few = sample[:: max(1, len(sample) // 1000)]
+    nearest = NeighbourIndex(sample, unit).nearest(few, min(k + 1, len(sample)))  # the first is the row itself
+    distance = ((sample[nearest[:, -1]] - few) / unit).square().sum(1).sqrt()
+    return float(distance.double().quantile(REACHED))
+
+
+class Shard(NamedTuple):
+    """The rows that a process holds: those of its region first, then those near it."""
+
+    X: Float[Tensor, "n d"]
+    y: Float[Tensor, " n"]
+    row_noise: Float[Tensor, " n"] | None
+    num_own: int  # rows of its region
+    share: float  # of all rows of the table that are in its region
+
+
+def exchange_rows(
+    regions: Regions,
+    width: float,
+    ranks: Ranks,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    row_noise: Float[Tensor, " n"] | None = None,
+) -> Shard:
+    """The shard of this process, when every process has some rows of the table; on all processes.
+
+    Args:
+        width: of the halo, in units of the lengthscales; see ``halo_width``.
+        X: any part of the rows. All processes together have each row once.
+    """
+    known = [] if row_noise is None else [row_noise[:, None]]
+    table = torch.cat([X, y[:, None], *known], 1)
+    home = regions.of(X)
+    own = [table[home == region] for region in range(regions.num_regions)]
+    near = [table[(home != region) & regions.near(X, region, width)] for region in range(regions.num_regions)]
+    own, near = torch.cat(ranks.exchange(own)), torch.cat(ranks.exchange(near))
+    counts = torch.zeros(ranks.size, dtype=torch.float64)
+    counts[ranks.rank] = len(own)
+    counts = ranks.add_up(counts)
+    if not bool(counts.all()):
+        raise ValueError(f"{int((counts == 0).sum())} of {ranks.size} regions have no rows; use fewer processes.")
+    held, d = torch.cat([own, near]), X.shape[1]
+    noise = None if row_noise is None else held[:, d + 1].contiguous()
+    return Shard(held[:, :d].contiguous(), held[:, d].contiguous(), noise, len(own), len(own) / float(counts.sum()))
+
+
+@final
+class LocalShard(Trainable):
+    """CaGP-Local of a process that holds a shard: steps draw rows of its region alone.
+
+    ``fit(LocalShard(method, shard, ranks.rank), shard.X, shard.y, shard.row_noise, ranks=ranks)`` trains ``method``:
+    all processes together minimise the mean over all rows of the table.
+
+    Args:
+        method: without shared actions.
+        shard: only its counts are kept.
+        rank: of the process, from which its rows of a step are drawn.
+    """
+
+    stochastic = True
+    own_share: float
+
+    def __init__(self, method: CaGPLocal, shard: Shard, rank: int):
+        super().__init__()
+        if method.shared is not None:
+            raise ValueError("the method has shared actions, whose rows no single process holds; leave them out.")
+        self.method = method
+        self.num_own, self.rank, self.own_share = shard.num_own, rank, shard.share
+
+    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
+        """This process's part of the rows of a step, all of its region."""
+        count = round(self.method.batch_size * self.own_share)
+        if count >= self.num_own:
+            return torch.arange(self.num_own)
+        seed = (1_000_003 * (step + 1) + 7_919 * self.rank + self.method.seed) % 2**32
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(self.num_own, (max(1, count),), generator=generator)
+
+    def objective_terms(
+        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise = None, *, rows: Rows | None = None
+    ) -> Terms:
+        """The mean negative log predictive density of ``rows``, each predicted from other rows of the shard."""
+        return self.method.objective_terms(X, y, row_noise, rows=rows)
+
+    def prepare(
+        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise, *, step: int, share: float, flat: bool, rows: Rows | None
+    ) -> str | None:
+        """What the method does."""
+        return self.method.prepare(X, y, row_noise, step=step, share=share, flat=flat, rows=rows)
+
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        """Those of the method."""
+        return self.method.parameter_groups()
+
+    def hyperparameters(self) -> dict[str, object]:
+        """Those of the method."""
+        return self.method.hyperparameters()
+
+
+def predict_in_regions(
+    posterior: LocalPosterior, regions: Regions, ranks: Ranks, X: Float[Tensor, "n d"], *, noise: bool = False
+) -> Prediction:
+    """Means and variances of test points, each answered by the process of its region; on all processes.
+
+    Args:
+        posterior: of this process, given its shard.
+        X: the same test points on all processes.
+    """
+    answers = torch.zeros(2, X.shape[0], dtype=torch.float64, device=X.device)
+    own = (regions.of(X) == ranks.rank).nonzero()[:, 0]
+    if len(own):
+        found = posterior.predict(X[own], noise=noise)
+        answers[0, own], answers[1, own] = found.mean.double(), found.variance.double()
+    mean, variance = ranks.add_up(answers).to(X.dtype)
+    return Prediction(mean, variance)
