@@ -98,6 +98,10 @@ class Score(NamedTuple):
         nll, crps, square = (part.view_as(error).mean(0) for part in parts)
         return cls(nll, crps, square, error, variance)
 
+    def agreed(self, ranks: Ranks) -> "Score":
+        """The score of process 0, on all processes: scores decide."""
+        return Score(**{name: values.to(self.nll.device) for name, values in ranks.from_first(self._asdict).items()})
+
 
 WEIGHTS = (0.25, 0.5, 0.75)
 """Weights of the second model that an average of two is tried with."""
@@ -121,10 +125,6 @@ def best_average(best: Score, other: Score) -> Average:
 def average_words(best: "Candidate", other: "Candidate", weight: float) -> str:
     """The average of two models, in words."""
     return f"{1 - weight:.0%} {best.words} and {weight:.0%} {other.words}"
-
-    def agreed(self, ranks: Ranks) -> "Score":
-        """The score of process 0, on all processes: scores decide."""
-        return Score(**{name: values.to(self.nll.device) for name, values in ranks.from_first(self._asdict).items()})
 
 
 REFRESH_AT = (30,)
