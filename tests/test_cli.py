@@ -82,6 +82,17 @@ def test_bench_step_measures_time_and_memory(monkeypatch):
     assert 0 <= record["peak_bytes"] < 1e9
 
 
+def test_bench_minibatches_scores_every_choice(table, capsys):
+    options = ["--n-actions", "6", "12", "--support", "0", "4", "--batch", "0", "40", "--seconds", "0.2", "--json"]
+    assert main(["bench", "minibatches", str(table), *options]) == 0
+    records = json.loads(capsys.readouterr().out)
+    cases = {(r["i"], r["support"], r["batch"]) for r in records}
+    assert cases == {(i, s, b) for i in (6, 12) for s, b in ((0, 0), (4, 0), (4, 40))}
+    assert all(r["rmse"] < 1.2 for r in records)
+    assert main(["bench", "minibatches", "missing.npz", "--json"]) == 1
+    assert "missing.npz" in json.loads(capsys.readouterr().out)[0]["error"]
+
+
 def test_help_and_version_are_printed(capsys):
     for arguments, words in (
         (["--help"], "cagp bench engine"),

@@ -392,6 +392,53 @@ def test_many_rows_weigh_some_rows_of_each_block(monkeypatch, tmp_path):
     assert len(rows) == 60
 
 
+def test_many_rows_are_learned_from_minibatches(monkeypatch):
+    """Beyond a number of rows, or from fewer rows on if the time is short; the report says so."""
+    X, y = table(300)
+    monkeypatch.setattr(steps, "BATCH_SIZE", 50)
+    monkeypatch.setattr(steps, "SUPPORT_SIZE", 3)
+
+    def report(**choices) -> str:
+        return CaGPRegressor("opt", n_actions=20, max_epochs=2, **choices).fit(X, y).fit_report_
+
+    in_minibatches = "20 actions on 60 of the 300 rows (3 in each block), loss elbo, minibatches of 50 rows"
+    all_rows = "20 actions on all 300 rows (15 in each block), loss elbo, kernel"
+    assert all_rows in report()
+    assert all_rows in report(max_time=600.0)
+    monkeypatch.setattr(steps, "MINIBATCH_ROWS", 100)
+    monkeypatch.setattr(steps, "FULL_STEP", 0.1)  # a step of 6,400 s or more
+    assert all_rows in report()
+    assert in_minibatches in report(max_time=600.0)
+    monkeypatch.setattr(steps, "FULL_STEP", 1e-9)
+    assert all_rows in report(max_time=600.0)
+    monkeypatch.setattr(steps, "SUPPORT_ROWS", 100)
+    assert in_minibatches in report()
+
+
+def test_memory_does_not_limit_the_actions_of_minibatches(monkeypatch):
+    X, y = table(300)
+    monkeypatch.setattr(steps, "BATCH_SIZE", 20)
+    monkeypatch.setattr(steps, "SUPPORT_SIZE", 2)
+    memory = 64 * 20 * 37  # of a minibatch and a row in eight as actions
+    assert CaGPRegressor("opt", max_memory=memory, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 2
+    monkeypatch.setattr(steps, "SUPPORT_ROWS", 100)
+    assert CaGPRegressor("opt", max_memory=memory, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 37
+
+
+def test_opt_says_where_shared_actions_do_not_fit(monkeypatch):
+    monkeypatch.setattr(limits, "EXACT_ROWS", 100)
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(1200, 2))
+    reports = {}
+    for frequency in (3, 40):
+        y = np.sin(frequency * (X[:, 0] + X[:, 1] ** 2)) + 0.1 * rng.normal(size=1200)
+        model = CaGPRegressor("opt", n_actions=48, max_epochs=60).fit(X, y)
+        reports[frequency] = model.fit_report_
+    assert "Shared actions do not fit" not in reports[3]
+    assert "Shared actions do not fit this problem: blocks of rows are" in reports[40]
+    assert 'Use method="local" or "hybrid", or more actions (n_actions).' in reports[40]
+
+
 def test_one_regressor_is_as_good_as_the_other_name_for_it():
     X, y = table(40)
     one, other = (make(max_epochs=2).fit(X, y) for make in (REGRESSORS["exact"], ExactGPRegressor))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         engine,
         local_quality,
         local_speed,
+        minibatches,
         opt_quality,
         presets,
         scale,
@@ -26,6 +27,7 @@ else:
     local_quality, local_speed = map(lazy_module, ("cagp.bench.local_quality", "cagp.bench.local_speed"))
     opt_quality, tables = map(lazy_module, ("cagp.bench.opt_quality", "cagp.bench.tables"))
     structure_quality, scale = map(lazy_module, ("cagp.bench.structure_quality", "cagp.bench.scale"))
+    minibatches = lazy_module("cagp.bench.minibatches")
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
@@ -37,6 +39,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     _add_step(_suite(suites, "step", "time and peak memory of a training step of CaGP-Opt"))
     _add_scale(_suite(suites, "scale", "time and memory of a minibatch step at growing numbers of rows"))
     _add_fit(_suite(suites, "fit", "errors and error bars of CaGP-Opt on your tables"))
+    _add_minibatches(_suite(suites, "minibatches", "CaGP-Opt in minibatches of your tables: which sizes"))
     _add_presets(_suite(suites, "presets", "loss and validation NLL against time, for each training preset"))
     _add_local(_suite(suites, "local", "speed of CaGP-Local, or its quality on your tables"))
     _add_tables(_suite(suites, "tables", "the default regressor beside boosted trees and GPBoost on your tables"))
@@ -127,6 +130,23 @@ def _add_fit(suite: argparse.ArgumentParser) -> None:
         "those of the paper (default: %(default)s)",
     )
     suite.set_defaults(run=_run_fit)
+
+
+def _add_minibatches(suite: argparse.ArgumentParser) -> None:
+    suite.description = (
+        "Validation scores of CaGP-Opt on tables (.npz with X and y) with every combination of numbers of actions, rows "
+        "with weight in a block, and rows of a step. Each is trained for the same processor time."
+    )
+    suite.epilog = "example:\n  cagp bench minibatches terrain.npz --rows 30000 --support 8 16 32"
+    suite.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help=".npz files")
+    _add_seeds(suite)
+    many = {"type": int, "nargs": "+", "metavar": "N"}
+    suite.add_argument("--n-actions", **many, default=[NUM_ACTIONS], help="numbers of actions (default: 512)")
+    suite.add_argument("--support", **many, default=[32], help="rows with weight in a block; 0: all (default: 32)")
+    suite.add_argument("--batch", **many, default=[1024], help="rows of a step; 0: all (default: 1024)")
+    suite.add_argument("--seconds", type=float, default=20.0, metavar="S", help="for each (default: %(default)s)")
+    suite.add_argument("--rows", type=int, metavar="N", help="use N random rows of each table (default: all)")
+    suite.set_defaults(run=_run_minibatches)
 
 
 def _add_presets(suite: argparse.ArgumentParser) -> None:
@@ -260,6 +280,11 @@ def _run_tables(arguments: argparse.Namespace) -> int:
 def _run_fit(arguments: argparse.Namespace) -> int:
     choices = (arguments.n_actions, arguments.steps, arguments.blocks, arguments.start)
     return opt_quality.run(arguments.tables, arguments.seeds, opt_quality.Choices(*choices), arguments.json)
+
+
+def _run_minibatches(arguments: argparse.Namespace) -> int:
+    choices = minibatches.Choices(arguments.n_actions, arguments.support, arguments.batch, arguments.seconds)
+    return minibatches.run(arguments.tables, arguments.rows, arguments.seeds, choices, arguments.json)
 
 
 def _run_local(arguments: argparse.Namespace) -> int:

@@ -99,7 +99,7 @@ def train_opt(
         held_out: rows that choose the step and the noise.
         changes: limits and settings of the fit.
     """
-    batches = steps.Minibatches.of(task.num_rows)
+    batches = steps.Minibatches.of(task)
     first = methods.CaGPOpt.from_data(
         priors[0],
         task.X,

@@ -28,9 +28,11 @@ MOST_ACTIONS, ROWS_PER_ACTION = 512, 8
 SUPPORT_ROWS, SUPPORT_SIZE = 50_000, 32
 """Beyond this many rows, shared actions weigh at most this many rows of each block: their cost is then linear in n."""
 
-MINIBATCH_ROWS, BATCH_SIZE, BATCH_SUPPORT = 10_000, 1024, 16
-"""Beyond this many rows, CaGP-Opt learns from minibatches of this size and weighs at most this many rows of each block:
-the cost of a step then does not depend on n. docs/benchmarks.md has the evidence."""
+BATCH_SIZE, MINIBATCH_ROWS = 1024, 10_000
+FULL_STEP, FULL_STEPS = 5e-9, 10
+"""CaGP-Opt learns from minibatches of ``BATCH_SIZE`` rows beyond ``SUPPORT_ROWS`` rows, and beyond ``MINIBATCH_ROWS``
+where ``max_time`` allows fewer than ``FULL_STEPS`` steps with all rows, each of about ``FULL_STEP`` n² seconds.
+Heuristics; docs/benchmarks.md has the evidence."""
 
 VALIDATION_SHARE, VALIDATION_ROWS = 0.1, 2000
 LOCAL_RESERVE, FEW_SCALE_ROWS = 0.25, 250
@@ -70,9 +72,11 @@ class Minibatches(NamedTuple):
     support_size: int | None  # rows of each block that carry weight; None for all
 
     @classmethod
-    def of(cls, num_rows: int) -> "Minibatches":
-        """Beyond ``MINIBATCH_ROWS`` rows, a step costs the same whatever their number."""
-        return cls(BATCH_SIZE, BATCH_SUPPORT) if num_rows > MINIBATCH_ROWS else cls(None, None)
+    def of(cls, task: Task) -> "Minibatches":
+        """None where a step with all rows is affordable; with them, a step costs the same whatever their number."""
+        n = task.num_rows
+        short = n > MINIBATCH_ROWS and seconds_of(task.max_time) < FULL_STEPS * FULL_STEP * n**2
+        return cls(BATCH_SIZE, SUPPORT_SIZE) if short or support_size(n) is not None else cls(None, None)
 
 
 def support_size(num_rows: int) -> int | None:
