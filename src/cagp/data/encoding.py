@@ -135,6 +135,11 @@ class Encoder:
         return tuple(column.name for column in self._columns) if self._has_names else None
 
     @property
+    def num_columns(self) -> int:
+        """The number of columns of the tables, and of ``codes``."""
+        return len(self._columns)
+
+    @property
     def names_out(self) -> tuple[str, ...]:
         """The names of the columns of ``transform``: "column", "column=level" or "column is missing"."""
         return tuple(name for column in self._columns for name in column.names_out)
@@ -235,12 +240,14 @@ class Encoder:
     def missing_words(self, codes: Float64[np.ndarray, "n c"]) -> str | None:
         """How many values are missing in which columns, in one sentence; None where there are none."""
         counts = np.isnan(codes).sum(axis=0)
+        return self.missing_in_words(counts, len(codes)) if counts.any() else None
+
+    def missing_in_words(self, counts: Int64[np.ndarray, " c"], num_rows: int) -> str:
+        """The same for a number of missing values in each column, of which one at least is not zero."""
         found = [f"{column.name!r} in {n:,}" for column, n in zip(self._columns, counts, strict=True) if n]
-        if not found:
-            return None
         rest = f" and {len(found) - MOST_NAMES:,} more columns" if len(found) > MOST_NAMES else ""
         return (
-            f"Missing values: {', '.join(found[:MOST_NAMES])}{rest} of {len(codes):,} rows. Each of these columns has "
+            f"Missing values: {', '.join(found[:MOST_NAMES])}{rest} of {num_rows:,} rows. Each of these columns has "
             "a further input that says where."
         )
 

@@ -14,9 +14,11 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from cagp import notices
+from cagp.data.chunks import Chunks
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
 from cagp.estimators import answers, learned
+from cagp.estimators.mapped_rows import learn_chunks
 from cagp.estimators.predictive import Predictive
 from cagp.estimators.saved import save_model
 from cagp.estimators.several_targets import train_targets
@@ -119,13 +121,14 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # ---- fit ----
 
-    def fit(self, X: Any, y: Any, sample_noise: Any = None, **unknown: Any) -> "GPRegressor":
+    def fit(self, X: Any, y: Any = None, sample_noise: Any = None, **unknown: Any) -> "GPRegressor":
         """Learn from a table.
 
         Args:
             X: rows and columns: an array, a tensor, or a data frame, whose text and categories are encoded (see
                 ``cagp.data.Encoder``). Values may be missing: such a column gets a further input that says where, and
-                the fit report says how many.
+                the fit report says how many. Or a table in pieces, with its targets (``cagp.data.open_chunks``): its
+                rows stay on disk, so that they can be more than fit into memory.
             y: one target for each row, or several columns of them. Rows without any target are left out, and the fit
                 report says how many. Where rows have some targets but not all, each target is fitted alone, with its
                 own kernel, on the rows that have it.
@@ -137,19 +140,25 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         began = time.perf_counter()
         check_parameters(self)
         recipe = self._recipe()
-        if y is None:
-            raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
-        units, rows = Units.learn(X, y, sample_noise, self.categories)
-        missing = rows.missing_words(), units.encoder.missing_words(rows.inputs)
-        notes = [words for words in missing if words is not None]
+        if (y is None) != isinstance(X, Chunks):
+            what = "takes y from the table in pieces" if y is not None else "requires y to be passed"
+            raise ValueError(
+                f"This {type(self).__name__} estimator {what}, but the target y is {'None' if y is None else 'given'}."
+            )
         with notices.collected() as warned:
-            units, rows, scales = choose_transforms(self, recipe, units, rows, seed_of(self.random_state))
+            if isinstance(X, Chunks):
+                units, rows, notes, scales = learn_chunks(self, recipe, X, sample_noise)
+            else:
+                units, rows = Units.learn(X, y, sample_noise, self.categories)
+                missing = rows.missing_words(), units.encoder.missing_words(rows.inputs)
+                notes = [words for words in missing if words is not None]
+                units, rows, scales = choose_transforms(self, recipe, units, rows, seed_of(self.random_state))
             trained = train_targets(self, recipe, units, rows, began)
         counts = Counter(str(warning) for warning in warned)
         notes += [f"{text} ({times:,} times in this fit)" for text, times in counts.items()]
 
-        self._remember_columns(X)
-        self.units_, self.n_rows_ = units, len(rows.inputs)
+        self._remember_columns(EncodedTable(units.encoder, rows.inputs) if isinstance(X, Chunks) else X)
+        self.units_, self.n_rows_ = units, rows.num_rows
         self.posteriors_, self.target_rows_, self._row_noise = trained.posteriors, trained.num_rows, trained.row_noise
         self.fit_results_ = [fitted.result for fitted in trained.fits]
         self.methods_ = [fitted.method for fitted in trained.fits]
@@ -168,7 +177,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             validate_data(self, X, skip_check_array=True)
             return
         names = X.encoder.names_in
-        self.n_features_in_ = X.matrix.shape[1] if names is None else len(names)
+        self.n_features_in_ = X.encoder.num_columns
         if names is not None:
             self.feature_names_in_ = np.asarray(names, dtype=object)
 

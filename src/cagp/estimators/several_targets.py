@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from cagp.estimators.mapped_rows import MappedRows
 from cagp.estimators.tasks import new_task
 from cagp.estimators.units import TrainingRows, Units
 from cagp.posteriors import Posterior
@@ -44,14 +45,14 @@ class TrainedTargets(NamedTuple):
 
 
 def train_targets(
-    model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows, began: float
+    model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows | MappedRows, began: float
 ) -> TrainedTargets:
     """All targets together, with one kernel; where some are missing in some rows, each alone with its own kernel.
 
     Args:
         began: when the fit began, on the clock ``time.perf_counter()``.
     """
-    if not rows.partly_missing:
+    if isinstance(rows, MappedRows) or not rows.partly_missing:
         task = new_task(model, recipe, units, rows, began=began)
         fitted = train_with_mean(recipe, task)
         return TrainedTargets(
