@@ -393,8 +393,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # ---- files ----
 
-    def save(self, path: str | Path, dtype: str | None = None) -> Path:
-        """Write the fitted model to one file, whole or not at all; ``cagp.load`` reads it back.
+    def save(self, path: str | Path, dtype: str | None = None, rows: str = "inside") -> Path:
+        """Write the fitted model to a file, whole or not at all; ``cagp.load`` reads it back.
 
         The file holds the rows that predictions need: all training rows for "local", "hybrid" and "exact", those with
         weight for "opt" and "cg", inducing points for SGPR and SVGP. Share it as you would share these rows.
@@ -402,9 +402,11 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         Args:
             dtype: "float32" stores rounded rows and targets: about half the size, and answers that differ in their
                 last digits. None: answers after loading are the same to the last bit.
+            rows: "beside" writes these rows to a second file, whose name has ".rows" added. A loaded model leaves them
+                on disk, where the system reads what predictions use. Keep the two files together, and as they are.
         """
         check_is_fitted(self, "posteriors_")
-        return save_model(self, path, dtype, version("cagp"))
+        return save_model(self, path, dtype, version("cagp"), rows)
 
     def report(
         self,
