@@ -83,6 +83,13 @@ def test_files_arrays_and_auto(tmp_path, in_memory):
         np.testing.assert_array_equal(parts.predict(X[:50]), whole.predict(X[:50]))
 
 
+def test_quantiles_of_columns_come_from_the_rows_that_a_table_in_memory_takes(monkeypatch):
+    monkeypatch.setattr("cagp.data.column_values.QUANTILE_ROWS", 40)
+    whole = CaGPRegressor(**SETTINGS).fit(FRAME.drop(columns="y"), FRAME["y"])
+    parts = CaGPRegressor(**SETTINGS).fit(open_chunks(in_pieces(FRAME, 7), "y"))
+    assert parts.encoder_.state() == whole.encoder_.state()
+
+
 def test_text_among_the_numbers_of_a_csv_file(tmp_path):
     n = 300
     codes = np.where(np.arange(n) < 200, RNG.integers(1, 4, n).astype(str), RNG.choice(["1", "x"], n))
@@ -118,7 +125,7 @@ def test_what_needs_the_table_in_memory_is_refused():
         CaGPRegressor(method="exact").fit(chunks)
     with pytest.raises(ValueError, match='mean="trees" needs the whole table'):
         CaGPRegressor(method="local", mean="trees").fit(chunks)
-    with pytest.raises(ValueError, match="takes y from the table in pieces"):
+    with pytest.raises(ValueError, match="y is given beside a table in pieces"):
         CaGPRegressor(method="local").fit(chunks, FRAME["y"])
     with pytest.raises(ValueError, match="requires y to be passed"):
         CaGPRegressor(method="local").fit(FRAME)
@@ -144,7 +151,9 @@ def test_a_table_that_changes_between_passes_is_an_error():
 
 
 def test_a_plan_beyond_the_limit_is_refused(tmp_path):
-    with pytest.raises(MemoryError, match=r"needs .* of memory, and max_memory is 1\.0 MB\. Raise max_memory"):
+    with pytest.raises(
+        MemoryError, match=r"needs .* of memory \(.* for the index of the rows.*max_memory is 1\.0 MB\. Raise"
+    ):
         CaGPRegressor(**SETTINGS, max_memory="1MB").fit(open_chunks([FRAME], "y"))
 
 

@@ -140,11 +140,10 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         began = time.perf_counter()
         check_parameters(self)
         recipe = self._recipe()
-        if (y is None) != isinstance(X, Chunks):
-            what = "takes y from the table in pieces" if y is not None else "requires y to be passed"
-            raise ValueError(
-                f"This {type(self).__name__} estimator {what}, but the target y is {'None' if y is None else 'given'}."
-            )
+        if y is None and not isinstance(X, Chunks):
+            raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
+        if y is not None and isinstance(X, Chunks):
+            raise ValueError("y is given beside a table in pieces, which has its own targets; leave y out.")
         with notices.collected() as warned:
             if isinstance(X, Chunks):
                 units, rows, notes, scales = learn_chunks(self, recipe, X, sample_noise)

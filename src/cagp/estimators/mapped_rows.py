@@ -1,5 +1,6 @@
 """Training rows that stay on disk: units learned from a table in pieces, and its rows in standard units in a file."""
 
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cagp.data.chunks import ChunkOfRows, Chunks
-from cagp.data.column_values import MixedKindsError
+from cagp.data.column_values import MixedKindsError, quantile_stride
 from cagp.data.encoding import Encoder, EncoderScan
 from cagp.data.scaling import ColumnMoments, Standardizer
 from cagp.data.targets import encode_target_rows
@@ -73,11 +74,14 @@ class MemoryPlan:
         """Bytes in memory at most."""
         return sum(self.held.values())
 
+    @property
+    def _parts(self) -> str:
+        return ", ".join(f"{size(count)} for {what}" for what, count in self.held.items())
+
     def words(self) -> str:
         """The plan in one sentence."""
-        parts = ", ".join(f"{size(count)} for {what}" for what, count in self.held.items())
         return (
-            f"Planned peak: {size(self.peak)} of memory, of {size(self.limit)} that max_memory allows ({parts}); "
+            f"Planned peak: {size(self.peak)} of memory, of {size(self.limit)} that max_memory allows ({self._parts}); "
             f"besides, {size(self.on_disk)} of rows on disk, which the system keeps in memory as far as there is room."
         )
 
@@ -85,8 +89,8 @@ class MemoryPlan:
         """Raise MemoryError if the plan exceeds the limit."""
         if self.peak > self.limit:
             raise MemoryError(
-                f"this fit needs {size(self.peak)} of memory, and max_memory is {size(self.limit)}. Raise max_memory, "
-                f"leave out columns, or fit to a part of the rows. {self.words()}"
+                f"this fit needs {size(self.peak)} of memory ({self._parts}), and max_memory is {size(self.limit)}. "
+                "Raise max_memory, leave out columns, or fit to a part of the rows."
             )
 
 
@@ -109,7 +113,7 @@ def learn_chunks(model: "GPRegressor", recipe: Recipe, chunks: Chunks, sample_no
     seed = seed_of(model.random_state)
     found = _moments(chunks, scan, model.target, seed)
     units = Units(
-        scan.encoder,
+        scan.encoder.with_quantiles(found.spaced),
         Standardizer.from_moments(found.inputs, found.targets),
         scan.target_names,
         scan.target_is_matrix,
@@ -125,7 +129,7 @@ def learn_chunks(model: "GPRegressor", recipe: Recipe, chunks: Chunks, sample_no
     dtype = DTYPES["float32" if model.dtype == "auto" else model.dtype]
     plan = _plan(model, recipe, scan, len(units.encoder.names_out), dtype)
     if model.verbose:
-        print(plan.words())
+        print(plan.words(), file=sys.stderr)
     plan.check()
     rows = _written(chunks, scan, units, dtype, _scratch(model), plan.on_disk)
     return LearnedChunks(units, rows, [*_notes(model, scan, chunks, found), plan.words()], scales)
@@ -264,13 +268,15 @@ class _Moments(NamedTuple):
     targets: ColumnMoments
     logs: ColumnMoments  # of the logarithms of positive targets
     missing: np.ndarray  # values of each column
+    spaced: np.ndarray  # the codes of rows that are evenly spaced
     sample: TrainingRows
 
 
 def _moments(chunks: Chunks, scan: _Scan, target: str, seed: int) -> _Moments:
     drawn = np.sort(np.random.default_rng(seed).choice(scan.num_rows, min(MOST_ROWS, scan.num_rows), replace=False))
     total: list[ColumnMoments] | None = None
-    missing, sample = np.zeros(scan.encoder.num_columns, dtype=np.int64), []
+    missing, sample, spaced = np.zeros(scan.encoder.num_columns, dtype=np.int64), [], []
+    stride = quantile_stride(scan.num_rows)
     for rows in _rows(chunks, scan):
         if target == "log" and rows.noise is not None:
             raise ValueError(NO_NOISE)
@@ -286,6 +292,7 @@ def _moments(chunks: Chunks, scan: _Scan, target: str, seed: int) -> _Moments:
         found = [ColumnMoments.of(torch.from_numpy(np.ascontiguousarray(part))) for part in parts]
         total = found if total is None else [one.joined(other) for one, other in zip(total, found, strict=True)]
         missing += np.isnan(rows.codes).sum(0)
+        spaced.append(rows.codes[-rows.first % stride :: stride])
         own = drawn[np.searchsorted(drawn, rows.first) : np.searchsorted(drawn, rows.first + len(rows.targets))]
         sample.append((own, rows.codes[own - rows.first], rows.targets[own - rows.first]))
     assert total is not None
@@ -294,7 +301,8 @@ def _moments(chunks: Chunks, scan: _Scan, target: str, seed: int) -> _Moments:
     values[0] = np.where(total[1].least.numpy() <= 0, total[1].least.numpy(), values[0])
     noise = np.zeros_like(values) if scan.has_noise else None
     inputs, targets, logs = total
-    return _Moments(inputs, targets, logs, missing, TrainingRows(codes, values, noise, 0, places))
+    sampled = TrainingRows(codes, values, noise, 0, places)
+    return _Moments(inputs, targets, logs, missing, np.concatenate(spaced), sampled)
 
 
 def _transforms(
