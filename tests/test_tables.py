@@ -238,8 +238,10 @@ def test_paths_that_cannot_be_read(tmp_path):
     for function in (read_table, stream_table, table_size):  # a stream too says so at once
         with pytest.raises(FileNotFoundError, match=r"none\.csv does not exist"):
             function(tmp_path / "none.csv")
-        with pytest.raises(IsADirectoryError, match="is a folder, expected a file"):
+        with pytest.raises(FileNotFoundError, match="has no tables: the folder has no files"):
             function(tmp_path)
+        with pytest.raises(FileNotFoundError, match=r"none-\*\.csv has no tables: no file matches"):
+            function(tmp_path / "none-*.csv")
     with pytest.raises(ValueError, match="rows is 0"):
         stream_table(put(tmp_path, "t.csv", "a\n1\n"), rows=0)
 

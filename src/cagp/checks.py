@@ -5,6 +5,9 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+CHECKED_ROWS = 1_000_000
+"""Rows that are checked at a time."""
+
 
 def check_matrix(X: Tensor, name: str = "X") -> None:
     """Raise ValueError unless ``X`` is a finite floating-point matrix with at least one row and one column."""
@@ -85,9 +88,9 @@ def check_count(value: int, name: str, largest: int, largest_name: str) -> None:
 def _check_values(values: Tensor, name: str) -> None:
     if not values.is_floating_point():
         raise ValueError(f"{name} has dtype {values.dtype}, expected a floating-point one, e.g. {name}.double().")
-    finite = torch.isfinite(values)
-    if not bool(finite.all()):
-        where = (~finite).nonzero()
+    # In parts: the whole table as booleans, and its temporaries, would take more memory than the table.
+    if not all(bool(torch.isfinite(part).all()) for part in values.split(CHECKED_ROWS)):
+        where = (~torch.isfinite(values)).nonzero()
         raise ValueError(
             f"{name} has {len(where)} NaN or infinite values (first at index {where[0].tolist()}); "
             "remove or impute them first."

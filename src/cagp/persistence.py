@@ -403,7 +403,7 @@ def _local_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> Loc
         raise _strange("'num_neighbours'")
     shared = _shared(_entry(state, "shared", dict), prior, X) if _has(state, "shared") else None
     scale = _entry(state, "local_scale", float) if _has(state, "local_scale") else None
-    return LocalPosterior(prior, X, y, row_noise, k, search, shared, max_bytes, scale)
+    return LocalPosterior(prior, X, y, row_noise, k, search, shared, max_bytes, scale, shares_rows=True)
 
 
 def _shared(state: State, prior: GP, X: Tensor) -> SharedActions:

@@ -44,8 +44,8 @@ def _summary(state: State) -> dict[str, Any]:
     first, scaler = state["posteriors"][0], state["scaler"]
     posterior = _components(first)[0]
     own_rows = state.get("target_rows", [state["num_rows"]] * len(state["posteriors"]))
-    kernel, num_held = first["prior"]["kernel"], len(posterior["X"])
-    held = [len(_components(part)[0]["X"]) for part in state["posteriors"]]
+    kernel, num_held = first["prior"]["kernel"], _num_held(posterior)
+    held = [_num_held(_components(part)[0]) for part in state["posteriors"]]
     columns = [Column.from_state(column) for column in state["encoder"]["columns"]]
     names = [name for column in columns for name in column.names_out]
     parts = kernel_parts(kernel, names, scaler["input_std"])
@@ -62,6 +62,7 @@ def _summary(state: State) -> dict[str, Any]:
         "rows_held": 0 if inducing else state["num_rows"] if held == own_rows else max(held),
         "inducing_points": num_held if inducing else 0,
         "holds_training_data": not inducing,
+        "rows_beside": state.get("rows") is not None,
         "stored_dtype": state["stored_dtype"] or posterior["dtype"],
         "inputs": [column.state() for column in columns],
         "encoded_inputs": input_lengthscales(parts, names),
@@ -92,6 +93,12 @@ def _guarantee(posteriors: list[State], on_log_scale: bool) -> str:
     scaled = any(posterior.get("local_scale") is not None for posterior in posteriors)
     inducing = any(posterior["class"] == "InducingPosterior" for posterior in posteriors)
     return guarantee_words(not scaled and not inducing, scaled, on_log_scale, is_average)
+
+
+def _num_held(posterior: State) -> int:
+    """The number of rows or points that a posterior holds, in the file or beside it."""
+    X = posterior["X"]
+    return X["shape"][0] if isinstance(X, dict) else len(X)
 
 
 def _targets(state: State) -> list[dict[str, Any]]:

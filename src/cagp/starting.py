@@ -7,6 +7,7 @@ from torch import Tensor
 from cagp.checks import check_data
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.kernels import Cosine, Periodic, Scale, Stationary, with_columns
+from cagp.mapped import column_statistics
 from cagp.methods import CaGPLocal
 from cagp.periodogram import CHANCE, peaks
 from cagp.prior import GP, ConstantMean, GaussianNoise, LinearMean
@@ -30,8 +31,8 @@ def start_from_data(prior: GP, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) 
     keep their lengthscale. Periods start at the strongest ones of the targets.
     """
     check_data(X, y)
-    spread = X.double().std(0, correction=0).cpu()
-    variance = float(y.double().var(correction=0)) or 1.0
+    spread = column_statistics(X).variance.sqrt().cpu()
+    variance = float(column_statistics(y[:, None]).variance) or 1.0
     for part, columns in with_columns(prior.kernel, range(X.shape[1])):
         if isinstance(part, Stationary):
             scaled = LENGTHSCALE * len(columns) ** 0.5 * spread[columns]

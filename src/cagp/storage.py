@@ -248,13 +248,23 @@ def _digest(header: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
 # ---- reading ----
 
 
-def read_state(path: str | os.PathLike[str], kind: str, version: int, remedy: str | None = None) -> State:
+def stored_digest(path: str | os.PathLike[str]) -> str:
+    """The digest that a file of ``write_state`` says it has, without a look at the rest of it."""
+    with Path(path).open("rb") as file:
+        return file.read(DIGEST.stop)[DIGEST].decode("ascii", "replace")
+
+
+def read_state(
+    path: str | os.PathLike[str], kind: str, version: int, remedy: str | None = None, *, mapped: bool = False
+) -> State:
     """The state in a file; ValueError if the file is not a complete one of this kind and version.
 
-    No two places of the state share memory.
+    No two places of the state share memory, unless ``mapped``.
 
     Args:
         remedy: what the error tells the user to do. None: what suits the cause.
+        mapped: arrays stay in the file, and the system reads what is used. They can be written to, which changes
+            neither the file nor what others read. The file must stay as it is. Its digest is verified all the same.
     """
     path = Path(path)
     try:
@@ -262,7 +272,7 @@ def read_state(path: str | os.PathLike[str], kind: str, version: int, remedy: st
             what = "a folder" if path.is_dir() else "a device or a pipe"
             raise _UnreadableError(f"it is {what}, not a file", f"give the path of a {_in_words(kind)}")
         with path.open("rb") as file:
-            return _read(file, kind, version)
+            return _read(file, kind, version, path if mapped else None)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path} does not exist; check the path.") from error
     except _UnreadableError as error:
@@ -287,7 +297,8 @@ def _damaged(how: str) -> _UnreadableError:
     return _UnreadableError(f"it is damaged ({how})", "use another copy of it, or save it again")
 
 
-def _read(file: BinaryIO, kind: str, version: int) -> State:
+def _read(file: BinaryIO, kind: str, version: int, mapped: Path | None = None) -> State:
+    """The state in an open file, whose arrays stay in the file ``mapped`` if that is given."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     header = _checked_header(file, size, kind)
@@ -305,9 +316,10 @@ def _read(file: BinaryIO, kind: str, version: int) -> State:
         )
     arrays: list[np.ndarray | None] = [None] * len(specs)
     for number in _file_order(specs):
-        arrays[number] = _array(file, specs[number])
+        arrays[number] = _array(file, specs[number]) if mapped is None else _mapped_array(file, specs[number], mapped)
     try:
-        state = _unflatten(json.loads(metadata["state"], parse_constant=_no_constant), arrays, set(), 0)
+        tree = json.loads(metadata["state"], parse_constant=_no_constant)
+        state = _unflatten(tree, arrays, set() if mapped is None else None, 0)
     except _UnreadableError:
         raise
     except (ValueError, RecursionError) as error:
@@ -381,6 +393,15 @@ def _array(file: BinaryIO, spec: _Spec) -> np.ndarray:
     return content.view(spec.dtype).reshape(spec.shape)
 
 
+def _mapped_array(file: BinaryIO, spec: _Spec, path: Path) -> np.ndarray:
+    """The next array of a file, which stays there."""
+    start = file.tell()
+    file.seek(spec.num_bytes, os.SEEK_CUR)
+    if spec.num_bytes == 0:
+        return np.empty(spec.shape, spec.dtype)
+    return np.memmap(path, spec.dtype, mode="c", offset=start, shape=spec.shape)
+
+
 def _aligned(num_bytes: int) -> np.ndarray:
     """Bytes whose address is a multiple of ``ALIGNMENT``."""
     memory = np.empty(num_bytes + ALIGNMENT, dtype=np.uint8)
@@ -398,7 +419,8 @@ def _no_constant(text: str) -> None:
     raise _damaged(f"its tree holds {text}")
 
 
-def _unflatten(node: Any, arrays: list[np.ndarray | None], used: set[int], depth: int) -> Any:
+def _unflatten(node: Any, arrays: list[np.ndarray | None], used: set[int] | None, depth: int) -> Any:
+    """The value of a node; ``used`` has the arrays that are taken, of which others get copies (None: they share)."""
     if depth > MAX_DEPTH:
         raise _damaged("its tree is nested too deep")
     match node:
@@ -409,8 +431,9 @@ def _unflatten(node: Any, arrays: list[np.ndarray | None], used: set[int], depth
         case {"tensor": int(number)} if 0 <= number < len(arrays):
             array = arrays[number]
             assert array is not None
-            array = _copied(array) if number in used else array
-            used.add(number)
+            if used is not None:
+                array = _copied(array) if number in used else array
+                used.add(number)
             order = node.get("order", list(range(array.ndim)))
             if not isinstance(order, list) or sorted(order, key=str) != sorted(range(array.ndim), key=str):
                 raise _damaged("an array has an impossible order")

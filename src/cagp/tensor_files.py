@@ -44,15 +44,18 @@ def save_state(path: str | os.PathLike[str], state: State, kind: str, version: i
     write_state(path, state, kind, version, _array_of)
 
 
-def load_state(path: str | os.PathLike[str], kind: str, version: int, remedy: str | None = None) -> State:
+def load_state(
+    path: str | os.PathLike[str], kind: str, version: int, remedy: str | None = None, *, mapped: bool = False
+) -> State:
     """The state in a file; ValueError if the file is not a complete one of this kind and version.
 
-    No two tensors of the state share memory.
+    No two tensors of the state share memory, unless ``mapped``.
 
     Args:
         remedy: what the error tells the user to do. None: what suits the cause.
+        mapped: tensors stay in the file, see ``cagp.storage.read_state``.
     """
-    return _with_tensors(read_state(path, kind, version, remedy))
+    return _with_tensors(read_state(path, kind, version, remedy, mapped=mapped))
 
 
 def state_as_bytes(state: State, kind: str, version: int) -> bytes:

@@ -15,7 +15,7 @@ from cagp.bench.records import machine, show
 from cagp.kernels import Matern32, Scale
 from cagp.memory import current_memory, peak_memory
 from cagp.methods import CaGPLocal, CaGPOpt, Method
-from cagp.prior import GP
+from cagp.prior import GP, GaussianNoise
 
 NUM_DIMS = 3
 BATCH_SIZE = 1024
@@ -53,8 +53,7 @@ def measure(method: str, rows: int, num_actions: int) -> dict[str, Any]:
     """Seconds of a step (its rows, objective and gradient) and of what comes before, and the peak memory."""
     before = current_memory()
     X, y = table(rows)
-    prior = GP(Scale(Matern32(NUM_DIMS, LENGTHSCALE)))
-    prior.noise.noise = NOISE
+    prior = GP(Scale(Matern32(NUM_DIMS, LENGTHSCALE)), noise=GaussianNoise(NOISE))
     start = time.perf_counter()
     trained: Method
     if method == "opt":

@@ -20,12 +20,12 @@ from cagp.recipes import RECIPES
 if TYPE_CHECKING:
     from cagp import memory, report, storage, training
     from cagp import ranks as processes
-    from cagp.cli import scores, tables
+    from cagp.cli import in_pieces, scores, tables
     from cagp.data import tables as data_tables
     from cagp.estimators import GPRegressor
 else:
     memory, storage, training = map(lazy_module, ("cagp.memory", "cagp.storage", "cagp.training"))
-    processes, report = map(lazy_module, ("cagp.ranks", "cagp.report"))
+    processes, report, in_pieces = map(lazy_module, ("cagp.ranks", "cagp.report", "cagp.cli.in_pieces"))
     scores, tables, data_tables = map(lazy_module, ("cagp.cli.scores", "cagp.cli.tables", "cagp.data.tables"))
 
 RUN = "run.json"
@@ -36,6 +36,10 @@ Learn from a table and save a model. A share of the rows is held out for testing
 (--test-fraction 0 trains on all rows). They are drawn at random, or chosen with --split so that the test is like the
 use: the latest rows for forecasts, whole groups if new persons or places are to be predicted. Text columns are encoded.
 Rows without a target are left out. Inputs may be missing.
+
+The table can be a file, a folder of files or a quoted pattern. Several files, and a file that would not fit into
+--max-memory, are read in pieces by the methods local and auto: the rows stay on disk, at most 100,000 are tested on,
+and the planned peak of memory is said before training.
 
 Checkpoints are kept in a folder beside the model (model.cagp.checkpoints) until it is saved. If a run is killed, the
 same command with --resume continues from its last checkpoint. Without --resume, a folder that was left behind is an
@@ -52,6 +56,7 @@ examples:
   cagp fit visits.csv --target score --split group:patient
   cagp fit weather.parquet --target rain wind --method local --n-neighbors 64
   cagp fit houses.csv --target price --out houses.cagp --resume
+  cagp fit 'parts/*.parquet' --target y --method local --max-memory 4GB
   zcat big.csv.gz | cagp fit - --target y --json > fit.json
   torchrun --nproc-per-node 4 -m cagp fit big.parquet --target y --method local
 
@@ -76,6 +81,11 @@ def add_to(command: argparse.ArgumentParser) -> None:
     command.add_argument("--resume", action="store_true", help="continue a run with the same options that was killed")
     command.add_argument("--report", type=options.page, metavar="FILE", help="an HTML page on the test rows")
     command.add_argument("--store-float32", action="store_true", help="round the stored rows: half the size")
+    command.add_argument(
+        "--rows-beside",
+        action="store_true",
+        help="keep the rows in a file of their own, MODEL.rows; a table in pieces always does",
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object on stdout, words on stderr")
     command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
     command.set_defaults(run=run, ranks=True)
@@ -89,33 +99,42 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.out.with_name(arguments.out.name + ".checkpoints")
     begun = ranks.from_first(lambda: {"has_checkpoint": _checked_out(arguments, folder)})["has_checkpoint"]
     voice = Voice(arguments.quiet or not ranks.is_first, data_on_stdout=arguments.json)
-    table = tables.split_of(arguments)
-    if arguments.report is not None and len(table.test) == 0:
+    reason = in_pieces.reason(arguments)
+    if arguments.report is not None and arguments.test_fraction == 0:
         raise UsageError("--report needs test rows: give a --test-fraction above 0.")
-    voice.say(_data(table, arguments))
-    if ranks.is_first:
-        tables.warn_of_test_rows(table, arguments.split)
+    source = tables.split_of(arguments) if reason is None else in_pieces.split_in_pieces(arguments)
+    if isinstance(source, tables.SplitTable):
+        voice.say(_data(source, arguments))
+        if ranks.is_first:
+            tables.warn_of_test_rows(source, arguments.split)
+    else:
+        voice.say(f"{reason} {_data_in_pieces(source, arguments)}")
     if arguments.resume and not begun:
         voice.say(f"There is no checkpoint in {folder} to continue from: starting from scratch.")
 
     start = time.perf_counter()
-    model = _fitted(arguments, table.train, folder, ranks)
+    model = _fitted(arguments, source.train if isinstance(source, tables.SplitTable) else source, folder, ranks)
     ranks.leave()
     seconds = time.perf_counter() - start
     voice.say(f"\nFitted in {seconds:.1f} s.\n{model.fit_report_}")
     interrupted = any(result.interrupted for result in model.fit_results_)
     if not ranks.is_first:
         return 130 if interrupted else 0
-    model.save(arguments.out, dtype="float32" if arguments.store_float32 else None)
+    rows = "beside" if arguments.rows_beside or reason is not None else "inside"
+    model.save(arguments.out, dtype="float32" if arguments.store_float32 else None, rows=rows)
     if not interrupted:
         shutil.rmtree(folder)
+    table = source if isinstance(source, tables.SplitTable) else in_pieces.tested(source, model)
     tallies = None
     if len(table.test):
         tallies = scores.Tallies(model)
         tallies.add(table.test.targets.to_numpy(float), table.test.inputs, table.test.noise)
         voice.say(f"\nOn {count(len(table.test), 'test row')}, which were not trained on:\n{tallies.words()}")
     num_bytes = arguments.out.stat().st_size
-    voice.say(f"\nSaved {arguments.out} ({size(num_bytes)}); it holds training data, see cagp info {arguments.out}.")
+    beside = f", and its rows to {arguments.out}.rows beside it" if rows == "beside" else ""
+    voice.say(
+        f"\nSaved {arguments.out} ({size(num_bytes)}){beside}; it holds training data, see cagp info {arguments.out}."
+    )
     if arguments.report is not None:
         groups = tables.groups_in_both(table) if arguments.split.kind == "random" else {}
         report.write_report(
@@ -137,7 +156,8 @@ def run(arguments: argparse.Namespace) -> int:
                 "table": arguments.table,
                 "rows": table.num_rows,
                 "rows_without_target": table.num_missing,
-                "train_rows": len(table.train),
+                "in_pieces": reason is not None,
+                "train_rows": model.n_rows_,
                 "test_rows": len(table.test),
                 "inputs": list(table.train.frame.columns),
                 "targets": list(table.train.targets.columns),
@@ -156,6 +176,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "metrics": None if tallies is None else tallies.record(),
                 "model": str(arguments.out),
                 "bytes": num_bytes,
+                "rows_beside": rows == "beside",
                 "report": None if arguments.report is None else str(arguments.report),
             }
         )
@@ -184,7 +205,10 @@ def _checked_out(arguments: argparse.Namespace, folder: Path) -> bool:
 
 
 def _fitted(
-    arguments: argparse.Namespace, train: "tables.Part", folder: Path, ranks: "processes.Ranks"
+    arguments: argparse.Namespace,
+    train: "tables.Part | in_pieces.PiecesToFit",
+    folder: Path,
+    ranks: "processes.Ranks",
 ) -> "GPRegressor":
     """The regressor, fitted with checkpoints in the folder; it keeps neither their path nor that it showed progress."""
     model = regressor(
@@ -196,7 +220,10 @@ def _fitted(
     )
     try:
         with redirect_stdout(StringIO()):  # the fit report comes with the rest
-            model.fit(train.inputs, train.target, train.noise)
+            if isinstance(train, in_pieces.PiecesToFit):
+                model.fit(train.train)
+            else:
+                model.fit(train.inputs, train.target, train.noise)
     except BaseException:
         if ranks.is_first and not _has_checkpoint(folder):
             shutil.rmtree(folder)
@@ -209,7 +236,7 @@ def _has_checkpoint(folder: Path) -> bool:
     return any(folder.glob(f"**/{training.CHECKPOINT}"))
 
 
-def _memory(arguments: argparse.Namespace, train: "tables.Part", folder: Path) -> int:
+def _memory(arguments: argparse.Namespace, train: "tables.Part | in_pieces.PiecesToFit", folder: Path) -> int:
     """The memory limit in bytes: a resumed run has that of the run it continues, however much is free by now.
 
     Raises ValueError where the folder belongs to another fit.
@@ -234,13 +261,29 @@ def _memory(arguments: argparse.Namespace, train: "tables.Part", folder: Path) -
     return limit
 
 
-def _key(arguments: argparse.Namespace, train: "tables.Part") -> str:
+def _key(arguments: argparse.Namespace, train: "tables.Part | in_pieces.PiecesToFit") -> str:
     """What a fit depends on, as a short text: the rows, the method, its options."""
     plain: dict[str, Any] = options.options_of(arguments)
     chosen = ("method", "kernel", "mean", "target_transform", "categories", "max_epochs", "seed", "device")
     plain |= {name: getattr(arguments, name) for name in chosen}
+    if isinstance(train, in_pieces.PiecesToFit):
+        chosen = [arguments.target, arguments.drop, arguments.noise, arguments.test_fraction]
+        return storage.fingerprint(plain, train.key(arguments.table), chosen)
     arrays = [train.inputs.matrix, train.targets.to_numpy(float)]
     return storage.fingerprint(plain, *arrays, *([] if train.noise is None else [train.noise]))
+
+
+def _data_in_pieces(pieces: "in_pieces.PiecesToFit", arguments: argparse.Namespace) -> str:
+    """A table in pieces in a few sentences."""
+    words = (
+        f"{count(pieces.num_rows, 'row')}, {count(len(pieces.inputs), 'input')} ({names(pieces.inputs)}), "
+        f"{'target' if len(pieces.targets) == 1 else 'targets'} {names(pieces.targets)}."
+    )
+    if not pieces.num_test:
+        return f"{words} All are trained on."
+    most = f", at most {in_pieces.MOST_TEST_ROWS:,}" if pieces.num_test == in_pieces.MOST_TEST_ROWS else ""
+    num_train = pieces.num_rows - pieces.num_test
+    return f"{words} {num_train:,} to train on, {pieces.num_test:,} to test on{most} (seed {arguments.seed})."
 
 
 def _data(table: "tables.SplitTable", arguments: argparse.Namespace) -> str:

@@ -90,7 +90,9 @@ def _holding(record: dict[str, Any]) -> str:
     if not record["holds_training_data"]:
         return f"{trained} It holds {count(record['inducing_points'], 'inducing point')}, and none of the rows."
     every = "all" if record["rows_held"] == record["train_rows"] else f"{record['rows_held']:,}"
-    return f"{trained} It holds {every} of them, as {record['stored_dtype']}: share it as you would share these data."
+    where = f" in {record['file']}.rows, which belongs to it" if record["rows_beside"] else ""
+    held = f"{every} of them{where}, as {record['stored_dtype']}"
+    return f"{trained} It holds {held}: share it as you would share these data."
 
 
 def _encoding(column: dict[str, Any]) -> str:

@@ -134,7 +134,9 @@ def _float(text: str) -> float:
 
 def add_table(command: argparse.ArgumentParser, test_fraction: float | None) -> None:
     """Which table, which columns, and, unless ``test_fraction`` is None, which rows to test on."""
-    command.add_argument("table", metavar="TABLE", help='CSV, Parquet or NPZ; "-" for CSV from stdin')
+    command.add_argument(
+        "table", metavar="TABLE", help='CSV, Parquet, NPZ or NPY: a file, a folder or a pattern; "-" for CSV from stdin'
+    )
     several = "one column" if test_fraction is None else "one column or several"
     command.add_argument(
         "--target", nargs="+", metavar="COLUMN", help=f"what to predict: {several} (NPZ: y unless given)"
@@ -249,7 +251,9 @@ def add_kernel(command: argparse.ArgumentParser) -> None:
 def add_pieces(command: argparse.ArgumentParser) -> None:
     """How a model and a table of any size are read."""
     command.add_argument("model", metavar="MODEL", help="a file that cagp fit wrote")
-    command.add_argument("table", metavar="TABLE", help='CSV, Parquet or NPZ; "-" for CSV from stdin')
+    command.add_argument(
+        "table", metavar="TABLE", help='CSV, Parquet, NPZ or NPY: a file, a folder or a pattern; "-" for CSV from stdin'
+    )
     add_noise(command)
     command.add_argument(
         "--rows-at-a-time",

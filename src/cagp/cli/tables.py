@@ -164,7 +164,7 @@ def read_columns(
     Columns of ``categories`` are taken from a CSV file as they are written there: 007 stays 007.
     """
     if not targets:
-        targets = _default_targets(path)
+        targets = default_targets(path)
     frame = read_table(path, categories)
     _check_columns(frame, "--target", targets)
     if rule is not None:
@@ -222,7 +222,7 @@ def as_target(frame: pd.DataFrame) -> Any:
     return frame.iloc[:, 0] if frame.shape[1] == 1 else frame
 
 
-def _default_targets(path: str) -> list[str]:
+def default_targets(path: str) -> list[str]:
     """The column y of an NPZ file, or its several; for other tables only the user knows."""
     columns = [str(name) for name in next(iter(stream_table(path, rows=1000))).frame.columns]
     if path.lower().endswith(".npz"):

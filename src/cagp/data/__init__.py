@@ -1,5 +1,6 @@
 """Data: tables in files, their columns as numbers, the sample data, splits, scaling by the training rows."""
 
+from cagp.data.chunks import Chunks, open_chunks
 from cagp.data.column_values import MAX_LEVELS
 from cagp.data.encoding import Encoder
 from cagp.data.sample import Dataset, terrain
@@ -11,6 +12,7 @@ from cagp.data.targets import Target, encode_target
 __all__ = [
     "MAX_LEVELS",
     "Chunk",
+    "Chunks",
     "Dataset",
     "Encoder",
     "Split",
@@ -18,6 +20,7 @@ __all__ = [
     "TableWriter",
     "Target",
     "encode_target",
+    "open_chunks",
     "read_table",
     "shared_groups",
     "split",

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,9 @@ MAX_LEVELS = 20
 
 NUM_QUANTILES, QUANTILE_ROWS = 12, 100_000
 """Values of a column of numbers that stand in for a missing one, and the rows, evenly spaced, that they come from."""
+
+MOST_VALUES = 1_000_000
+"""Different values of a column of text that are kept of a table that comes in parts."""
 
 EMPTY = "empty"  # only missing values
 # The kinds by what pandas.api.types.infer_dtype says about a column.
@@ -52,56 +55,164 @@ def kind_of(values: pd.Series, name: str) -> str:
     )
 
 
+class _Cells(NamedTuple):
+    """How often a value occurs."""
+
+    count: int
+    first_row: int
+    count_kept: int  # in rows to learn from
+
+
+class ColumnScan:
+    """What a column holds, from its rows in one part or in several.
+
+    Args:
+        as_levels: take numbers, too, as levels.
+    """
+
+    def __init__(self, name: str, as_levels: bool):
+        self.name, self._as_levels = name, as_levels
+        self.kind = EMPTY
+        self._is_text = False  # rather than categories
+        self._cells: dict[Any, _Cells] = {}  # of levels, by first occurrence
+        self._read: TextKind | None = None  # of text with more values than are kept
+        self._num_kept = self._num_known = 0  # rows to learn from, and those of them that are not missing
+
+    def add(self, values: pd.Series, kept: np.ndarray | None = None, rows_from: int = 0) -> None:
+        """Further rows.
+
+        Args:
+            kept: which of them are rows to learn from; None for all. Others decide what the column holds, no more.
+            rows_from: the number of the first one.
+        """
+        kind = kind_of(values, self.name)
+        if self._as_levels and kind in (DATETIME, TIMEDELTA):
+            raise ValueError(
+                f"categories names column {self.name!r}, which holds {WORDS[kind]}; remove it there, or convert the "
+                "column with .astype(str)."
+            )
+        if kind not in (self.kind, EMPTY) and self.kind != EMPTY:
+            raise MixedKindsError(self.name, self.kind, kind, rows_from)
+        self.kind = self.kind if kind == EMPTY else kind
+        known = values.notna().to_numpy()
+        self._num_kept += len(values) if kept is None else int(kept.sum())
+        self._num_known += int((known if kept is None else known & kept).sum())
+        if kind != EMPTY and (kind == LEVELS or self._as_levels):
+            self._is_text |= not self._as_levels and not isinstance(values.dtype, pd.CategoricalDtype)
+            self._count(values, kept, rows_from)
+
+    def _count(self, values: pd.Series, kept: np.ndarray | None, rows_from: int) -> None:
+        if self._read is not None:
+            return
+        if len(self._cells) > MOST_VALUES:
+            column = self.column_of_all_rows()
+            if column.kind == LEVELS:
+                raise ValueError(
+                    f"column {self.name!r} has more than {MOST_VALUES:,} levels: it looks like an identifier or free "
+                    "text. Drop it, or keep a part of it that occurs in many rows."
+                )
+            self._read, self._cells = TextKind(column.kind, column.format), {}
+            return
+        codes, found = pd.factorize(values)
+        counts = np.bincount(codes[codes >= 0], minlength=len(found))
+        counts_kept = counts if kept is None else np.bincount(codes[(codes >= 0) & kept], minlength=len(found))
+        first = np.empty(len(found), dtype=np.int64)
+        rows = np.flatnonzero(codes >= 0)[::-1]
+        first[codes[rows]] = rows  # of several assignments the last one counts
+        for value, count, row, count_kept in zip(found, counts, first, counts_kept, strict=True):
+            old = self._cells.get(value, _Cells(0, rows_from + int(row), 0))
+            self._cells[value] = _Cells(old.count + int(count), old.first_row, old.count_kept + int(count_kept))
+
+    def column_of_all_rows(self) -> Column:
+        """The name, kind, levels and format of the column; a column of missing values counts as numbers."""
+        if self._read is not None:
+            return Column(self.name, self._read.kind, format=self._read.format)
+        if self.kind == EMPTY or (self.kind != LEVELS and not self._as_levels):
+            return Column(self.name, NUMBER if self.kind == EMPTY else self.kind)
+        found = list(self._cells)
+        read = kind_of_text(pd.Series(found, dtype=object).astype(str), self.name) if self._is_text else None
+        if read is not None:
+            return Column(self.name, read.kind, format=read.format)
+        levels = sorted(map(_label, found))
+        if self._is_text:
+            _check_text(self.name, levels, self._cells)
+        if len(set(levels)) < len(levels):
+            twice = next(level for level in levels if levels.count(level) > 1)
+            raise ValueError(
+                f"column {self.name!r} has the level {twice!r} in several types; convert its categories to one type."
+            )
+        return Column(self.name, LEVELS, tuple(levels))
+
+    def column(self) -> Column:
+        """The column as the rows to learn from show it: their levels, and whether values are missing."""
+        column = self.column_of_all_rows()
+        counts: dict[str, int] = {}
+        if column.kind == LEVELS:
+            counts = {_label(value): cells.count_kept for value, cells in self._cells.items() if cells.count_kept}
+            column = column._replace(levels=tuple(sorted(counts)))
+        return _with_counts(
+            column, np.array([counts[level] for level in column.levels]), self._num_known, self._num_kept
+        )
+
+
+class MixedKindsError(ValueError):
+    """A column holds different things in different parts of a table."""
+
+    def __init__(self, name: str, before: str, now: str, rows_from: int):
+        super().__init__(
+            f"column {name!r} holds {WORDS[now]} from row {rows_from} on, and {WORDS[before]} before; convert it to "
+            "one type, e.g. with .astype(str) for levels, or pandas.to_numeric for numbers."
+        )
+        self.name = name
+
+
 def fitted_column(values: pd.Series, name: str, as_levels: bool) -> Column:
     """The name, kind, levels and format of a column; a column of missing values counts as numbers.
 
     Args:
         as_levels: take numbers, too, as levels.
     """
-    kind = kind_of(values, name)
-    if as_levels and kind in (DATETIME, TIMEDELTA):
-        raise ValueError(
-            f"categories names column {name!r}, which holds {WORDS[kind]}; remove it there, or convert the column with "
-            ".astype(str)."
-        )
-    if kind == EMPTY or (kind != LEVELS and not as_levels):
-        return Column(name, NUMBER if kind == EMPTY else kind)
-    codes, found = pd.factorize(values)
-    is_text = not as_levels and not isinstance(values.dtype, pd.CategoricalDtype)
-    read = kind_of_text(pd.Series(list(found), dtype=object).astype(str), name) if is_text else None
-    if read is not None:
-        return Column(name, read.kind, format=read.format)
-    levels = sorted(_label(level) for level in found)
-    if is_text:
-        _check_text(name, levels, values, num_values=int((codes >= 0).sum()))
-    if len(set(levels)) < len(levels):
-        twice = next(level for level in levels if levels.count(level) > 1)
-        raise ValueError(
-            f"column {name!r} has the level {twice!r} in several types; convert its categories to one type."
-        )
-    return Column(name, LEVELS, tuple(levels))
+    scan = ColumnScan(name, as_levels)
+    scan.add(values)
+    return scan.column_of_all_rows()
 
 
 def with_statistics(column: Column, codes: np.ndarray) -> Column:
     """The column as these rows show it: whether values are missing, its quantiles, which of many levels are common."""
     known = codes[~np.isnan(codes)]
-    if len(known) == 0:
+    many = len(column.levels) > MAX_LEVELS
+    counts = np.bincount(known.astype(np.int64), minlength=len(column.levels)) if many else np.empty(0)
+    counted = _with_counts(column, counts, len(known), len(codes))
+    return with_quantiles(counted, known[:: quantile_stride(len(known))])
+
+
+def _with_counts(column: Column, counts: np.ndarray, num_known: int, num_rows: int) -> Column:
+    """The column with its common levels, by the number of rows that have each, and with what is missing."""
+    if num_known == 0:
         raise ValueError(f"column {column.name!r} has only missing values in the rows to learn from; drop it.")
     common: tuple[str, ...] = ()
     if len(column.levels) > MAX_LEVELS:
-        counts = np.bincount(known.astype(np.int64), minlength=len(column.levels))
         most = np.argsort(-counts, kind="stable")[:MAX_LEVELS]  # of those that are as frequent, the first by name
         common = tuple(column.levels[place] for place in np.sort(most))
-    missing = len(known) < len(codes)
-    quantiles = () if missing or column.kind == LEVELS else _quantiles(known)
-    return column._replace(common=common, missing=missing, quantiles=quantiles)
+    return column._replace(common=common, missing=num_known < num_rows)
 
 
-def _quantiles(values: np.ndarray) -> tuple[float, ...]:
-    """Values that occur, in the middle of parts of equal probability."""
+def quantile_stride(num_rows: int) -> int:
+    """Every so many rows, one counts for quantiles."""
+    return math.ceil(num_rows / QUANTILE_ROWS)
+
+
+def with_quantiles(column: Column, values: np.ndarray) -> Column:
+    """The column with its quantiles, where it has any: values that occur, in the middle of parts of equal probability.
+
+    Args:
+        values: of every ``quantile_stride``-th row.
+    """
+    if column.missing or column.kind == LEVELS:
+        return column
     probabilities = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
-    some = values[:: math.ceil(len(values) / QUANTILE_ROWS)]
-    return tuple(map(float, np.quantile(some, probabilities, method="inverted_cdf")))
+    found = np.quantile(values, probabilities, method="inverted_cdf")
+    return column._replace(quantiles=tuple(map(float, found)))
 
 
 def with_levels_of(column: Column, codes: np.ndarray, rows: np.ndarray) -> tuple[Column, np.ndarray]:
@@ -209,7 +320,7 @@ def _without_point(label: str) -> str:
     return re.sub(r"^([+-]?\d+)\.0*$", r"\1", label)
 
 
-def _check_text(name: str, levels: list[str], values: pd.Series, num_values: int) -> None:
+def _check_text(name: str, levels: list[str], cells: dict[Any, _Cells]) -> None:
     """Raise ValueError for text whose meaning only the user knows."""
     if levels and all(is_number(level) for level in levels):
         raise ValueError(
@@ -220,12 +331,13 @@ def _check_text(name: str, levels: list[str], values: pd.Series, num_values: int
         return
     remedy = f"If its values do occur again in other rows, pass categories=[{name!r}] (--categories in a command)."
     for looks_right, what in ((is_number, "numbers"), (is_date, "dates")):
-        odd = _odd_cell(values, looks_right)
+        odd = _odd_cell(cells, looks_right)
         if odd is not None:
             raise ValueError(
                 f"column {name!r} holds text that mostly looks like {what}; {odd} does not. Correct such cells or "
                 f"leave them empty, and convert the column. {remedy}"
             )
+    num_values = sum(found.count for found in cells.values())
     if 2 * len(levels) > num_values:
         raise ValueError(
             f"column {name!r} has {len(levels):,} levels in {num_values:,} rows: it looks like an identifier or free "
@@ -233,11 +345,13 @@ def _check_text(name: str, levels: list[str], values: pd.Series, num_values: int
         )
 
 
-def _odd_cell(values: pd.Series, looks_right: Callable[[str], bool]) -> str | None:
+def _odd_cell(cells: dict[Any, _Cells], looks_right: Callable[[str], bool]) -> str | None:
     """The first cell that is not like most of the others, and its row; None where there are none or many."""
-    cells = {row: str(value) for row, value in enumerate(values) if not pd.isna(value)}
-    odd = [row for row, cell in cells.items() if not looks_right(cell)]
-    return f"{short(cells[odd[0]])} at row {odd[0]}" if odd and 2 * len(odd) <= len(cells) else None
+    odd = {value: found for value, found in cells.items() if not looks_right(str(value))}
+    if not odd or 2 * sum(found.count for found in odd.values()) > sum(found.count for found in cells.values()):
+        return None
+    value = next(iter(odd))
+    return f"{short(str(value))} at row {odd[value].first_row}"
 
 
 # ---- dates and durations ----

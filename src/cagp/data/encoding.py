@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from cagp.column_kinds import DATETIME, DECIMAL_COMMA, LEVELS, NUMBER, TIMEDELTA, Column
 from cagp.data.column_values import (
+    ColumnScan,
     column_codes,
     expanded_column,
     fitted_column,
@@ -17,6 +18,7 @@ from cagp.data.column_values import (
     kind_of,
     stand_ins,
     with_levels_of,
+    with_quantiles,
     with_statistics,
 )
 from cagp.data.table_checks import (
@@ -119,10 +121,23 @@ class Encoder:
         columns = [with_statistics(column, part[rows]) for column, part in parts]
         return Encoder(columns, self._has_names), np.column_stack([part for _, part in parts])
 
+    def with_quantiles(self, codes: Float64[np.ndarray, "m c"]) -> "Encoder":
+        """The same encoder with the quantiles of its columns.
+
+        Args:
+            codes: of every ``quantile_stride``-th row to learn from.
+        """
+        return Encoder([with_quantiles(c, codes[:, j]) for j, c in enumerate(self._columns)], self._has_names)
+
     @property
     def names_in(self) -> tuple[str, ...] | None:
         """The names of the columns at fit; None if the table was not a frame."""
         return tuple(column.name for column in self._columns) if self._has_names else None
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns of the tables, and of ``codes``."""
+        return len(self._columns)
 
     @property
     def names_out(self) -> tuple[str, ...]:
@@ -225,12 +240,14 @@ class Encoder:
     def missing_words(self, codes: Float64[np.ndarray, "n c"]) -> str | None:
         """How many values are missing in which columns, in one sentence; None where there are none."""
         counts = np.isnan(codes).sum(axis=0)
+        return self.missing_in_words(counts, len(codes)) if counts.any() else None
+
+    def missing_in_words(self, counts: Int64[np.ndarray, " c"], num_rows: int) -> str:
+        """The same for a number of missing values in each column, of which one at least is not zero."""
         found = [f"{column.name!r} in {n:,}" for column, n in zip(self._columns, counts, strict=True) if n]
-        if not found:
-            return None
         rest = f" and {len(found) - MOST_NAMES:,} more columns" if len(found) > MOST_NAMES else ""
         return (
-            f"Missing values: {', '.join(found[:MOST_NAMES])}{rest} of {len(codes):,} rows. Each of these columns has "
+            f"Missing values: {', '.join(found[:MOST_NAMES])}{rest} of {num_rows:,} rows. Each of these columns has "
             "a further input that says where."
         )
 
@@ -285,3 +302,49 @@ def _rounds(count: int, length: int, seed: int) -> Int64[np.ndarray, " k"]:
     """The numbers 0 to count - 1 in random orders, one after the other, at least ``length`` numbers in all."""
     random = np.random.default_rng(seed)
     return np.concatenate([random.permutation(count) for _ in range(math.ceil(length / count))])
+
+
+class EncoderScan:
+    """Learns the encoder of a table that comes in parts: the one that ``Encoder.fit`` learns from the whole of it.
+
+    Text with more than a million values is judged by the first million.
+
+    Args:
+        categories: as for ``Encoder.fit``.
+    """
+
+    def __init__(self, categories: Sequence[Any] = ()):
+        self._categories = categories
+        self._has_names = False
+        self._scans: list[ColumnScan] = []
+
+    def add(self, X: Any, kept: Bool[np.ndarray, " n"] | None = None, rows_from: int = 0) -> None:
+        """Further rows.
+
+        Args:
+            kept: which of them are rows to learn from; None for all.
+            rows_from: the number of the first one, for error messages.
+        """
+        table = as_table(X)
+        is_frame = isinstance(table, pd.DataFrame)
+        names = names_of(table) if is_frame else tuple(f"x{j}" for j in range(table.shape[1]))
+        if is_frame:
+            check_frame(table)
+        if not self._scans:
+            chosen = category_places(self._categories, names, by_position=not is_frame)
+            self._has_names = is_frame
+            self._scans = [ColumnScan(name, j in chosen) for j, name in enumerate(names)]
+        known = [scan.name for scan in self._scans]
+        if is_frame != self._has_names or sorted(names) != sorted(known):
+            raise ValueError(
+                f"the rows from {rows_from} on have the columns {listed(names)}, those before had {listed(known)}; all "
+                "parts of a table have the same columns."
+            )
+        place = {name: j for j, name in enumerate(names)}
+        for scan in self._scans:
+            j = place[scan.name]
+            scan.add(table.iloc[:, j] if is_frame else pd.Series(table[:, j]), kept, rows_from)
+
+    def encoder(self) -> Encoder:
+        """The encoder for tables like this one, but for quantiles: see ``Encoder.with_quantiles``."""
+        return Encoder([scan.column() for scan in self._scans], self._has_names)

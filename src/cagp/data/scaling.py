@@ -34,6 +34,11 @@ class Standardizer(NamedTuple):
             raise ValueError("X has 1 row, expected at least 2: one row has no standard deviation.")
         return cls(*_moments(X), y.mean(0), _std(y))
 
+    @classmethod
+    def from_moments(cls, inputs: "ColumnMoments", targets: "ColumnMoments") -> "Standardizer":
+        """The statistics of rows that came in parts; equal to those of ``fit`` up to round-off."""
+        return cls(*inputs.scale(), *targets.scale())
+
     def inputs(self, X: Float[Tensor, "t d"]) -> Float[Tensor, "t d"]:
         """Inputs in standard units; 0 where they are missing."""
         if X.shape[-1] != len(self.input_mean):
@@ -51,6 +56,71 @@ class Standardizer(NamedTuple):
     def restore_variance(self, variance: Float[Tensor, "t *q"]) -> Float[Tensor, "t *q"]:
         """Variances from standard units back to the squared unit of the targets."""
         return variance * self.target_std.to(variance).square()
+
+
+class ColumnMoments(NamedTuple):
+    """Statistics of the columns of a matrix, float64, that parts of its rows can be joined to; NaN does not count."""
+
+    count: Float[Tensor, " d"]
+    mean: Float[Tensor, " d"]
+    std: Float[Tensor, " d"]  # zero for fewer than two values
+    least: Float[Tensor, " d"]
+    largest: Float[Tensor, " d"]
+
+    @classmethod
+    def of(cls, values: Float[Tensor, "n d"]) -> "ColumnMoments":
+        """The statistics of these rows."""
+        missing = torch.isnan(values)
+        gaps = missing.any(0)
+        if not bool(gaps.any()):
+            return cls._of_known(values)
+        found = cls(*(values.new_zeros(values.shape[1]) for _ in cls._fields))
+        for part, known in zip(found, cls._of_known(values[:, ~gaps]), strict=True):
+            part[~gaps] = known
+        for j in gaps.nonzero()[:, 0].tolist():
+            for part, known in zip(found, cls._of_known(values[~missing[:, j], j, None]), strict=True):
+                part[j] = known[0]
+        return found
+
+    @classmethod
+    def _of_known(cls, values: Tensor) -> "ColumnMoments":
+        n, d = values.shape
+        if n == 0 or d == 0:
+            nothing = values.new_zeros(d)
+            return cls(nothing, nothing, nothing, nothing + torch.inf, nothing - torch.inf)
+        std = _deviation(values, _unit(values.abs().amax(0))) if n > 1 else values.new_zeros(d)
+        return cls(values.new_full((d,), n), values.mean(0), std, values.amin(0), values.amax(0))
+
+    def joined(self, other: "ColumnMoments") -> "ColumnMoments":
+        """The statistics of the rows of both.
+
+        |x - mean|² = |x₁ - mean₁|² + |x₂ - mean₂|² + (mean₂ - mean₁)² n₁n₂/n (Chan, Golub and LeVeque), as lengths,
+        which neither overflow nor underflow.
+        """
+        n = self.count + other.count
+        share = other.count / n.clamp_min(1)
+        apart = other.mean - self.mean
+        within = torch.hypot(self._length(), other._length())
+        length = torch.hypot(within, apart.abs() * (self.count * share).sqrt())
+        only = (self.count == 0) | (other.count == 0)  # then nothing is computed, and no bit changes
+        return ColumnMoments(
+            n,
+            torch.where(only, torch.where(other.count == 0, self.mean, other.mean), self.mean + apart * share),
+            torch.where(only, torch.maximum(self.std, other.std), length / (n - 1).clamp_min(1).sqrt()),
+            torch.minimum(self.least, other.least),
+            torch.maximum(self.largest, other.largest),
+        )
+
+    def _length(self) -> Tensor:
+        """|x - mean| of each column."""
+        return self.std * (self.count - 1).clamp_min(0).sqrt()
+
+    def scale(self) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+        """Mean and standard deviation of each column; the latter is 1 where a column is constant, or has one value."""
+        size = torch.maximum(self.least.abs(), self.largest.abs())
+        spread = torch.maximum(self.largest - self.mean, self.mean - self.least)
+        constant = (self.count < 2) | (spread <= CONSTANT * torch.finfo(self.mean.dtype).eps * size)
+        return self.mean, torch.where(constant, 1.0, self.std)
 
 
 def standardized(
@@ -90,5 +160,14 @@ def _std(values: Tensor) -> Tensor:
     size = values.abs().amax(0)
     constant = (values - values.mean(0)).abs().amax(0) <= CONSTANT * torch.finfo(values.dtype).eps * size
     one = torch.ones_like(size)
-    unit = torch.where(constant, one, torch.ldexp(one, torch.frexp(size).exponent))
-    return torch.where(constant, one, unit * (values / unit).std(0))
+    return torch.where(constant, one, _deviation(values, torch.where(constant, one, _unit(size))))
+
+
+def _unit(size: Tensor) -> Tensor:
+    """A power of two near each size."""
+    return torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent)
+
+
+def _deviation(values: Tensor, unit: Tensor) -> Tensor:
+    """The standard deviation of each column, computed in these units."""
+    return unit * (values / unit).std(0)

@@ -1,10 +1,11 @@
-"""Tables in files: CSV, Parquet and NPZ are read at once or in pieces; CSV and Parquet are written in pieces.
+"""Tables in files: CSV, Parquet, NPY and NPZ are read at once or in pieces; CSV and Parquet are written in pieces.
 
 CSV keeps every bit of a float64: numbers are written with the fewest digits that identify them (Python's repr), and
 read by a parser that rounds correctly.
 """
 
 import csv
+import glob
 import gzip
 import io
 import os
@@ -26,7 +27,7 @@ from cagp.data.text_values import ISO_DATE, iso_dates
 
 CHUNK_CELLS = 4_000_000  # values of a piece at most, 32 MB as float64: wide tables come in pieces of fewer rows
 CSV_ENDINGS = [".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz"]
-READABLE = [*CSV_ENDINGS, ".parquet", ".npz"]
+READABLE = [*CSV_ENDINGS, ".parquet", ".npz", ".npy"]
 WRITABLE = [".csv", ".csv.gz", ".parquet"]
 SEPARATORS = [",", "\t", ";"]
 # Before pandas 3.1 the parser rounds correctly only on request; since then it always does, and the request is an error.
@@ -53,14 +54,19 @@ def read_table(path: PathLike, text: Sequence[str] = ()) -> pd.DataFrame:
     - NPZ (.npz): an array X (n, d) becomes the columns x0, x1, ..., or those named by an array ``names``. An array y,
       (n,) or (n, q), becomes y, or y0, y1, ..., or is named by the last entries of ``names``. Other arrays with one
       dimension become columns, those with none or several are ignored.
+    - NPY (.npy): a matrix becomes the columns x0, x1, ...
+
+    A folder or a pattern like "parts/*.parquet" is one table, whose files follow each other by name: see
+    ``table_parts``.
 
     Args:
         text: columns to read as text if the file has no types (CSV): those that a model knows as levels
             (``Encoder.text_names``), so that the level "007" does not become 7.
     """
-    with ExitStack() as stack:
-        frame = next(_chunks(_checked(path), None, text, stack)).frame
-    return _with_dates(frame, text) if _ending(path) in CSV_ENDINGS else frame
+    parts = _checked_parts(path)
+    frames = [chunk.frame for chunk in _closing_chunks(parts, None, text)]
+    frame = frames[0] if len(frames) == 1 else pd.concat(frames)
+    return _with_dates(frame, text) if _ending(parts[0]) in CSV_ENDINGS else frame
 
 
 def stream_table(path: PathLike, rows: int = 65536, text: Sequence[str] = ()) -> Iterator[Chunk]:
@@ -73,12 +79,54 @@ def stream_table(path: PathLike, rows: int = 65536, text: Sequence[str] = ()) ->
     """
     if rows < 1:
         raise ValueError(f"rows is {rows}, expected at least 1.")
-    return _closing_chunks(_checked(path), rows, text)
+    return _closing_chunks(_checked_parts(path), rows, text)
 
 
 def table_size(path: PathLike) -> int | None:
-    """The size of a file in bytes; None for stdin."""
-    return None if _is_standard(path) else os.stat(_checked(path)).st_size
+    """The size of the files of a table in bytes; None for stdin."""
+    return None if _is_standard(path) else sum(os.stat(part).st_size for part in _checked_parts(path))
+
+
+def table_rows(path: PathLike) -> int | None:
+    """The number of rows of a table, where its files say so: Parquet and NPY; None for other formats."""
+    counts = [_num_rows(part) for part in _checked_parts(path)]
+    return None if any(count is None for count in counts) else sum(count for count in counts if count is not None)
+
+
+def is_several_files(path: PathLike) -> bool:
+    """Whether a path is a folder or a pattern, rather than the name of a file."""
+    if _is_standard(path) or Path(path).is_file():
+        return False
+    return Path(path).is_dir() or glob.has_magic(os.fspath(path))
+
+
+def table_parts(path: PathLike) -> Sequence[PathLike]:
+    """The files of a table, sorted by name: those in a folder, or those that match a pattern, or the file itself.
+
+    Names that begin with a point or an underscore do not count. All files have the same format.
+    """
+    if not is_several_files(path):
+        return [path]
+    folder = Path(path)
+    inside = folder.iterdir() if folder.is_dir() else map(Path, glob.glob(os.fspath(path), recursive=True))
+    found = sorted(part for part in inside if not part.name.startswith((".", "_")))
+    inner = [part for part in found if part.is_dir()]
+    if inner:
+        raise ValueError(
+            f"{path} has folders inside, such as {inner[0]}, which are not read; give a pattern for files alone, e.g. "
+            f"{(folder if folder.is_dir() else folder.parent) / '**' / '*.parquet'}."
+        )
+    if not found:
+        what = "the folder has no files" if folder.is_dir() else f"no file matches (looked from {Path.cwd()})"
+        raise FileNotFoundError(f"{path} has no tables: {what}; expected {', '.join(READABLE)}.")
+    endings = {".csv" if _ending(part) in CSV_ENDINGS else _ending(part): part for part in found}
+    if len(endings) > 1:
+        first, second = list(endings.values())[:2]
+        raise ValueError(
+            f"{path} has files of several formats, such as {first} and {second}; give a pattern for one of them, e.g. "
+            f"{(folder if folder.is_dir() else folder.parent) / '*.parquet'}."
+        )
+    return found
 
 
 class TableWriter:
@@ -197,14 +245,17 @@ def _checked(path: PathLike) -> PathLike:
     """The path, if it is that of a file that can be opened as a table."""
     if _is_standard(path):
         return path
-    if Path(path).is_dir():
-        raise IsADirectoryError(f"{path} is a folder, expected a file: {', '.join(READABLE)}.")
     if not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist (looked in {Path(path).absolute().parent}).")
     _check_ending(path, READABLE, "read")
     if Path(path).is_file() and Path(path).stat().st_size == 0:
         raise ValueError(f"{path} is empty (0 bytes).")
     return path
+
+
+def _checked_parts(path: PathLike) -> Sequence[PathLike]:
+    """The files of a table, each of which can be opened as one."""
+    return [_checked(part) for part in table_parts(path)]
 
 
 def _sync(path: Path) -> None:
@@ -225,9 +276,33 @@ def _listed(names: Any) -> str:
 # ---- reading ----
 
 
-def _closing_chunks(path: PathLike, rows: int, text: Sequence[str]) -> Iterator[Chunk]:
-    with ExitStack() as stack:
-        yield from _chunks(path, rows, text, stack)
+def _closing_chunks(parts: Sequence[PathLike], rows: int | None, text: Sequence[str]) -> Iterator[Chunk]:
+    """The pieces of all files; their rows are counted on from file to file, and have the columns of the first."""
+    rows_from, names, share = 0, None, 1 / len(parts)
+    for number, path in enumerate(parts):
+        with ExitStack() as stack:
+            for chunk in _chunks(path, rows, text, stack):
+                frame, fraction = chunk.frame, chunk.fraction
+                if names is None:
+                    names = list(frame.columns)
+                elif number and list(frame.columns) != names:
+                    frame = _with_columns(frame, names, path, parts[0])
+                if number:
+                    frame = frame.set_axis(pd.RangeIndex(rows_from, rows_from + len(frame)), axis=0)
+                if len(parts) > 1:
+                    fraction = number * share + (0.5 if fraction is None else fraction) * share
+                yield Chunk(frame, rows_from, fraction)
+                rows_from += len(frame)
+
+
+def _with_columns(frame: pd.DataFrame, names: list[Any], path: PathLike, first: PathLike) -> pd.DataFrame:
+    """The frame with its columns in this order; ValueError where it has others."""
+    if set(frame.columns) != set(names):
+        raise ValueError(
+            f"{path} has the columns {_listed(frame.columns)}, {first} has {_listed(names)}; the files of a table have "
+            "the same columns."
+        )
+    return frame.loc[:, names]
 
 
 def _chunks(path: PathLike, rows: int | None, text: Sequence[str], stack: ExitStack) -> Iterator[Chunk]:
@@ -236,6 +311,8 @@ def _chunks(path: PathLike, rows: int | None, text: Sequence[str], stack: ExitSt
         pieces = _parquet_pieces(path, rows, stack)
     elif _ending(path) == ".npz":
         pieces = _npz_pieces(path, rows, stack)
+    elif _ending(path) == ".npy":
+        pieces = _npy_pieces(path, rows)
     else:
         pieces = _csv_pieces(path, rows, text, stack)
     rows_from = 0
@@ -440,6 +517,42 @@ def _parquet_pieces(path: PathLike, rows: int | None, stack: ExitStack) -> Itera
             yield batch.to_pandas(), done / num_rows
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read as a Parquet file: {error}") from error
+
+
+def _num_rows(path: PathLike) -> int | None:
+    """The number of rows that a file says it has."""
+    if _ending(path) == ".npy":
+        return len(open_npy(path))
+    if _ending(path) != ".parquet":
+        return None
+    try:
+        return pq.read_metadata(os.fspath(path)).num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be read as a Parquet file: {error}") from error
+
+
+# ---- NPY ----
+
+
+def open_npy(path: PathLike) -> np.ndarray:
+    """The array of an NPY file, whose rows are read from disk when they are used."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as an NPY file: {error}") from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or array.ndim not in (1, 2):
+        raise ValueError(f"{path} does not hold a matrix or a vector of numbers.")
+    return array
+
+
+def _npy_pieces(path: PathLike, rows: int | None) -> Iterator[tuple[pd.DataFrame, float | None]]:
+    matrix = open_npy(path)
+    matrix = matrix[:, None] if matrix.ndim == 1 else matrix
+    names = [f"x{j}" for j in range(matrix.shape[1])]
+    at_once = len(matrix) if rows is None else _rows_at_once(rows, max(1, len(names)))
+    for start in range(0, len(matrix), max(1, at_once)):
+        part = np.array(matrix[start : start + at_once])
+        yield pd.DataFrame(part, columns=names), (start + len(part)) / len(matrix)
 
 
 # ---- NPZ ----

@@ -27,6 +27,20 @@ def encode_target(y: Any, name: str = "y") -> Target:
     Args:
         name: how error messages call the targets; also the name of targets that have no name.
     """
+    target = encode_target_rows(y, name)
+    values = target.values[:, None] if target.values.ndim == 1 else target.values
+    for j, column in enumerate(target.names):
+        if np.isnan(values[:, j]).all():
+            raise ValueError(f"Input {name} contains only NaN in column {column!r}: there is nothing to learn from.")
+    return target
+
+
+def encode_target_rows(y: Any, name: str = "y", rows_from: int = 0) -> Target:
+    """The same for some rows of a table, of which all may lack a target.
+
+    Args:
+        rows_from: the number of the first row, for error messages.
+    """
     if y is None:
         raise ValueError(f"This regressor requires y to be passed, but the target {name} is None.")
     frame = _target_frame(y, name)
@@ -40,11 +54,9 @@ def encode_target(y: Any, name: str = "y") -> Target:
         if wrong.any():
             raise ValueError(
                 f"Input {name} contains infinity or a value too large for dtype('float64'): column {column!r} has "
-                f"{int(wrong.sum())} (first at row {int(wrong.argmax())}). Drop these rows, or write NaN for a target "
-                "that is not known."
+                f"{int(wrong.sum())} (first at row {rows_from + int(wrong.argmax())}). Drop these rows, or write NaN "
+                "for a target that is not known."
             )
-        if np.isnan(values[:, j]).all():
-            raise ValueError(f"Input {name} contains only NaN in column {column!r}: there is nothing to learn from.")
     absent = np.isnan(values)
     missing, empty = np.asarray(absent.any(axis=1)), np.asarray(absent.all(axis=1))
     return Target(values[:, 0] if len(names) == 1 else values, names, missing, empty)

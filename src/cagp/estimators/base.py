@@ -14,9 +14,11 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from cagp import notices
+from cagp.data.chunks import Chunks
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
 from cagp.estimators import answers, learned
+from cagp.estimators.mapped_rows import learn_chunks
 from cagp.estimators.predictive import Predictive
 from cagp.estimators.saved import save_model
 from cagp.estimators.several_targets import train_targets
@@ -120,13 +122,14 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # ---- fit ----
 
-    def fit(self, X: Any, y: Any, sample_noise: Any = None, **unknown: Any) -> "GPRegressor":
+    def fit(self, X: Any, y: Any = None, sample_noise: Any = None, **unknown: Any) -> "GPRegressor":
         """Learn from a table.
 
         Args:
             X: rows and columns: an array, a tensor, or a data frame, whose text and categories are encoded (see
                 ``cagp.data.Encoder``). Values may be missing: such a column gets a further input that says where, and
-                the fit report says how many.
+                the fit report says how many. Or a table in pieces, with its targets (``cagp.data.open_chunks``): its
+                rows stay on disk, so that they can be more than fit into memory.
             y: one target for each row, or several columns of them. Rows without any target are left out, and the fit
                 report says how many. Where rows have some targets but not all, each target is fitted alone, with its
                 own kernel, on the rows that have it.
@@ -139,21 +142,27 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         check_parameters(self)
         recipe, ranks = self._recipe(), Ranks.here()
         check_processes(recipe, ranks.size)
-        if y is None:
+        if y is None and not isinstance(X, Chunks):
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
-        units, rows = Units.learn(X, y, sample_noise, self.categories)
-        missing = rows.missing_words(), units.encoder.missing_words(rows.inputs)
-        notes = [words for words in missing if words is not None]
+        if y is not None and isinstance(X, Chunks):
+            raise ValueError("y is given beside a table in pieces, which has its own targets; leave y out.")
         with notices.collected() as warned, ranks.listening():
-            check_same_table(ranks, rows)
             seed = int(ranks.agreed(float(seed_of(self.random_state))))
-            units, rows, scales = choose_transforms(self, recipe, units, rows, seed, ranks)
+            if isinstance(X, Chunks):
+                units, rows, notes, scales = learn_chunks(self, recipe, X, sample_noise, seed, ranks)
+                check_same_table(ranks, units, rows.num_rows)
+            else:
+                units, rows = Units.learn(X, y, sample_noise, self.categories)
+                check_same_table(ranks, units, rows.num_rows)
+                missing = rows.missing_words(), units.encoder.missing_words(rows.inputs)
+                notes = [words for words in missing if words is not None]
+                units, rows, scales = choose_transforms(self, recipe, units, rows, seed, ranks)
             trained = train_targets(self, recipe, units, rows, began, seed, ranks)
         counts = Counter(str(warning) for warning in warned)
         notes += [f"{text} ({times:,} times in this fit)" for text, times in counts.items()]
 
-        self._remember_columns(X)
-        self.units_, self.n_rows_ = units, len(rows.inputs)
+        self._remember_columns(EncodedTable(units.encoder, rows.inputs) if isinstance(X, Chunks) else X)
+        self.units_, self.n_rows_ = units, rows.num_rows
         self.posteriors_, self.target_rows_, self._row_noise = trained.posteriors, trained.num_rows, trained.row_noise
         self.fit_results_ = [fitted.result for fitted in trained.fits]
         self.methods_ = [fitted.method for fitted in trained.fits]
@@ -172,7 +181,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             validate_data(self, X, skip_check_array=True)
             return
         names = X.encoder.names_in
-        self.n_features_in_ = X.matrix.shape[1] if names is None else len(names)
+        self.n_features_in_ = X.encoder.num_columns
         if names is not None:
             self.feature_names_in_ = np.asarray(names, dtype=object)
 
@@ -388,8 +397,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # ---- files ----
 
-    def save(self, path: str | Path, dtype: str | None = None) -> Path:
-        """Write the fitted model to one file, whole or not at all; ``cagp.load`` reads it back.
+    def save(self, path: str | Path, dtype: str | None = None, rows: str = "inside") -> Path:
+        """Write the fitted model to a file, whole or not at all; ``cagp.load`` reads it back.
 
         The file holds the rows that predictions need: all training rows for "local", "hybrid" and "exact", those with
         weight for "opt" and "cg", inducing points for SGPR and SVGP. Share it as you would share these rows.
@@ -397,9 +406,11 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         Args:
             dtype: "float32" stores rounded rows and targets: about half the size, and answers that differ in their
                 last digits. None: answers after loading are the same to the last bit.
+            rows: "beside" writes these rows to a second file, whose name has ".rows" added. A loaded model leaves them
+                on disk, where the system reads what predictions use. Keep the two files together, and as they are.
         """
         check_is_fitted(self, "posteriors_")
-        return save_model(self, path, dtype, version("cagp"))
+        return save_model(self, path, dtype, version("cagp"), rows)
 
     def report(
         self,

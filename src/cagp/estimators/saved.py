@@ -17,6 +17,7 @@ from cagp.persistence import posterior_from_state, posterior_state, prior_from_s
 from cagp.prior import GP
 from cagp.recipes.means import state_of, trees_from_state
 from cagp.saved_summary import KIND, VERSION
+from cagp.storage import stored_digest
 from cagp.tensor_files import load_state, save_state
 from cagp.training import FitResult
 
@@ -24,8 +25,20 @@ if TYPE_CHECKING:
     from cagp.estimators.base import GPRegressor
 
 
-def save_model(model: "GPRegressor", path: str | Path, dtype: str | None, library: str) -> Path:
+ROWS_KIND, ROWS_VERSION = "cagp rows", 1
+ROWS = ("X", "y", "row_noise")
+"""What posteriors hold for each training row."""
+
+
+def rows_path(path: Path) -> Path:
+    """The file of the rows that are kept beside a model."""
+    return path.with_name(f"{path.name}.rows")
+
+
+def save_model(model: "GPRegressor", path: str | Path, dtype: str | None, library: str, rows: str = "inside") -> Path:
     """Write a fitted regressor; see ``GPRegressor.save``."""
+    if rows not in ("inside", "beside"):
+        raise ValueError(f'rows is {rows!r}, expected "inside" (one file) or "beside" (rows in a file of their own).')
     if dtype not in (None, "float32"):
         raise ValueError(f'dtype is {dtype!r}, expected None (as fitted) or "float32" (smaller, rounded rows).')
     stored = None if dtype is None else torch.float32
@@ -60,8 +73,64 @@ def save_model(model: "GPRegressor", path: str | Path, dtype: str | None, librar
         "stored_dtype": dtype,
     }
     path = Path(path)
+    if rows == "beside":
+        arrays: list[torch.Tensor] = []
+        state["posteriors"] = [_with_references(part, arrays) for part in state["posteriors"]]
+        # The rows first: a model is never without them.
+        save_state(rows_path(path), {"arrays": arrays}, ROWS_KIND, ROWS_VERSION)
+        state["rows"] = stored_digest(rows_path(path))
     save_state(path, state, KIND, VERSION)
+    if rows == "inside":
+        rows_path(path).unlink(missing_ok=True)  # of an older model with this name
     return path
+
+
+def _with_references(state: Any, arrays: list[torch.Tensor]) -> Any:
+    """A state in which references stand for rows; each array once, in the order of the references."""
+    if isinstance(state, list):
+        return [_with_references(part, arrays) for part in state]
+    if not isinstance(state, dict):
+        return state
+    found = {}
+    for name, value in state.items():
+        if name not in ROWS or not isinstance(value, torch.Tensor):
+            found[name] = _with_references(value, arrays)
+            continue
+        same = [k for k, known in enumerate(arrays) if _is_same(known, value)]
+        arrays += [] if same else [value]
+        found[name] = {"rows": same[0] if same else len(arrays) - 1, "shape": list(value.shape)}
+    return found
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same memory."""
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+
+
+def _with_rows(state: Any, arrays: list[torch.Tensor]) -> Any:
+    """The inverse of ``_with_references``."""
+    if isinstance(state, list):
+        return [_with_rows(part, arrays) for part in state]
+    if not isinstance(state, dict):
+        return state
+    if state.keys() == {"rows", "shape"}:
+        return arrays[state["rows"]]
+    return {name: _with_rows(value, arrays) for name, value in state.items()}
+
+
+def _rows_beside(path: Path, digest: str) -> list[torch.Tensor]:
+    """The rows of a model, which stay in their file; ValueError if that is not the one that was saved with it."""
+    beside = rows_path(path)
+    if not beside.exists():
+        raise FileNotFoundError(
+            f"{beside} does not exist, where {path} keeps its rows; put it there, or save the model again."
+        )
+    arrays = load_state(beside, ROWS_KIND, ROWS_VERSION, mapped=True)["arrays"]
+    if stored_digest(beside) != digest:
+        raise ValueError(
+            f"{beside} has the rows of another model than {path}; put the right file there, or save again."
+        )
+    return arrays
 
 
 def load_model(
@@ -70,7 +139,9 @@ def load_model(
     """Read a regressor back; see ``cagp.load``."""
     path = Path(path)
     state = load_state(path, KIND, VERSION)
+    beside = [] if state.get("rows") is None else _rows_beside(path, state["rows"])
     try:
+        state["posteriors"] = _with_rows(state["posteriors"], beside)
         return _restored(state, classes, kernel)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"{path} is not a whole model: {type(error).__name__}: {error}.") from error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from cagp.estimators.mapped_rows import MappedRows
 from cagp.estimators.tasks import new_task
 from cagp.estimators.units import TrainingRows, Units
 from cagp.posteriors import Posterior
@@ -45,7 +46,13 @@ class TrainedTargets(NamedTuple):
 
 
 def train_targets(
-    model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows, began: float, seed: int, ranks: Ranks
+    model: "GPRegressor",
+    recipe: Recipe,
+    units: Units,
+    rows: TrainingRows | MappedRows,
+    began: float,
+    seed: int,
+    ranks: Ranks,
 ) -> TrainedTargets:
     """All targets together, with one kernel; where some are missing in some rows, each alone with its own kernel.
 
@@ -54,7 +61,7 @@ def train_targets(
         seed: of everything random.
         ranks: the processes that train together.
     """
-    if not rows.partly_missing:
+    if isinstance(rows, MappedRows) or not rows.partly_missing:
         task = new_task(model, recipe, units, rows, began=began, seed=seed, ranks=ranks)
         fitted = train_with_mean(recipe, task)
         return TrainedTargets(

@@ -25,6 +25,7 @@ from cagp.storage import fingerprint
 
 if TYPE_CHECKING:
     from cagp.estimators.base import GPRegressor
+    from cagp.estimators.mapped_rows import MappedRows
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -66,15 +67,16 @@ def _check_device(device: str | torch.device) -> None:
         ) from error
 
 
-def check_same_table(ranks: Ranks, rows: TrainingRows) -> None:
-    """Raise ValueError on all processes unless each was given the same table. Time O(n d)."""
-    if ranks.size == 1:
-        return
+def check_same_table(ranks: Ranks, units: Units, num_rows: int) -> None:
+    """Raise ValueError on all processes unless each was given the same table."""
+    scaler = units.scaler
     numbers = {
-        "the number of rows": float(len(rows.inputs)),
-        "the number of columns": float(rows.inputs.shape[1]),
-        "the sum of the inputs, without their signs": float(np.nansum(np.abs(rows.inputs))),
-        "the sum of the targets, without their signs": float(np.nansum(np.abs(rows.targets))),
+        "the number of rows": float(num_rows),
+        "the number of inputs": float(len(units.encoder.names_out)),
+        "the mean of the inputs, without signs": float(scaler.input_mean.abs().sum()),
+        "the spread of the inputs": float(scaler.input_std.sum()),
+        "the mean of the targets, without signs": float(scaler.target_mean.abs().sum()),
+        "the spread of the targets": float(scaler.target_std.sum()),
     }
     ranks.check_same(numbers, "give every process the whole table")
 
@@ -83,7 +85,7 @@ def new_task(
     model: "GPRegressor",
     recipe: Recipe,
     units: Units,
-    rows: TrainingRows,
+    rows: "TrainingRows | MappedRows",
     *,
     began: float,
     seed: int,
@@ -100,8 +102,9 @@ def new_task(
         target: the number of the target that ``units`` and ``rows`` are of; None for all.
         of_rows: the number of rows of all targets together, which share a dtype; None for that of ``rows``.
     """
-    num_rows = len(rows.inputs) if of_rows is None else of_rows
-    dtype = DTYPES[recipe.default_dtype(num_rows) if model.dtype == "auto" else model.dtype]
+    num_rows, scratch = rows.num_rows if of_rows is None else of_rows, rows.scratch
+    default = recipe.default_dtype(num_rows) if scratch is None else "float32"
+    dtype = DTYPES[default if model.dtype == "auto" else model.dtype]
     memory = default_memory_limit() if model.max_memory is None else bytes_of(model.max_memory)
     memory, device = int(ranks.agreed(float(memory))), ranks.device(model.device)
     scaler = units.scaler
@@ -109,17 +112,16 @@ def new_task(
     def tensor(values: Tensor) -> Tensor:
         return values.to(dtype=dtype, device=device)
 
-    # Divided twice: the square of a tiny unit would be zero.
-    noise = None if rows.noise is None else torch.from_numpy(rows.noise) / scaler.target_std / scaler.target_std
+    X, y, noise = rows.standard(units)
     kernel, kernels, from_data, starts, points = _starting_values(model, units, rows, target)
     kernel.tell(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
     task = Task(
-        X=tensor(units.scaled(rows.inputs)),
-        y=tensor(scaler.targets(torch.from_numpy(rows.targets))),
+        X=tensor(X),
+        y=tensor(y),
         row_noise=None if noise is None else tensor(noise),
         inputs=rows.inputs,
         categorical=units.encoder.categorical,
-        mean=_mean(model, starts is not None, target),
+        mean=_mean(model, starts is not None, target) if scratch is None else "zero",
         kernel=kernel.to(device),
         kernels=kernels,
         noise=starts,
@@ -137,6 +139,7 @@ def new_task(
         points=None if points is None else tensor(scaler.inputs(points)),
         began=began,
         ranks=ranks,
+        scratch=scratch,
     )
     if model.checkpoint_dir is None:
         return task
@@ -176,7 +179,9 @@ class _Start(NamedTuple):
     points: Tensor | None = None  # inducing points
 
 
-def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows, target: int | None) -> _Start:
+def _starting_values(
+    model: "GPRegressor", units: Units, rows: "TrainingRows | MappedRows", target: int | None
+) -> _Start:
     """A named kernel starts where the data suggest; a kernel object starts where its owner put it.
 
     With ``warm_start``, a fit with the same kernel and targets starts where the last one ended, with the kernel that
@@ -188,7 +193,7 @@ def _starting_values(model: "GPRegressor", units: Units, rows: TrainingRows, tar
     else:
         start = _Start(copy.deepcopy(model.kernel), (), False)
     last, own = getattr(model, "posteriors_", None), slice(None) if target is None else slice(target, target + 1)
-    if not model.warm_start or last is None or len(last := last[own]) != rows.targets.shape[1]:
+    if not model.warm_start or last is None or len(last := last[own]) != rows.num_targets:
         return start
     known = last[0].prior.kernel
     if _structure(start.kernel) != _structure(known):

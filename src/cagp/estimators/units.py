@@ -52,6 +52,28 @@ class TrainingRows(NamedTuple):
     places: np.ndarray  # (n,), of the rows in the user's table
 
     @property
+    def num_rows(self) -> int:
+        """n."""
+        return len(self.inputs)
+
+    @property
+    def num_targets(self) -> int:
+        """q."""
+        return self.targets.shape[1]
+
+    @property
+    def scratch(self) -> None:
+        """No folder: the rows are in memory."""
+        return None
+
+    def standard(self, units: "Units") -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets and known noise in standard units, float64."""
+        scale = units.scaler.target_std
+        # Divided twice: the square of a tiny unit would be zero.
+        noise = None if self.noise is None else torch.from_numpy(self.noise) / scale / scale
+        return units.scaled(self.inputs), units.scaler.targets(torch.from_numpy(self.targets)), noise
+
+    @property
     def partly_missing(self) -> bool:
         """Whether rows have some targets but not all."""
         return bool(np.isnan(self.targets).any())
@@ -158,9 +180,9 @@ class Units:
             if number < 2:
                 raise ValueError(f"target {name!r} has {number} value, expected at least 2 to learn from.")
         scaler = _scaler(encoder.expand(inputs), values)
-        dtype = np.dtype(np.float32 if _is_float32(y) else np.float64)
+        dtype = np.dtype(np.float32 if is_float32(y) else np.float64)
         identity = (TRANSFORMS["identity"],) * len(target.names)
-        return cls(encoder, scaler, target.names, _is_matrix(y), dtype, identity), TrainingRows(
+        return cls(encoder, scaler, target.names, is_matrix(y), dtype, identity), TrainingRows(
             inputs, values, noise, len(target.empty) - len(kept), kept
         )
 
@@ -316,10 +338,12 @@ def as_array(values: Tensor) -> np.ndarray:
     return values.detach().double().cpu().numpy()
 
 
-def _is_matrix(y: Any) -> bool:
+def is_matrix(y: Any) -> bool:
+    """Whether targets have an axis of their own."""
     return (y.ndim if hasattr(y, "ndim") else np.asarray(y).ndim) == 2
 
 
-def _is_float32(y: Any) -> bool:
+def is_float32(y: Any) -> bool:
+    """Whether targets are float32, all of them."""
     dtypes = list(y.dtypes) if hasattr(y, "dtypes") and np.iterable(y.dtypes) else [getattr(y, "dtype", None)]
     return all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes)

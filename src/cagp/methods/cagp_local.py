@@ -216,6 +216,7 @@ class CaGPLocal(Method):
         version, known = -1 if X.is_inference() else X._version, self._memo.index
         current = known is not None and known.X is X and known.version == version >= 0
         if known is None or not current or not torch.equal(known.lengthscale, unit):
+            self._memo.index = self._memo.near = known = None  # first: two of them may not fit into memory
             index = NeighbourIndex(X, unit if len(unit) else None, self.index_kind)
             self._memo.index = known = _Index(X, version, unit.detach().clone(), index)
         return known.index
@@ -252,11 +253,13 @@ class CaGPLocal(Method):
         row_noise: Float[Tensor, " n"] | None = None,
         *,
         num_neighbours: int | None = None,
+        shares_rows: bool = False,
     ) -> LocalPosterior:
         """The posterior given the data, as a snapshot that further training does not change.
 
         Args:
             num_neighbours: rows for each test point; None for ``num_neighbours_predict``.
+            shares_rows: hold the data themselves, which nobody may change any more, instead of copies.
         """
         self.check(X, y, row_noise)
         k = self.num_neighbours_predict if num_neighbours is None else num_neighbours
@@ -267,7 +270,7 @@ class CaGPLocal(Method):
         shared = None
         if self.shared is not None:
             shared = self._seen(prior, self.shared, X, y, row_noise, self.shared.support.clone())
-        options = {"max_bytes": self.max_bytes, "local_scale": self.local_scale}
+        options = {"max_bytes": self.max_bytes, "local_scale": self.local_scale, "shares_rows": shares_rows}
         return LocalPosterior(prior, X, y, row_noise, min(k, X.shape[0]), index, shared, **options)
 
     def choose_local_scale(

@@ -12,6 +12,7 @@ from torch import Tensor
 from cagp.actions import Actions
 from cagp.kernels import ActiveDims, GreatCircle, Kernel, Product, Scale, Stationary, Sum
 from cagp.losses import elbo, projected_nll
+from cagp.mapped import column_statistics
 from cagp.prior import GP, GaussianNoise
 
 ACTION_RATE = 1.0
@@ -85,12 +86,12 @@ def idle_inputs(kernel: Kernel, X: Float[Tensor, "n d"], y: Float[Tensor, " n"])
 
     The variance of the change is k(a, a) - 2k(a, b) + k(b, b), a and b the mean row with either value there.
     """
-    low, high = X.double().amin(0), X.double().amax(0)
-    A = X.double().mean(0).repeat(X.shape[1], 1)
+    low, high = X.amin(0).double(), X.amax(0).double()
+    A = column_statistics(X).mean.repeat(X.shape[1], 1)
     B = A.diagonal_scatter(high)
     A = A.diagonal_scatter(low)
     change = kernel.diag(A) - 2 * kernel(A, B).diagonal() + kernel.diag(B)
-    idle = (change < IDLE * y.double().var(correction=0)) & (high > low)
+    idle = (change < IDLE * column_statistics(y[:, None]).variance) & (high > low)
     return idle.nonzero()[:, 0].tolist()
 
 

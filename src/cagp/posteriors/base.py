@@ -41,14 +41,21 @@ class Posterior(ABC):
         X: the inputs that the kernel is taken with: training rows or inducing points.
         representer: the weight of each of these inputs in the mean.
         max_bytes: limit for temporaries; test points are answered in tiles that respect it.
+        shares_rows: hold ``X`` itself, which nobody may change any more, instead of a copy.
     """
 
     def __init__(
-        self, prior: GP, X: Float[Tensor, "m d"], representer: Float[Tensor, " m"], max_bytes: int = DEFAULT_MAX_BYTES
+        self,
+        prior: GP,
+        X: Float[Tensor, "m d"],
+        representer: Float[Tensor, " m"],
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        *,
+        shares_rows: bool = False,
     ):
         self.prior = copy.deepcopy(prior).requires_grad_(False)
         self.max_bytes = max_bytes
-        self.X = X.detach().clone()
+        self.X = X.detach() if shares_rows else X.detach().clone()
         self._representer = representer.detach()
 
     @property

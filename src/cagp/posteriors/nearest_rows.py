@@ -66,11 +66,15 @@ class LocalPosterior(Posterior):
         shared: SharedActions | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
         local_scale: float | None = None,
+        *,
+        shares_rows: bool = False,
     ):
-        super().__init__(prior, X, X.new_zeros(X.shape[0]), max_bytes)
+        # No weights are held: each test point has its own.
+        super().__init__(prior, X, X.new_zeros(1).expand(X.shape[0]), max_bytes, shares_rows=shares_rows)
         self.local_scale = checked_scale(local_scale)
-        self.y = y.detach().clone()
-        self.row_noise = None if row_noise is None else row_noise.detach().clone()
+        self.y, self.row_noise = y.detach(), None if row_noise is None else row_noise.detach()
+        if not shares_rows:
+            self.y, self.row_noise = self.y.clone(), None if self.row_noise is None else self.row_noise.clone()
         self.num_neighbours = num_neighbours
         self.index, self.shared = index, shared
         self._kept = None

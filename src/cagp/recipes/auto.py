@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 from cagp import limits
 from cagp.lazy import lazy_module
+from cagp.recipes import plans
 from cagp.recipes.base import REST_START, Recipe
 from cagp.recipes.checks import check_neighbours
 from cagp.recipes.exact import Exact
@@ -110,6 +111,12 @@ class Auto(Recipe):
     chooses_mean: ClassVar[bool] = True
     shares_rows: ClassVar[bool] = True
 
+    def planned_bytes(self, num_rows: int, num_inputs: int, num_targets: int) -> dict[str, int] | None:
+        """As for nearest rows; the numbers of the rows that are not held out besides."""
+        tries_order = self.objective == "ordered" or (self.objective == "auto" and EFFORTS[self.effort].objectives)
+        needed = plans.local_bytes(num_rows, num_inputs, num_targets, tries_order)
+        return {**needed, "the rows to learn from, by number": 2 * plans.INTEGER * num_rows}
+
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Exact for few rows; else local with the kernel, mean and neighbours that predict held-out rows best."""
         n = task.num_rows
@@ -207,6 +214,8 @@ class Auto(Recipe):
         """Whether shared actions replace nearest rows, or help them, at the hyperparameters of the winner."""
         if contest.interrupted:
             return steps.Choice("local", INTERRUPTED)
+        if task.scratch is not None:
+            return steps.Choice("local", "the rows stay on disk, where shared actions are not compared")
         if limits.action_bytes(task.num_rows, num_actions) > task.memory:
             return steps.Choice("local", f"the memory limit does not allow {num_actions:,} shared actions")
         if not _in_time(task):

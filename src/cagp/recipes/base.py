@@ -36,6 +36,10 @@ class Recipe(ABC):
         """What ``dtype="auto"`` means for a table of this size."""
         return "float32" if self.fast_dtype and num_rows > SMALL else "float64"
 
+    def planned_bytes(self, num_rows: int, num_inputs: int, num_targets: int) -> dict[str, int] | None:
+        """What training on rows that stay on disk holds in memory, by purpose; None: it needs them all in memory."""
+        return None
+
     @abstractmethod
     def train(self, task: "Task") -> "Fitted":
         """Learn hyperparameters from the rows of the task, and condition on them."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
 from cagp.lazy import lazy_module
+from cagp.recipes import plans
 from cagp.recipes.base import Recipe
 from cagp.recipes.checks import check_neighbours
 from cagp.recipes.options import LOCAL_SCALE, N_NEIGHBORS, OBJECTIVE
@@ -28,6 +29,10 @@ class Local(Recipe):
     words: ClassVar[str] = "CaGP-Local, which predicts each test point from its nearest rows"
     summary: ClassVar[str] = "the nearest rows of each test point: any number of rows"
     shares_rows: ClassVar[bool] = True
+
+    def planned_bytes(self, num_rows: int, num_inputs: int, num_targets: int) -> dict[str, int] | None:
+        """An index of the rows for each target, and what a step takes."""
+        return plans.local_bytes(num_rows, num_inputs, num_targets, self.objective == "ordered")
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Minibatches of rows, each predicted from its neighbours; rows far apart too if the kernel does not decay."""

@@ -308,7 +308,8 @@ class Race:
         held_out, found = self.judging(candidate.mean), []
         for j, method in enumerate(methods):
             X, y, row_noise = held_out.column(j)
-            found.append((y, *method.condition(*train.column(j)).predict(X, noise=True, row_noise=row_noise)))
+            posterior = method.condition(*train.column(j), shares_rows=True)
+            found.append((y, *posterior.predict(X, noise=True, row_noise=row_noise)))
         return Score.of(found).agreed(train.ranks)
 
     # ---- the record ----

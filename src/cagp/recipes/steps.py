@@ -261,8 +261,11 @@ def condition_local(
     if local_scale == "auto":
         methods, found = with_local_scales(methods, task)
         notes += found
-    posteriors = Several(methods).condition(*task.data)
-    return Fitted("local" if shared is None else "hybrid", posteriors, result, notes, task.every_row())
+    # The rows of a task never change: posteriors hold them, and no copies.
+    posteriors: list[Posterior] = [
+        method.condition(*task.column(j), shares_rows=True) for j, method in enumerate(methods)
+    ]
+    return Fitted("local" if shared is None else "hybrid", posteriors, result, notes, slice(None))
 
 
 # ---- inducing points ----

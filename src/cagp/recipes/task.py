@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cagp.kernels import Kernel, Stationary, named_kernel
+from cagp.mapped import gathered
 from cagp.methods import Several
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
@@ -53,6 +54,7 @@ class Task:
     points: Tensor | None  # inducing points of the last fit, where this one continues it
     began: float = field(default_factory=time.perf_counter)
     ranks: Ranks = field(default_factory=Ranks.alone)  # the processes that train together, each with all rows
+    scratch: Path | None = None  # a folder for rows that are too many for memory; ``inputs`` then has no columns
 
     @property
     def num_rows(self) -> int:
@@ -100,9 +102,9 @@ class Task:
 
     def rows(self, rows: Tensor) -> "Task":
         """The same task with some of its rows."""
-        row_noise = None if self.row_noise is None else self.row_noise[rows]
+        X, y, row_noise = (None if part is None else gathered(part, rows, self.scratch) for part in self.data)
         inputs = self.inputs[rows.cpu().numpy()]
-        return replace(self, X=self.X[rows], y=self.y[rows], row_noise=row_noise, inputs=inputs)
+        return replace(self, X=X, y=y, row_noise=row_noise, inputs=inputs)
 
     def in_double(self) -> "Task":
         """The same task in float64."""
@@ -160,7 +162,7 @@ class Fitted(NamedTuple):
     posteriors: list[Posterior]
     result: FitResult
     notes: list[str]  # what the fit report says besides
-    held: Tensor | None  # the rows of the task that each posterior holds, in its order; None for inducing points
+    held: Tensor | slice | None  # the rows of the task that each posterior holds, in its order; None: inducing points
     choice: str | None = None  # why this method was chosen, in one sentence
     trees: Trees | None = None  # the prior mean; the posteriors are of what it leaves
     tried: list[dict[str, Any]] = []  # what "auto" compared, in the order it was tried
