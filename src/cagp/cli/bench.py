@@ -134,8 +134,8 @@ def _add_fit(suite: argparse.ArgumentParser) -> None:
 
 def _add_minibatches(suite: argparse.ArgumentParser) -> None:
     suite.description = (
-        "Validation scores of CaGP-Opt on tables (.npz with X and y) with every combination of numbers of actions, rows "
-        "with weight in a block, and rows of a step. Each is trained for the same processor time."
+        "Validation scores of CaGP-Opt on tables (.npz with X and y) with every combination of numbers of actions, of "
+        "rows with weight in a block, and of rows of a step. Each is trained for the same processor time."
     )
     suite.epilog = "example:\n  cagp bench minibatches terrain.npz --rows 30000 --support 8 16 32"
     suite.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help=".npz files")
