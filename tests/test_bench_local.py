@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 from cagp import GP, GaussianNoise, metrics
-from cagp.bench import local_quality, local_speed, step
+from cagp.bench import local_quality, local_speed, neighbour_speed, step
 from cagp.bench.local_quality import Run, measure, measure_alone
 from cagp.bench.protocol import load_table
 from cagp.bench.records import best_of, score_columns, show
@@ -354,6 +354,31 @@ def test_a_step_that_fails_is_a_row_and_an_exit_code(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "failed" in printed
     assert "the process ended with exit code 1: ValueError: num_actions is 512" in printed
+
+
+def test_nearest_rows_are_measured_in_a_process_each_and_failures_are_rows(table, capsys):
+    common = ["bench", "neighbours", "--points", "50", "--n-neighbors", "5", "--json"]
+    assert main([*common, "--rows", "3000", "--methods", "tree", "scan", "--data", "clustered"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [(r["searcher"], r["data"], r["rows"], r["columns"]) for r in records] == [
+        ("tree", "clustered", 3000, 3),
+        ("scan", "clustered", 3000, 3),
+    ]
+    assert all(r["table_bytes"] == 36_000 and r["build_s"] > 0 and r["point_cpu_us"] > 0 for r in records)
+    assert main([*common, str(table.with_name("missing.npz")), "--methods", "scipy"]) == 1
+    assert "FileNotFoundError" in json.loads(capsys.readouterr().out)[0]["error"]
+
+
+def test_nearest_rows_of_tables_are_standardised_and_drawn_at_random(tmp_path):
+    x = np.random.default_rng(0).normal(5, 3, size=(400, 3))
+    x[:, 1] = 2.0  # does not vary
+    np.savez(tmp_path / "some.npz", X=x, y=x[:, 0])
+    X = neighbour_speed._table(tmp_path / "some.npz", 300)
+    assert X.shape == (300, 2)
+    assert float(X.mean().abs()) < 0.2
+    assert abs(float(X.std()) - 1) < 0.2
+    record = neighbour_speed.measure("tree", str(tmp_path / "some.npz"), None, None, 1, 20, 3)
+    assert (record["rows"], record["columns"]) == (400, 2)
 
 
 # ---- in 80 columns ----

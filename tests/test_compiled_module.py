@@ -36,6 +36,9 @@ def arguments(n: int = N, m: int = M, d: int = D, i: int = 2, t: int = T, k: int
     solutions = {"solution_r": zeros(t, k), "solution_c": zeros(t, k)}
     slopes = {"of_parameters": zeros(t, 2, d + 2), "of_points": zeros(t, 2, d)}
     moments = {name: zeros(t) for name in ("mean", "explained", "misfit", "rows")}
+    single, nodes = np.float32, native.tree_nodes(n) if native is not None else 1
+    tree = {"points": zeros(n * d + 16, dtype=single), "boxes": zeros(nodes, 2, d, dtype=single)}
+    tree |= {"least": zeros(nodes, dtype=np.int32), "scale": zeros(d, dtype=single) + single(1)}
     return {
         "matrix": kind | pair | {"alpha": 1.0, "out": zeros(n, m)} | own,
         "matrix_gradient": kind | pair | {"alpha": 1.0, "grad_out": zeros(n, m)} | gradients | own,
@@ -65,6 +68,12 @@ def arguments(n: int = N, m: int = M, d: int = D, i: int = 2, t: int = T, k: int
         | {"grad_mean": zeros(t), "grad_explained": zeros(t), "grad_parameters": zeros(d + 2)}
         | {"grad_points": zeros(t, d), "grad_noise": zeros(t, k), "grad_residual": zeros(t, k)}
         | {"grad_gram": zeros(t, k, k), "grad_cross": zeros(t, k), "threads": 2},
+        "tree_build": tree | {"rows": zeros(n, dtype=np.int32), "threads": 2},
+        "tree_minima": {"labels": zeros(n, dtype=np.int32), "least": tree["least"], "threads": 2},
+        "tree_nearest": tree
+        | {"labels": np.arange(n, dtype=np.int32), "test_points": zeros(t, d, dtype=single)}
+        | {"left_out": integers(0, t), "before": integers(n, t), "found": integers(7, t, k), "visited": integers(7, t)}
+        | own,
     }
 
 
@@ -86,7 +95,14 @@ def test_right_arguments_are_accepted(function):
 
 
 # Arrays with a size that no other array has to agree with.
-FREE = {("nearest", "Z"), ("nearest", "rows"), ("conditionals", "X"), ("density", "neighbours")}
+FREE = {
+    ("nearest", "Z"),
+    ("nearest", "rows"),
+    ("conditionals", "X"),
+    ("density", "neighbours"),
+    ("tree_minima", "labels"),
+    ("tree_nearest", "found"),
+}
 
 
 @pytest.mark.parametrize(("function", "name"), ARRAYS)
@@ -104,11 +120,12 @@ def test_an_array_of_a_wrong_shape_is_an_error_that_names_an_array_and_its_shape
 @pytest.mark.parametrize(("function", "name"), ARRAYS)
 def test_an_array_of_another_dtype_is_never_converted(function, name):
     array = arguments()[function][name]
-    with pytest.raises(TypeError, match="incompatible function arguments"):
-        call(function, **{name: array.astype(np.int32)})
+    others = {np.int32, np.float32, np.float64, np.int64} if function.startswith("tree") else {np.int32}
     if array.dtype == np.float64:
+        others.add(np.float32)
+    for other in others - {array.dtype.type}:
         with pytest.raises(TypeError, match="incompatible function arguments"):
-            call(function, **{name: array.astype(np.float32)})
+            call(function, **{name: array.astype(other)})
 
 
 @pytest.mark.parametrize(("function", "name"), [pair for pair in ARRAYS if pair[1] != "noise"])
@@ -195,9 +212,9 @@ def test_nothing_is_too_small(function, sizes, isa):
     values |= {"isa": isa} if "isa" in values else {}
     if function == "density" and sizes.get("n") == 0:  # no row can be a test point
         values |= {"neighbours": values["neighbours"][:0]}
-    if function == "nearest" and sizes.get("k") == 0:
+    if function in ("nearest", "tree_nearest") and sizes.get("k") == 0:
         with pytest.raises(ValueError, match="at least one column"):
-            native.nearest(**values)
+            getattr(native, function)(**values)
         return
     written = [name for name in ("out", "mean", "explained", "misfit", "grad_square", "grad_values") if name in values]
     for name in written:
@@ -211,6 +228,22 @@ def test_nothing_is_too_small(function, sizes, isa):
         assert (values["explained"] == 0).all()
     if function == "nearest" and sizes.get("m") == 0:
         assert (values["rows"] == -1).all()
+    if function == "tree_nearest":
+        assert not (values["found"] == 7).any()
+        assert sizes.get("n") != 0 or (values["found"] == -1).all()
+
+
+def test_a_tree_has_room_for_its_rows_and_no_more_rows_than_it_can_number():
+    assert native.tree_nodes(32) == 1
+    assert native.tree_nodes(33) == 3
+    assert native.tree_nodes(2**31 - 1) == 2**27 - 1
+    for n in (-1, 2**31):
+        with pytest.raises(ValueError, match="n must be a number of rows below 2"):
+            native.tree_nodes(n)
+    for function in ("tree_build", "tree_minima"):
+        with pytest.raises(ValueError, match="threads is 0, expected a positive integer"):
+            call(function, threads=0)
+    call("tree_nearest", left_out=None, before=None, visited=None)
 
 
 @pytest.mark.parametrize("function", ["block", "block_gradient"])

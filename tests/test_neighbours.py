@@ -11,7 +11,15 @@ from cagp import neighbours
 from cagp.engine import COMPILED, TORCH, torch_backend
 from cagp.neighbours import NeighbourIndex
 
-EXACT = ["scan", "tree"]
+EXACT = ["scan", "tree", "scipy"]
+
+
+def exact_index(X: Tensor, lengthscale: Tensor | None, kind: str) -> NeighbourIndex:
+    if kind == "scipy":
+        return NeighbourIndex(X, lengthscale, "tree", backend=TORCH)
+    return NeighbourIndex(X, lengthscale, "scan" if kind == "scan" else "tree")
+
+
 # Distances of float32 points: neighbours at almost equal distances may change places.
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
@@ -58,7 +66,7 @@ odd = st.sampled_from(["none", "duplicate rows", "constant column", "far from th
 def test_exact_indices_find_the_nearest_rows_with_and_without_the_point_itself(kind, n, d, oddity, seed, data):
     X, lengthscale = points(n, d, oddity, seed)
     k = data.draw(st.integers(1, n - 1))
-    index = NeighbourIndex(X, lengthscale, kind)
+    index = exact_index(X, lengthscale, kind)
     new = torch.cat([X[:5], X[:1] + 0.1])
     assert_nearest(index.nearest(new, k), distances(new, X, lengthscale), k)
     assert_nearest(index.nearest(new, n), distances(new, X, lengthscale), n)
@@ -76,17 +84,24 @@ def test_a_row_with_more_duplicates_than_neighbours_is_left_out_itself_and_no_ot
     X = torch.zeros(300, 2, dtype=torch.float64)
     X[200:] = torch.randn(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows = torch.arange(300)
-    found = NeighbourIndex(X, None, kind).nearest(X, 7, left_out=rows)
+    found = exact_index(X, None, kind).nearest(X, 7, left_out=rows)
     assert not bool((found == rows[:, None]).any())
     assert bool((found[:200] < 200).all())
     assert all(len(set(row)) == 7 for row in found.tolist())
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "scan",
+        pytest.param("tree", marks=pytest.mark.skipif(not COMPILED.available, reason="only the compiled one is exact")),
+    ],
+)
 @settings(max_examples=25)
 @given(n=st.integers(1, 90), d=st.sampled_from([1, 3, 9]), oddity=odd, seed=st.integers(0, 1000), k=st.integers(1, 12))
-def test_a_scan_finds_the_nearest_of_all_earlier_rows(n, d, oddity, seed, k):
+def test_a_scan_and_a_compiled_tree_find_the_nearest_of_all_earlier_rows(kind, n, d, oddity, seed, k):
     X, lengthscale = points(n, d, oddity, seed)
-    index = NeighbourIndex(X, lengthscale, "scan")
+    index = exact_index(X, lengthscale, kind)
     rows = torch.arange(n)
     for position in (rows, torch.randperm(n, generator=torch.Generator().manual_seed(seed))):
         D = distances(X, X, lengthscale)
@@ -97,7 +112,9 @@ def test_a_scan_finds_the_nearest_of_all_earlier_rows(n, d, oddity, seed, k):
         assert_nearest(index.earlier(some, position, k), D[some.numpy()], k)
 
 
-def assert_earlier(index: NeighbourIndex, position: Tensor, k: int, share: float) -> None:
+def assert_earlier(
+    index: NeighbourIndex, X: Tensor, lengthscale: Tensor, position: Tensor, k: int, share: float
+) -> None:
     """Only earlier rows, none twice, as many as there are up to k; ``share`` of them the nearest ones."""
     rows = torch.arange(len(position))
     found = index.earlier(rows, position, k)
@@ -106,20 +123,20 @@ def assert_earlier(index: NeighbourIndex, position: Tensor, k: int, share: float
     assert bool((present.int().diff(dim=1) <= 0).all())  # -1 comes last
     assert bool((position[found.clamp_min(0)] < position[:, None])[present].all())
     assert all(len(set(row[:count])) == count for row, count in zip(found.tolist(), present.sum(1), strict=True))
-    exact = NeighbourIndex(index.points.double(), None, "scan").earlier(rows, position, k)
+    exact = NeighbourIndex(X, lengthscale, "scan").earlier(rows, position, k)
     hits = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), exact.tolist(), strict=True))
     assert hits >= share * found.numel()
 
 
 @pytest.mark.parametrize("oddity", ["none", "duplicate rows"])
-def test_a_tree_finds_earlier_rows_most_of_them_the_nearest_in_every_order_it_is_asked_for(oddity):
+def test_scipys_tree_finds_earlier_rows_most_of_them_the_nearest_in_every_order_it_is_asked_for(oddity):
     n, k = 9000, 6  # beyond 4,096 rows, where prefixes have indices of their own
     X, lengthscale = points(n, 2, oddity)
-    index = NeighbourIndex(X, lengthscale, "tree")
+    index = NeighbourIndex(X, lengthscale, "tree", backend=TORCH)
     share = 0.95 if oddity == "none" else 0.0  # which duplicates are found does not matter
     for seed in (0, 1):  # the second order must not meet the indices of the first
         position = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-        assert_earlier(index, position, k, share)
+        assert_earlier(index, X, lengthscale, position, k, share)
 
 
 @pytest.mark.skipif(not COMPILED.available, reason="the compiled kernels are not installed")
@@ -155,15 +172,31 @@ def test_the_number_of_threads_changes_nothing():
         torch.set_num_threads(1)
 
 
-def test_the_kind_is_chosen_by_rows_and_columns(monkeypatch):
-    monkeypatch.setattr(neighbours, "TREE_ROWS", 20)
+def test_without_compiled_code_the_kind_is_chosen_by_rows_and_columns(monkeypatch):
+    monkeypatch.setattr(neighbours, "SCIPY_TREE_ROWS", 20)
     monkeypatch.setattr(neighbours, "SCAN_ROWS", 300)
     monkeypatch.setattr(neighbours, "_faiss", lambda: None)
-    assert NeighbourIndex(points(80, 2)[0]).kind == "tree"
-    assert NeighbourIndex(points(79, 2)[0]).kind == "scan"
-    assert NeighbourIndex(points(600, 9)[0]).kind == "scan"
+    assert NeighbourIndex(points(80, 2)[0], backend=TORCH).kind == "tree"
+    assert NeighbourIndex(points(79, 2)[0], backend=TORCH).kind == "scan"
+    assert NeighbourIndex(points(600, 9)[0], backend=TORCH).kind == "scan"
     with pytest.raises(ValueError, match="needs faiss"):
         NeighbourIndex(points(600, 9)[0], kind="approximate")
+
+
+@pytest.mark.skipif(not COMPILED.available, reason="the compiled kernels are not installed")
+def test_a_tree_is_chosen_where_searches_look_through_little_of_it_whatever_the_lengthscales(monkeypatch):
+    monkeypatch.setattr(neighbours, "_faiss", lambda: None)
+    few, many = points(20_000, 3)[0], points(20_000, 12)[0]
+    along_a_curve = torch.sin(torch.linspace(0, 3, 20_000)[:, None] * torch.arange(1, 13)).double()
+    assert NeighbourIndex(few).kind == "tree"
+    assert NeighbourIndex(many).kind == "scan"
+    assert NeighbourIndex(along_a_curve).kind == "tree"  # many columns, but one dimension
+    assert NeighbourIndex(few[:999]).kind == "scan"
+    for factor in (1e-6, 1e6):
+        unequal = torch.ones(12, dtype=torch.float64)
+        unequal[2:] = factor
+        assert NeighbourIndex(many, unequal).kind == "scan"
+        assert NeighbourIndex(few, unequal[:3]).kind == "tree"
 
 
 def test_approximate_search_returns_rows_that_count_and_most_of_the_nearest(monkeypatch):
@@ -185,7 +218,7 @@ def test_approximate_search_returns_rows_that_count_and_most_of_the_nearest(monk
         assert hits > 0.8 * best.numel()
     everything = index.nearest(new[:3], 6000)  # more than the lists looked through hold
     assert torch.equal(everything.sort().values, torch.arange(6000).expand(3, -1))
-    assert_earlier(index, torch.randperm(6000, generator=torch.Generator().manual_seed(0)), 5, 0.8)
+    assert_earlier(index, X, lengthscale, torch.randperm(6000, generator=torch.Generator().manual_seed(0)), 5, 0.8)
     assert torch.equal(NeighbourIndex(X, lengthscale).nearest(new, 10), pairs[0][0])  # nothing is random
 
 

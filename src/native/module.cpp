@@ -10,11 +10,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -454,6 +456,113 @@ void conditionals_gradient(Array<const T> solution_r, Array<const T> solution_c,
     });
 }
 
+// ---- the tree of tree.h ----
+
+using Label = std::int32_t;
+
+// Levels whose nodes are tasks of their own; each node of the last one is a task with all that lies below it.
+constexpr int kTreeTopLevels = 8;
+// Leaves below such a node, at least: 2 to this power.
+constexpr int kTreeTaskLevels = 8;
+
+Index tree_nodes(Index n) {
+    require(n >= 0 && n < Index(1) << 31, "n must be a number of rows below 2^31");
+    return (Index(2) << tree_levels(n)) - 1;
+}
+
+void build(const TreeBuild& tree, int threads) {
+    std::iota(tree.rows, tree.rows + tree.n, Label(0));
+    const Index scratch_bytes = tree_build_scratch(tree.d);
+    const int top = std::clamp(tree.levels - kTreeTaskLevels, 0, kTreeTopLevels);
+    for (int level = 0; level < top; ++level)
+        run_tasks(Index(1) << level, threads, scratch_bytes,
+                  [&](Index j, void* scratch) { tree_split(tree, level, j, scratch); });
+    run_tasks(Index(1) << top, threads, scratch_bytes,
+              [&](Index j, void* scratch) { tree_subtree(tree, top, j, scratch); });
+}
+
+// The sizes of a tree from those of its arrays.
+template <class Built, class Points, class Rows, class Boxes, class Least>
+Built tree_of(const Points& points, const Rows& rows, const char* rows_name, const Boxes& boxes, const Least& least) {
+    Built tree{};
+    tree.n = sizes_of(rows, rows_name, 1)[0];
+    const Index nodes = tree_nodes(tree.n);
+    tree.d = sizes_of(boxes, "boxes", 3)[2];
+    tree.levels = tree_levels(tree.n);
+    tree.points = data_of(points, "points", {tree.n * tree.d + kTreePadding});
+    tree.boxes = data_of(boxes, "boxes", {nodes, 2, tree.d});
+    tree.least = data_of(least, "least", {nodes});
+    return tree;
+}
+
+// Takes the rows one after the other in `points`, and turns the arrays into a tree.
+void tree_build(Array<float> points, Array<Label> rows, Array<float> boxes, Array<Label> least,
+                Array<const float> scale, int threads) {
+    TreeBuild tree = tree_of<TreeBuild>(points, rows, "rows", boxes, least);
+    tree.rows = data_of(rows, "rows", {tree.n});
+    tree.scale = data_of(scale, "scale", {tree.d});
+    nb::gil_scoped_release release;
+    require(std::all_of(tree.points, tree.points + tree.n * tree.d, [](float x) { return std::isfinite(x); }),
+            "points must be finite: a row that is not has no place in a tree");
+    build(tree, threads);
+}
+
+// The least label in every node, for labels in the order of the slots.
+void tree_minima(Array<const Label> labels, Array<Label> least, int threads) {
+    const Index n = sizes_of(labels, "labels", 1)[0];
+    const Label* of_slots = data_of(labels, "labels", {n});
+    Label* of_nodes = data_of(least, "least", {tree_nodes(n)});
+    const int levels = tree_levels(n);
+    nb::gil_scoped_release release;
+    for (int level = levels; level >= 0; --level) {
+        const Tasks tasks(Index(1) << level, 4096, kForwardTasks);
+        run_tasks(tasks.count, threads, 0, [&](Index t, void*) {
+            tree_least(of_slots, n, levels, level, tasks[t].begin, tasks[t].end, of_nodes);
+        });
+    }
+}
+
+// Test points by place, so that those that follow each other visit the same nodes: in the order of a tree of their own.
+std::vector<Label> by_place(const TreeSearch& wanted, Index t, Index d, int threads) {
+    std::vector<float> points(wanted.points, wanted.points + t * d);
+    for (float& x : points)
+        if (!std::isfinite(x)) x = 0;
+    points.resize(t * d + kTreePadding);
+    std::vector<Label> rows(t), least(tree_nodes(t));
+    std::vector<float> boxes(least.size() * 2 * d);
+    build({points.data(), rows.data(), boxes.data(), least.data(), wanted.scale, t, d, tree_levels(t)}, threads);
+    return rows;
+}
+
+// Test points that a task answers, at least.
+constexpr Index kSearchPoints = 32;
+
+void tree_nearest(Array<const float> points, Array<const Label> labels, Array<const float> boxes,
+                  Array<const Label> least, Array<const float> scale, Array<const float> test_points,
+                  MaybeArray<const Index> left_out, MaybeArray<const Index> before, Array<Index> found,
+                  MaybeArray<Index> visited, int threads, const std::string& isa) {
+    const Variant& v = variant(isa);
+    Tree tree = tree_of<Tree>(points, labels, "labels", boxes, least);
+    tree.labels = data_of(labels, "labels", {tree.n});
+    const Index t = sizes_of(found, "found", 2)[0], k = found.shape(1);
+    require(k >= 1, "found must have at least one column: k");
+    tree_nodes(t);
+    TreeSearch wanted{data_of(scale, "scale", {tree.d}),
+                      data_of(test_points, "test_points", {t, tree.d}),
+                      nullptr,
+                      data_of(left_out, "left_out", {t}),
+                      data_of(before, "before", {t}),
+                      k,
+                      data_of(found, "found", {t, k}),
+                      data_of(visited, "visited", {t})};
+    const Tasks tasks(t, kSearchPoints, kForwardTasks);
+    nb::gil_scoped_release release;
+    const std::vector<Label> order = by_place(wanted, t, tree.d, threads);
+    wanted.order = order.data();
+    run_tasks(tasks.count, threads, v.tree_search_scratch(k),
+              [&](Index task, void* scratch) { v.tree_search(tree, wanted, tasks[task], scratch); });
+}
+
 template <class T> void define(nb::module_& m) {
     using namespace nb::literals;
     // Arrays are never converted: a converted copy of an output would swallow the result.
@@ -504,6 +613,17 @@ NB_MODULE(_native, m) {
           "The instruction sets this build has and this machine runs, best last.");
     m.def("kernels", &kernels,
           "The compiled kernels, each a name and whether it has a parameter alpha; kinds are places in it.");
+    using namespace nb::literals;
+    const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
+    const auto maybe = [](const char* name) { return nb::arg(name).noconvert().none(); };
+    m.attr("tree_padding") = kTreePadding;
+    m.def("tree_nodes", &tree_nodes, "n"_a, "The number of nodes of a tree over n rows.");
+    m.def("tree_build", &tree_build, array("points"), array("rows"), array("boxes"), array("least"), array("scale"),
+          "threads"_a);
+    m.def("tree_minima", &tree_minima, array("labels"), array("least"), "threads"_a);
+    m.def("tree_nearest", &tree_nearest, array("points"), array("labels"), array("boxes"), array("least"),
+          array("scale"), array("test_points"), maybe("left_out"), maybe("before"), array("found"), maybe("visited"),
+          "threads"_a, "isa"_a = "");
     define<float>(m);
     define<double>(m);
 }

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "tree.h"
+
 template <class T> struct Problem {
     const T *X, *Z;  // (n, d), (m, d) in lengthscale units
     std::int64_t n, m, d;
@@ -116,6 +118,9 @@ struct Variant {
     int rows_float, rows_double;    // points that share a panel of lanes
     const CompiledKernel* kernels;  // the same ones, in the same order, in every variant: the list in profiles.h
     int num_kernels;
+    std::int64_t (*tree_search_scratch)(std::int64_t k);
+    // The test points at a range of places in the order of the search.
+    void (*tree_search)(const Tree&, const TreeSearch&, Range places, void* scratch);
 };
 
 extern "C" const Variant* cagp_variant_baseline();

@@ -8,6 +8,11 @@
 #include "sweeps.h"
 
 namespace CAGP_VARIANT {
+
+// tree_search.cpp, which is compiled with other options
+std::int64_t tree_search_scratch(std::int64_t k);
+void tree_search(const Tree&, const TreeSearch&, Range, void*);
+
 namespace {
 
 constexpr int kUnroll = 4;  // vectors per full panel: enough independent chains to hide the latency of exp
@@ -488,8 +493,13 @@ using Kernels = Table<CompiledProfiles>;
 #define CAGP_JOIN_(a, b) a##b
 #define CAGP_JOIN(a, b) CAGP_JOIN_(a, b)
 
-constexpr Variant kVariant = {CAGP_STRING(CAGP_VARIANT), kRows<float>, kRows<double>, Kernels::kernels,
-                              int(sizeof Kernels::kernels / sizeof Kernels::kernels[0])};
+constexpr Variant kVariant = {CAGP_STRING(CAGP_VARIANT),
+                              kRows<float>,
+                              kRows<double>,
+                              Kernels::kernels,
+                              int(sizeof Kernels::kernels / sizeof Kernels::kernels[0]),
+                              tree_search_scratch,
+                              tree_search};
 
 }  // namespace
 }  // namespace CAGP_VARIANT

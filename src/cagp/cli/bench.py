@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         local_quality,
         local_speed,
         minibatches,
+        neighbour_speed,
         opt_quality,
         presets,
         scale,
@@ -27,7 +28,7 @@ else:
     local_quality, local_speed = map(lazy_module, ("cagp.bench.local_quality", "cagp.bench.local_speed"))
     opt_quality, tables = map(lazy_module, ("cagp.bench.opt_quality", "cagp.bench.tables"))
     structure_quality, scale = map(lazy_module, ("cagp.bench.structure_quality", "cagp.bench.scale"))
-    minibatches = lazy_module("cagp.bench.minibatches")
+    minibatches, neighbour_speed = map(lazy_module, ("cagp.bench.minibatches", "cagp.bench.neighbour_speed"))
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
@@ -42,6 +43,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     _add_minibatches(_suite(suites, "minibatches", "CaGP-Opt in minibatches of your tables: which sizes"))
     _add_presets(_suite(suites, "presets", "loss and validation NLL against time, for each training preset"))
     _add_local(_suite(suites, "local", "speed of CaGP-Local, or its quality on your tables"))
+    _add_neighbours(_suite(suites, "neighbours", "time and memory to index rows and to find the nearest ones"))
     _add_tables(_suite(suites, "tables", "the default regressor beside boosted trees and GPBoost on your tables"))
     _add_structures(_suite(suites, "structures", "what the default regressor chooses on data with known structure"))
 
@@ -202,6 +204,43 @@ def _add_local(suite: argparse.ArgumentParser) -> None:
     suite.set_defaults(run=_run_local)
 
 
+def _add_neighbours(suite: argparse.ArgumentParser) -> None:
+    suite.description = (
+        "Index generated rows, or those of tables (.npz with X, standardised), and find the rows nearest to test "
+        "points beside random rows; each run in a process of its own."
+    )
+    suite.epilog = (
+        "examples:\n  cagp bench neighbours --rows 1000000\n  cagp bench neighbours bike.npz --methods tree scan"
+    )
+    suite.add_argument("tables", type=Path, nargs="*", metavar="TABLE", help=".npz files; none for generated rows")
+    suite.add_argument("--rows", type=int, nargs="+", metavar="N", help="rows (default: 100000, of tables all of them)")
+    suite.add_argument("--columns", type=int, default=3, metavar="D", help="generated columns (default: %(default)s)")
+    suite.add_argument(
+        "--data",
+        nargs="+",
+        choices=("uniform", "clustered"),
+        default=["uniform"],
+        help="how generated rows lie (default: uniform)",
+    )
+    suite.add_argument(
+        "--methods",
+        nargs="+",
+        choices=("tree", "scipy", "scan"),
+        default=["tree", "scipy"],
+        metavar="METHOD",
+        help="any of tree (the compiled k-d tree), scipy (SciPy's tree), scan (compare with every row); default: tree "
+        "scipy",
+    )
+    suite.add_argument(
+        "--n-neighbors", type=int, default=64, metavar="K", help="neighbours of a test point (default: %(default)s)"
+    )
+    suite.add_argument(
+        "--points", type=int, default=100_000, metavar="N", help="number of test points (default: %(default)s)"
+    )
+    suite.add_argument("--threads", type=int, nargs="+", default=[1], metavar="N", help="threads (default: 1)")
+    suite.set_defaults(run=_run_neighbours)
+
+
 def _add_tables(suite: argparse.ArgumentParser) -> None:
     suite.description = (
         "Fit the default regressor and others to tables: 90/10 splits by seed, each run in a process of its own. Print "
@@ -275,6 +314,22 @@ def _run_tables(arguments: argparse.Namespace) -> int:
         for method in arguments.methods
     ]
     return tables.run_all(runs, arguments.max_time, arguments.records, arguments.json)
+
+
+def _run_neighbours(arguments: argparse.Namespace) -> int:
+    """Every method on every table or layout, with every number of rows and threads."""
+    if arguments.tables:
+        data = [(str(table), rows, None) for table in arguments.tables for rows in arguments.rows or [None]]
+    else:
+        sizes = arguments.rows or [100_000]
+        data = [(layout, rows, arguments.columns) for layout in arguments.data for rows in sizes]
+    runs = [
+        neighbour_speed.Run(method, *where, threads, arguments.points, arguments.n_neighbors)
+        for where in data
+        for method in arguments.methods
+        for threads in arguments.threads
+    ]
+    return neighbour_speed.run_all(runs, arguments.json)
 
 
 def _run_fit(arguments: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from cagp.engine.choice import BACKENDS, backend_for, choose_backend
 from cagp.engine.compiled_backend import COMPILED, INSTRUCTION_SETS, CompiledBackend
 from cagp.engine.conditionals import local_density, local_moments
 from cagp.engine.product import DEFAULT_MAX_BYTES, kernel_product
+from cagp.engine.row_tree import OrderedRows, RowTree, column_means, spatial_order
 from cagp.engine.torch_backend import TORCH, TorchBackend
 from cagp.engine.weights import BlockWeights
 
@@ -19,10 +20,14 @@ __all__ = [
     "BlockWeights",
     "CompiledBackend",
     "LocalMoments",
+    "OrderedRows",
+    "RowTree",
     "TorchBackend",
     "backend_for",
     "choose_backend",
+    "column_means",
     "kernel_product",
     "local_density",
     "local_moments",
+    "spatial_order",
 ]

@@ -27,7 +27,7 @@ except ImportError:
         stacklevel=2,
     )
 
-if _native is not None and not hasattr(_native, "kernels"):
+if _native is not None and not hasattr(_native, "tree_nearest"):
     raise ImportError(
         f"the compiled kernels in {_native.__file__} are older than the Python sources; install cagp again, e.g. with "
         "pip install --editable ."

@@ -216,8 +216,13 @@ class CaGPLocal(Method):
         version, known = -1 if X.is_inference() else X._version, self._memo.index
         current = known is not None and known.X is X and known.version == version >= 0
         if known is None or not current or not torch.equal(known.lengthscale, unit):
-            self._memo.index = self._memo.near = known = None  # first: two of them may not fit into memory
-            index = NeighbourIndex(X, unit if len(unit) else None, self.index_kind)
+            lengthscale, kind = unit if len(unit) else None, self.index_kind
+            self._memo.index = self._memo.near = None
+            if known is not None and current and known.index.tree is not None:
+                index = known.index.with_lengthscale(X, lengthscale)
+            else:
+                kind, known = known.index.kind if known is not None and current else kind, None
+                index = NeighbourIndex(X, lengthscale, kind)  # the old one is gone: two may not fit into memory
             self._memo.index = known = _Index(X, version, unit.detach().clone(), index)
         return known.index
 
@@ -226,7 +231,8 @@ class CaGPLocal(Method):
         known = self._memo.order
         if known is None or len(known) != X.shape[0] or known.device != X.device:
             generator = torch.Generator().manual_seed(self.seed)
-            self._memo.order = known = torch.randperm(X.shape[0], generator=generator).to(X.device)
+            with torch.inference_mode(False):  # the index knows it again by its version
+                self._memo.order = known = torch.randperm(X.shape[0], generator=generator).to(X.device)
         return known
 
     def _seen(
