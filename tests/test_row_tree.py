@@ -14,6 +14,7 @@ from cagp.kernels import Matern32
 from cagp.methods import CaGPLocal
 from cagp.neighbours import NeighbourIndex
 from cagp.prior import GP
+from cagp.recipes import plans
 
 native = compiled_backend._native
 pytestmark = pytest.mark.skipif(not COMPILED.available, reason="the compiled kernels are not installed")
@@ -256,3 +257,12 @@ def test_a_spatial_order_keeps_near_points_together():
         assert torch.equal(order.sort().values, torch.arange(5000))
         steps = ((points[order].diff(dim=0)) * inverse).norm(dim=1).mean()
         assert steps < 0.1 * ((points.diff(dim=0)) * inverse).norm(dim=1).mean()
+
+
+@pytest.mark.parametrize(("n", "d"), [(2**19 + 1, 3), (40_000, 9)])  # leaves half full: as many boxes as there can be
+def test_a_tree_takes_no_more_memory_than_is_planned(n, d):
+    tree = NeighbourIndex(torch.rand(n, d), None, "tree").tree
+    assert tree is not None
+    arrays = (tree.points, tree.rows, tree.boxes, tree.least)
+    taken = sum(array.numel() * array.element_size() for array in arrays)
+    assert 0.6 * taken < n * (4 * d + 4) < taken <= n * (plans.TREE_COLUMN * d + plans.TREE_ROW)
