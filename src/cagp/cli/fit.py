@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.out.with_name(arguments.out.name + ".checkpoints")
     begun = ranks.from_first(lambda: {"has_checkpoint": _checked_out(arguments, folder)})["has_checkpoint"]
     voice = Voice(arguments.quiet or not ranks.is_first, data_on_stdout=arguments.json)
-    reason = in_pieces.reason(arguments)
+    reason = ranks.from_first(lambda: {"words": in_pieces.reason(arguments)})["words"]
     if arguments.report is not None and arguments.test_fraction == 0:
         raise UsageError("--report needs test rows: give a --test-fraction above 0.")
     source = tables.split_of(arguments) if reason is None else in_pieces.split_in_pieces(arguments)

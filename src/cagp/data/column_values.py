@@ -198,7 +198,7 @@ def _with_counts(column: Column, counts: np.ndarray, num_known: int, num_rows: i
 
 
 def quantile_stride(num_rows: int) -> int:
-    """Every so many rows, one counts for quantiles."""
+    """The distance between rows that count for quantiles."""
     return math.ceil(num_rows / QUANTILE_ROWS)
 
 

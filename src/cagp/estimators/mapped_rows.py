@@ -130,7 +130,7 @@ def learn_chunks(
         units = replace(units, transforms=transforms, scaler=Standardizer.from_moments(found.inputs, targets))
     dtype = DTYPES["float32" if model.dtype == "auto" else model.dtype]
     plan = _plan(model, recipe, scan, len(units.encoder.names_out), dtype)
-    if model.verbose:
+    if model.verbose and ranks.is_first:
         print(plan.words(), file=sys.stderr)
     plan.check()
     rows = _written(chunks, scan, units, dtype, _scratch(model), plan.on_disk)
