@@ -169,15 +169,6 @@ def test_rows_without_any_of_several_targets_are_left_out():
         quick().fit(X, Y)
 
 
-def test_inputs_missing_where_fit_had_none_are_named():
-    X, y = table()
-    frame = pd.DataFrame(X, columns=["left", "right"])
-    frame.loc[4, "right"] = np.nan
-    model = quick().fit(frame.fillna(0.0), y)
-    with pytest.raises(ValueError, match=r"column 'right' has 1 \(first at row 4\)"):
-        model.predict(frame)
-
-
 @every_regressor
 def test_few_odd_and_repeated_rows(regressor):
     X, y = table(12)

@@ -192,7 +192,7 @@ def test_wrong_arguments_are_named(annotations_off):
 def test_joint_answers_of_many_rows_are_refused(monkeypatch):
     X, y = table()
     model = quick().fit(X, y)
-    monkeypatch.setattr("cagp.estimators.base.COVARIANCE_ROWS", 39)
+    monkeypatch.setattr("cagp.estimators.answers.COVARIANCE_ROWS", 39)
     with pytest.raises(ValueError, match="the limit is 39 rows"):
         model.predict(X, return_cov=True)
     with pytest.raises(ValueError, match="the limit is 39 rows"):

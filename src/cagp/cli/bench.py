@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         scale,
         step,
         structure_quality,
+        table_on_disk,
         tables,
     )
 else:
@@ -28,6 +29,7 @@ else:
     local_quality, local_speed = map(lazy_module, ("cagp.bench.local_quality", "cagp.bench.local_speed"))
     opt_quality, tables = map(lazy_module, ("cagp.bench.opt_quality", "cagp.bench.tables"))
     structure_quality, scale = map(lazy_module, ("cagp.bench.structure_quality", "cagp.bench.scale"))
+    table_on_disk = lazy_module("cagp.bench.table_on_disk")
     minibatches, neighbour_speed = map(lazy_module, ("cagp.bench.minibatches", "cagp.bench.neighbour_speed"))
 
 
@@ -39,6 +41,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     _add_engine(_suite(suites, "engine", "kernel evaluations per second of every backend"))
     _add_step(_suite(suites, "step", "time and peak memory of a training step of CaGP-Opt"))
     _add_scale(_suite(suites, "scale", "time and memory of a minibatch step at growing numbers of rows"))
+    _add_disk(_suite(suites, "disk", "a generated table in files, fitted in pieces: quality, time and memory"))
     _add_fit(_suite(suites, "fit", "errors and error bars of CaGP-Opt on your tables"))
     _add_minibatches(_suite(suites, "minibatches", "CaGP-Opt in minibatches of your tables: which sizes"))
     _add_presets(_suite(suites, "presets", "loss and validation NLL against time, for each training preset"))
@@ -105,6 +108,22 @@ def _add_scale(suite: argparse.ArgumentParser) -> None:
     )
     _add_actions(suite, "actions of opt")
     suite.set_defaults(run=lambda a: scale.run(a.rows, a.methods, a.n_actions, a.json))
+
+
+def _add_disk(suite: argparse.ArgumentParser) -> None:
+    suite.description = (
+        "Generate a table with 3 columns in Parquet files, fit CaGP-Local to it in pieces, and predict new rows. "
+        "Function and noise are known. The files stay in the folder, for the next run."
+    )
+    suite.epilog = "example:\n  cagp bench disk --rows 100000000 --folder big --max-memory 12GB"
+    suite.add_argument("--rows", type=positive, default=1_000_000, metavar="N", help="rows (default: %(default)s)")
+    suite.add_argument(
+        "--test-rows", type=positive, default=100_000, metavar="N", help="new rows to predict (default: %(default)s)"
+    )
+    suite.add_argument("--folder", type=Path, required=True, metavar="DIR", help="for the files: 16 bytes a row")
+    suite.add_argument("--max-memory", default="4GB", metavar="SIZE", help="of the fit (default: %(default)s)")
+    _add_max_time(suite)
+    suite.set_defaults(run=lambda a: table_on_disk.run(a.rows, a.test_rows, a.folder, a.max_memory, a.max_time, a.json))
 
 
 def _add_fit(suite: argparse.ArgumentParser) -> None:

@@ -1,8 +1,14 @@
 """What training on rows that stay on disk holds in memory, in bytes; upper bounds, by purpose."""
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from cagp.engine import COMPILED
+from cagp.lazy import lazy_module
+
+if TYPE_CHECKING:
+    from cagp import engine
+else:
+    engine = lazy_module("cagp.engine")
 
 INTEGER = 8
 TREE_COLUMN, TREE_ROW = 5, 8
@@ -17,7 +23,7 @@ STEP = 2**28 + 2**27
 
 def local_bytes(num_rows: int, num_inputs: int, num_targets: int, ordered: bool) -> dict[str, int]:
     """Of CaGP-Local; the ordered objective needs the order of the rows in the tree, or further indices."""
-    if COMPILED.available and find_spec("faiss") is None:  # a tree, or a scan, which takes less
+    if engine.COMPILED.available and find_spec("faiss") is None:  # a tree, or a scan, which takes less
         index = num_rows * (TREE_COLUMN * num_inputs + TREE_ROW)
         of_order = num_rows * (4 * num_inputs + 2 * INTEGER)  # a scan sorts a copy of the rows
     else:
