@@ -159,7 +159,7 @@ def test_every_entry_has_the_documented_keys(monkeypatch):
             assert set(trial) == KEYS
             assert isinstance(trial["model"], str)
             assert all(math.isfinite(trial[name]) for name in ("nll", "crps", "seconds"))
-            assert trial["steps"] >= (0 if "%" in trial["model"] else 1)  # an average is not trained
+            assert trial["steps"] >= 1
             assert (trial["gain"] is None) == (trial["gain_error"] is None)
             firsts += trial["gain"] is None
         assert firsts == 1
@@ -195,8 +195,7 @@ def test_what_the_user_fixes_is_not_tried(num_rows, monkeypatch):
     assert not any("on trees" in words for words in models(mean="zero"))
     assert all("on trees" in words for words in models(mean="trees"))
     for kernel in ("matern12", Scale(Matern32(2))):
-        found = models(kernel=kernel)
-        assert all("the kernel given" in words and "Matern" not in words for words in found)
+        assert all(words.startswith("the kernel given") for words in models(kernel=kernel))
     assert models(kernel="matern12", mean="zero", effort="fast", objective="loo")[1:] == []
     if num_rows == 200:
         assert any("ordered" in words for words in everything)

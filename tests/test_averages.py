@@ -134,7 +134,7 @@ def test_auto_averages_what_trees_and_a_process_say(problem_and_model, tmp_path)
     table, averaged = problem_and_model
     (average,) = averaged.posteriors_
     assert isinstance(average, AveragedPosterior)
-    assert "%" in averaged.choice_
+    assert ", averaged with " in averaged.choice_
     assert "outcome" in averaged.choices_[-1]
     assert averaged.choices_[-1]["outcome"] == "better"
     assert averaged.trees_.shares[0] in average.weights

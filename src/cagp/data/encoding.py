@@ -36,8 +36,9 @@ from cagp.data.text_values import TextKind, read_text
 MOST_NAMES = 8
 """Columns that a sentence lists."""
 
-ROUNDS = 4
-"""How often a row with several unknown values goes through the stand-ins of each."""
+MOST_COMBINATIONS, ROUNDS = 64, 4
+"""A row with several unknown values has all combinations of their stand-ins, up to this many; with more, it goes this
+often through the stand-ins of each."""
 
 
 class Encoder:
@@ -192,9 +193,9 @@ class Encoder:
         """The rows, where a value is unknown once with each of its stand-ins in its place; and their numbers.
 
         Unknown are levels that did not occur at fit, and missing values in columns that had none. Their stand-ins are
-        all levels that have an input, and quantiles of numbers. Where several values of a row are unknown, each column
-        goes several times through its stand-ins, in random orders of its own: columns then vary nearly independently,
-        and the number of rows does not multiply.
+        all levels that have an input, and quantiles of numbers. Where several values of a row are unknown, all
+        combinations of their stand-ins are taken. Where these are many, each column goes several times through its
+        stand-ins, in random orders of its own: columns then vary nearly independently.
         """
         unknown = {
             j: found
@@ -204,16 +205,21 @@ class Encoder:
         if not unknown:
             return codes, np.arange(len(codes))
         values = {j: stand_ins(self._columns[j]) for j in unknown}
-        counts, several = np.ones(len(codes), dtype=np.int64), np.sum(list(unknown.values()), axis=0) > 1
+        longest, product, strides = np.ones(len(codes), dtype=np.int64), np.ones(len(codes)), {}
         for j, found in unknown.items():
-            counts = np.where(found, np.maximum(counts, len(values[j])), counts)
-        counts = np.where(several, ROUNDS * counts, counts)
+            strides[j] = product  # of the combinations, of which this column changes every so many
+            longest = np.where(found, np.maximum(longest, len(values[j])), longest)
+            product = np.where(found, product * len(values[j]), product)
+        all_of_them = (product <= MOST_COMBINATIONS) | (np.sum(list(unknown.values()), axis=0) == 1)
+        counts = np.where(all_of_them, np.minimum(product, 2**31), ROUNDS * longest).astype(np.int64)
         numbers = np.repeat(np.arange(len(codes)), counts)
         turn = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
         rows = codes[numbers]
         for j, found in unknown.items():
-            order = _rounds(len(values[j]), int(counts[found].max()), seed=j)
-            rows[:, j] = np.where(found[numbers], values[j][order[turn % len(order)]], rows[:, j])
+            random_order = _rounds(len(values[j]), int(counts[found].max()), seed=j)
+            in_turn = (turn // strides[j][numbers]).astype(np.int64) % len(values[j])
+            place = np.where(all_of_them[numbers], in_turn, random_order[turn % len(random_order)])
+            rows[:, j] = np.where(found[numbers], values[j][place], rows[:, j])
         return rows, numbers
 
     def num_unknown(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:

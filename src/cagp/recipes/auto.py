@@ -205,7 +205,8 @@ class Auto(Recipe):
         found = race.best_average(score, other.score)
         words = race.average_words(winner.candidate, other.candidate, found.weight)
         outcome, seconds = "better" if found.gain.is_clear else "not better", time.perf_counter() - began
-        contest.tried.append(race.record(words, found.score, found.gain, winner.num_steps, seconds, outcome))
+        num_steps = winner.num_steps + other.num_steps
+        contest.tried.append(race.record(words, found.score, found.gain, num_steps, seconds, outcome))
         return (other.candidate, found.weight) if found.gain.is_clear else None
 
     def _shared(

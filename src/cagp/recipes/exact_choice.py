@@ -79,6 +79,7 @@ class _Trial(NamedTuple):
     candidate: Candidate
     learned: Task
     score: Score
+    num_steps: int
 
 
 class _Contest:
@@ -143,7 +144,8 @@ class _Contest:
         found = best_average(best.score, other.score)
         words = average_words(best.candidate, other.candidate, found.weight)
         outcome = "better" if found.gain.is_clear else "not better"
-        self.tried.append(record(words, found.score, found.gain, 0, 0.0, outcome))
+        num_steps = best.num_steps + other.num_steps
+        self.tried.append(record(words, found.score, found.gain, num_steps, 0.0, outcome))
         return (Model(other.candidate, other.learned), found.weight) if found.gain.is_clear else None
 
     @property
@@ -164,7 +166,7 @@ def _tried(candidate: Candidate, task: Task) -> tuple[_Trial, FitResult]:
     score = score.agreed(task.ranks)
     noise = [float(part.noise.noise.detach()) for part in priors if isinstance(part.noise, GaussianNoise)]
     learned = replace(task, kernel=priors[0].kernel, from_data=False, noise=noise)
-    return _Trial(candidate, learned, score), result
+    return _Trial(candidate, learned, score, len(result.steps)), result
 
 
 @torch.no_grad()

@@ -124,7 +124,7 @@ def best_average(best: Score, other: Score) -> Average:
 
 def average_words(best: "Candidate", other: "Candidate", weight: float) -> str:
     """The average of two models, in words."""
-    return f"{1 - weight:.0%} {best.words} and {weight:.0%} {other.words}"
+    return f"{best.words}, averaged with {weight:.0%} {other.words}"
 
 
 REFRESH_AT = (30,)
