@@ -12,13 +12,13 @@ import torch
 from scipy import stats
 
 from cagp import CaGPRegressor, metrics
-from cagp.bench import contenders, peers, tables
+from cagp.bench import contenders, peers, table_quality
 from cagp.bench.choices import CONTENDERS
 from cagp.bench.contenders import Answers, answers_of, quantile_crps, scores_of
 from cagp.bench.previous_default import fit_previous_default
 from cagp.bench.record_files import append_record, read_records
 from cagp.bench.summaries import summarize, summary_text, verdicts
-from cagp.bench.tables import Run, load_frame, measure, measure_alone
+from cagp.bench.table_quality import Run, load_frame, measure, measure_alone
 from cagp.cli import main
 from cagp.data import Encoder, Standardizer, split
 
@@ -181,7 +181,7 @@ def test_metrics_are_those_of_test_rows_in_standard_units(table, monkeypatch):
         mean, std = np.full(len(X_test), 43.0), np.full(len(X_test), 9.0)
         return Answers(mean, std, stats.norm.logpdf(y_test, 43.0, 9.0), None, 1.5, 0.25, {})
 
-    monkeypatch.setattr(tables, "answers_of", known)
+    monkeypatch.setattr(table_quality, "answers_of", known)
     record = measure(run(table, "default", seed=3))
     y, rows = np.load(table)["y"], split(300, 0.1, 3)
     unit = y[rows.train.numpy()].std(ddof=1)
@@ -271,7 +271,7 @@ def measured(monkeypatch):
         names = {"table": "waves", "settings": contenders.settings_of(run.method), "max_time": max_time}
         return {**run._asdict(), **names, **result}
 
-    monkeypatch.setattr(tables, "measure_alone", record)
+    monkeypatch.setattr(table_quality, "measure_alone", record)
     return runs
 
 
@@ -330,14 +330,14 @@ def test_a_file_of_records_can_be_shown_alone(table, measured, tmp_path, capsys)
 
 
 def test_an_interrupt_keeps_what_was_measured(table, measured, tmp_path, monkeypatch, capsys):
-    record = tables.measure_alone
+    record = table_quality.measure_alone
 
     def interrupted(run, max_time):
         if run.seed == 1:
             raise KeyboardInterrupt
         return record(run, max_time)
 
-    monkeypatch.setattr(tables, "measure_alone", interrupted)
+    monkeypatch.setattr(table_quality, "measure_alone", interrupted)
     command = ["bench", "tables", str(table), "--records", str(tmp_path / "runs.jsonl"), "--methods", "default"]
     assert main([*command, "--seeds", "0", "1", "--json"]) == 130
     assert [r["seed"] for r in json.loads(capsys.readouterr().out)["records"]] == [0]

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
         step,
         structure_quality,
         table_on_disk,
-        tables,
+        table_quality,
     )
 else:
     engine, step, presets = map(lazy_module, ("cagp.bench.engine", "cagp.bench.step", "cagp.bench.presets"))
     local_quality, local_speed = map(lazy_module, ("cagp.bench.local_quality", "cagp.bench.local_speed"))
-    opt_quality, tables = map(lazy_module, ("cagp.bench.opt_quality", "cagp.bench.tables"))
+    opt_quality, table_quality = map(lazy_module, ("cagp.bench.opt_quality", "cagp.bench.table_quality"))
     structure_quality, scale = map(lazy_module, ("cagp.bench.structure_quality", "cagp.bench.scale"))
     table_on_disk = lazy_module("cagp.bench.table_on_disk")
     minibatches, neighbour_speed = map(lazy_module, ("cagp.bench.minibatches", "cagp.bench.neighbour_speed"))
@@ -327,12 +327,12 @@ def _run_tables(arguments: argparse.Namespace) -> int:
     if not arguments.tables and arguments.records is None:
         raise UsageError("name tables to fit, or --records FILE to show what was measured.")
     runs = [
-        tables.Run(str(table), arguments.target, arguments.rows, method, seed)
+        table_quality.Run(str(table), arguments.target, arguments.rows, method, seed)
         for table in arguments.tables
         for seed in arguments.seeds
         for method in arguments.methods
     ]
-    return tables.run_all(runs, arguments.max_time, arguments.records, arguments.json)
+    return table_quality.run_all(runs, arguments.max_time, arguments.records, arguments.json)
 
 
 def _run_neighbours(arguments: argparse.Namespace) -> int:

@@ -120,7 +120,7 @@ def measure_alone(run: Run, max_time: str) -> dict[str, Any]:
     """The record of one run in a process of its own; a failure is a record too, with ``error``."""
     names = {**run._asdict(), "table": Path(run.table).stem, "settings": settings_of(run.method)}
     start = time.perf_counter()
-    result = in_new_process("cagp.bench.tables", {"run": run._asdict()}, max_time)
+    result = in_new_process("cagp.bench.table_quality", {"run": run._asdict()}, max_time)
     return {**machine(), **names, "max_time": max_time, **result, "total_s": time.perf_counter() - start}
 
 
