@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cagp.data import Encoder, TableWriter, read_table, stream_table, table_size, tables
+from cagp.data import Encoder, TableWriter, pieces, read_table, stream_table, table_size
 
 FORMATS = ["t.csv", "t.csv.gz", "t.parquet"]
 FRAME = pd.DataFrame(
@@ -247,7 +247,7 @@ def test_paths_that_cannot_be_read(tmp_path):
 
 
 def test_wide_tables_come_in_pieces_of_fewer_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "CHUNK_CELLS", 12)
+    monkeypatch.setattr(pieces, "CHUNK_CELLS", 12)
     for name in FORMATS:
         with TableWriter(tmp_path / name) as writer:
             writer.write(FRAME)

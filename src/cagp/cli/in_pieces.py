@@ -9,7 +9,8 @@ import pandas as pd
 
 from cagp.cli.tables import Part, SplitTable, default_targets
 from cagp.data import Chunks, open_chunks
-from cagp.data.tables import CSV_ENDINGS, is_several_files, stream_table, table_parts, table_rows, table_size
+from cagp.data.pieces import CSV_ENDINGS
+from cagp.data.tables import is_several_files, stream_table, table_parts, table_rows, table_size
 from cagp.estimators import EncodedTable, GPRegressor
 from cagp.memory import default_memory_limit
 from cagp.quantities import size

@@ -9,14 +9,9 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import pandas as pd
 
-from cagp.data.tables import (
-    CSV_ENDINGS,
-    PathLike,
-    open_npy,
-    stream_table,
-    table_parts,
-    table_rows,
-)
+from cagp.data.array_files import open_npy
+from cagp.data.pieces import CSV_ENDINGS, PathLike
+from cagp.data.tables import stream_table, table_parts, table_rows
 
 CHUNK_ROWS = 65_536
 """Rows of a piece."""
