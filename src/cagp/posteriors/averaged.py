@@ -38,8 +38,8 @@ class AveragedPosterior(Posterior):
             raise ValueError(f"the components have {columns} columns, expected the same number.")
         self.components, self.weights = tuple(components), tuple(float(weight) for weight in weights)
         main = self.components[max(range(len(weights)), key=lambda j: self.weights[j])]
-        super().__init__(self._averaged_prior(main.prior), main.X[:0], main._representer[:0], main.max_bytes)
-        self.X = main.X  # a snapshot already
+        prior = self._averaged_prior(main.prior)
+        super().__init__(prior, main.X, main._representer, main.max_bytes, shares_rows=True)  # a snapshot already
 
     def _averaged_prior(self, prior: GP) -> GP:
         parts = [component.prior.noise for component in self.components]
