@@ -170,7 +170,7 @@ def test_a_folder_of_another_search_is_refused(changes, words, resumed):
 
 
 def test_two_searches_do_not_share_a_folder(resumed):
-    with runner._locked(resumed[0]), pytest.raises(ValueError, match="in use by another search"):
+    with runner.locked_folder(resumed[0], "this test"), pytest.raises(ValueError, match="in use by another search"):
         search_num_actions(*table(), folder=resumed[0], lrs=RATES, **CHOICES)
 
 

@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -172,3 +173,33 @@ def test_the_last_parameters_are_judged_by_the_loss_too():
     result = fit(m, *NOTHING, num_steps=5, lr=0.01)
     assert result.best_step == 6
     assert result.best_value == float(m.value(m.x.detach())) < result.steps[-1].loss
+
+
+def test_a_step_that_gains_little_ends_the_fit():
+    """``min_gain`` is in units of the loss; without it the same fit continues."""
+    options = {"optimizer": "lbfgs", "schedule": "constant", "num_steps": 30}
+    whole = fit(Bowl(), *NOTHING, **options)
+    least = whole.steps[0].loss - whole.steps[1].loss
+    short = fit(Bowl(), *NOTHING, **options, min_gain=1.01 * least)
+    assert short.status is FitStatus.CONVERGED
+    assert [step.loss for step in short.steps] == [step.loss for step in whole.steps[:2]]
+    assert short.reason == "The last step gained little; stopped after 2 steps."
+    longer = fit(Bowl(), *NOTHING, **options, min_gain=0.99 * least)
+    assert len(longer.steps) > 2
+
+
+def test_a_deadline_ends_a_line_search(clock):
+    """The parameters are then those that the line search began with, and the first step is always whole."""
+    options = {"optimizer": "lbfgs", "schedule": "constant", "num_steps": 30, "lr": 1e-3}
+    free = slow_bowl(clock, 1.0)
+    whole = fit(free, *NOTHING, **options)
+    spent = [step.seconds for step in whole.steps]
+    assert max(b - a for a, b in pairwise(spent)) > 1  # line searches of several evaluations
+    for seconds in (0.5, spent[0] + 1.5, spent[2] + 1.5):
+        began = clock.now
+        m = slow_bowl(clock, 1.0)
+        result = fit(m, *NOTHING, **options, deadline=began + seconds)
+        assert clock.now - began <= max(seconds, spent[0]) + 2  # an evaluation, and that of the last parameters
+        assert result.status is FitStatus.TIME_LIMIT
+        assert len(result.steps) >= 1
+        assert [step.loss for step in result.steps] == [step.loss for step in whole.steps[: len(result.steps)]]

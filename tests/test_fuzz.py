@@ -14,6 +14,9 @@ from test_estimators import REGRESSORS
 
 import cagp
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* are copies of others:UserWarning")
+"""Random tables of few values may have many copies of a row: that is said, and right."""
+
 NUM_TABLES, FIRST = int(os.environ.get("CAGP_FUZZ", "150")), int(os.environ.get("CAGP_FUZZ_FROM", "0"))
 BATCH = 10
 METHODS = ["exact", "local", "opt", "hybrid", "cg", "SGPR", "SVGP"]

@@ -62,11 +62,11 @@ def test_every_tensor_comes_back_to_the_bit(name, tmp_path):
     assert bits(through_a_file({"a": TENSORS[name]}, tmp_path)) == bits({"a": TENSORS[name]})
 
 
-def test_tensors_keep_their_order_in_memory_and_share_none(tmp_path):
+def test_tensors_keep_their_order_in_memory_and_equal_ones_share_it(tmp_path):
     base = torch.arange(12.0).view(3, 4)
     back = through_a_file({"all": [base, base.mT, base[1], base, base.view(4, 3)]}, tmp_path)["all"]
     assert [t.stride() for t in back] == [(4, 1), (1, 4), (1,), (4, 1), (3, 1)]
-    assert len({t.untyped_storage().data_ptr() for t in back}) == len(back)
+    assert len({t.untyped_storage().data_ptr() for t in back}) == 3  # of three different ones
     assert not back[0].requires_grad
 
 
@@ -77,7 +77,7 @@ def test_equal_tensors_are_written_once(tmp_path):
     assert (tmp_path / "two").stat().st_size < (tmp_path / "one").stat().st_size + 100
 
 
-def test_numpy_arrays_come_back_with_their_bits_and_order_and_share_no_memory(tmp_path):
+def test_numpy_arrays_come_back_with_their_bits_and_order(tmp_path):
     base = np.arange(12.0).reshape(3, 4)
     arrays = [base, base.T, base[::-1, ::2], base, np.array(1 / 3), np.zeros((0, 3)), np.array([True, False])]
     arrays += [np.array([[1, 2], [3, 4]], dtype=np.uint16).view(BFLOAT16), np.float16([1 / 3]), np.int8([-5])]
@@ -88,8 +88,8 @@ def test_numpy_arrays_come_back_with_their_bits_and_order_and_share_no_memory(tm
         assert found.flags.writeable
         assert found.size == 0 or found.__array_interface__["data"][0] % ALIGNMENT == 0
     assert back[1].strides == base.T.strides
-    back[0][...] = 7
-    assert back[3][0, 0] == back[1][0, 0] == 0
+    assert np.shares_memory(back[0], back[3])
+    assert not np.shares_memory(back[0], back[2])
 
 
 def test_tensors_and_arrays_of_the_same_bits_make_the_same_file(tmp_path):

@@ -6,6 +6,7 @@ States hold no device: what is made from them is on the CPU.
 """
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from cagp.kernels import (
 from cagp.linalg import CGResult
 from cagp.local_inference import SharedActions
 from cagp.neighbours import NeighbourIndex
+from cagp.parameters import Positive
 from cagp.posteriors import (
     AveragedPosterior,
     CaGPPosterior,
@@ -40,6 +42,7 @@ from cagp.posteriors import (
 )
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean, Mean, Noise, ZeroMean
 from cagp.solver import Solver
+from cagp.state_checks import count_in, entry, factor, float64_in, has, is_finite, shaped, strange, vector
 from cagp.storage import State
 from cagp.system import System
 
@@ -51,6 +54,12 @@ CLASSES: dict[str, type[nn.Module]] = {
 }
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+MODULE_BYTES = 10_000
+"""About what a kernel takes besides its parameters."""
+
+MOST_ITERATIONS = 10**6
+"""Of conjugate gradients, in a file."""
 
 T = TypeVar("T")
 
@@ -79,7 +88,7 @@ def prior_from_state(state: State, kernel: Kernel | None = None) -> GP:
         kernel: a kernel with the structure of the stored one; needed if that has classes of your own. It is copied, and
             the copy gets the stored parameters. None: the kernel is made from the stored names.
     """
-    stored = _entry(state, "kernel", dict)
+    stored = entry(state, "kernel", dict)
     if kernel is None:
         kernel = _made(stored, Kernel)
     else:
@@ -88,7 +97,7 @@ def prior_from_state(state: State, kernel: Kernel | None = None) -> GP:
             raise ValueError(f"kernel is {given}, the stored one is {expected}; give one of the same structure.")
         kernel = copy.deepcopy(kernel)
         _fill(kernel, stored)
-    return GP(kernel, _made(_entry(state, "mean", dict), Mean), _made(_entry(state, "noise", dict), Noise))
+    return GP(kernel, _made(entry(state, "mean", dict), Mean), _made(entry(state, "noise", dict), Noise))
 
 
 def _either(classes: tuple[type, ...]) -> str:
@@ -135,14 +144,14 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 def _words(state: State) -> str:
     """The structure of a kernel, like "Scale(MyKernel(...))"."""
-    parts = [] if _entry(state, "own", bool) else _entry(state, "parts", list)
-    return f"{_entry(state, 'class', str)}({', '.join(map(_words, parts)) or '...'})"
+    parts = [] if entry(state, "own", bool) else entry(state, "parts", list)
+    return f"{entry(state, 'class', str)}({', '.join(map(_words, parts)) or '...'})"
 
 
 def _own_classes(state: State) -> list[str]:
-    if _entry(state, "own", bool):
-        return [_entry(state, "class", str)]
-    return [name for part in _entry(state, "parts", list) for name in _own_classes(part)]
+    if entry(state, "own", bool):
+        return [entry(state, "class", str)]
+    return [name for part in entry(state, "parts", list) for name in _own_classes(part)]
 
 
 def _made(state: State, role: type[T]) -> T:
@@ -155,18 +164,18 @@ def _made(state: State, role: type[T]) -> T:
         )
     module = _with_default_values(state)
     if not isinstance(module, role):
-        raise _strange(f"a {role.__name__.lower()}")
+        raise strange(f"a {role.__name__.lower()}")
     _fill(module, state)
     return module
 
 
 def _with_default_values(state: State) -> nn.Module:
     """A module with the sizes of the stored tensors and default values."""
-    made = CLASSES.get(_entry(state, "class", str))
-    tensors = _entry(state, "tensors", dict)
-    parts: list[Any] = [_with_default_values(part) for part in _entry(state, "parts", list)]
+    made = CLASSES.get(entry(state, "class", str))
+    tensors = entry(state, "tensors", dict)
+    parts: list[Any] = [_with_default_values(part) for part in entry(state, "parts", list)]
     if made is None or not all(isinstance(part, Kernel) for part in parts):
-        raise _strange("known classes")
+        raise strange("known classes")
     if issubclass(made, Stationary):
         return made(_num_dims(tensors, "raw_lengthscale"))
     if issubclass(made, Periodic | Cosine):
@@ -177,25 +186,25 @@ def _with_default_values(state: State) -> nn.Module:
         return made(_num_dims(tensors, "slope"))
     one, several = issubclass(made, Scale | ActiveDims), issubclass(made, Sum | Product)
     if (one and len(parts) != 1) or (several and not parts) or (parts and not one and not several):
-        raise _strange("the parts of a kernel")
-    settings = _entry(state, "settings", dict) if "settings" in state else {}
+        raise strange("the parts of a kernel")
+    settings = entry(state, "settings", dict) if "settings" in state else {}
     try:
         return made(*parts, **settings)
     except (TypeError, ValueError) as error:
-        raise _strange(f"the settings of a {made.__name__}") from error
+        raise strange(f"the settings of a {made.__name__}") from error
 
 
 def _num_dims(tensors: State, name: str) -> int:
-    values = _entry(tensors, name, Tensor)
+    values = entry(tensors, name, Tensor)
     if values.ndim != 1 or len(values) == 0:
-        raise _strange(name)
+        raise strange(name)
     return len(values)
 
 
 def _fill(module: nn.Module, state: State) -> None:
     """Set the parameters of a module of the same structure to the stored values."""
-    tensors = {name: _entry(state["tensors"], name, Tensor) for name in _entry(state, "tensors", dict)}
-    own = _entry(state, "own", bool)
+    tensors = {name: entry(state["tensors"], name, Tensor) for name in entry(state, "tensors", dict)}
+    own = entry(state, "own", bool)
     if not own:
         _fill_buffers(module, state)
     expected = dict(module.state_dict()) if own else dict(module.named_parameters(recurse=False))
@@ -203,36 +212,53 @@ def _fill(module: nn.Module, state: State) -> None:
     if given != stored:
         raise ValueError(f"the stored {state['class']} has tensors of shapes {stored}, the one given {given}.")
     if own:
-        attributes, wanted = _attributes(module), _entry(state, "attributes", dict)
+        attributes, wanted = _attributes(module), entry(state, "attributes", dict)
         for name in sorted(attributes.keys() | wanted.keys()):
             if attributes.get(name) != wanted.get(name):
                 raise ValueError(
                     f"the stored {state['class']} has {name} = {wanted.get(name)!r}, the one given "
                     f"{attributes.get(name)!r}; give one that was made with the same arguments."
                 )
+        if not all(map(is_finite, tensors.values())):
+            raise strange(f"finite parameters of {state['class']}")
         module.load_state_dict(tensors)
         return
-    floors = _entry(state, "floors", dict)
+    floors = entry(state, "floors", dict)
     for name in floors:
         if not name.endswith("_floor"):
-            raise _strange("'floors'")
-        setattr(module, name, _entry(floors, name, float))
+            raise strange("'floors'")
+        is_one = isinstance(getattr(type(module), name.removesuffix("_floor"), None), Positive)
+        if not is_one or not 0 <= entry(floors, name, float) < math.inf:
+            raise strange(name)
+        setattr(module, name, entry(floors, name, float))
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point():
-            raise _strange(name)
+        _check_parameter(name, tensor, floors.get(f"{name.removeprefix('raw_')}_floor", 0.0))
         setattr(module, name, nn.Parameter(tensor.clone(), requires_grad=expected[name].requires_grad))
-    for part, stored_part in zip(_parts(module), _entry(state, "parts", list), strict=True):
+    for part, stored_part in zip(_parts(module), entry(state, "parts", list), strict=True):
         _fill(part, stored_part)
+
+
+def _check_parameter(name: str, tensor: Tensor, floor: float) -> None:
+    """Raise ValueError unless the values are finite, and those of positive parameters positive."""
+    if tensor.dtype != torch.float64 or not is_finite(tensor):
+        raise strange(name)
+    if name.startswith("raw_"):
+        values = tensor.exp() + floor
+        if not bool(((values > 0) & torch.isfinite(values)).all()):
+            raise strange(name)
 
 
 def _fill_buffers(module: nn.Module, state: State) -> None:
     """Set what a module of this package knows of the units of its inputs."""
     buffers = dict(module.named_buffers(recurse=False))
-    stored = _entry(state, "buffers", dict) if "buffers" in state else {}
+    stored = entry(state, "buffers", dict) if "buffers" in state else {}
     if buffers.keys() != stored.keys():
-        raise _strange(f"the buffers of a {state['class']}")
+        raise strange(f"the buffers of a {state['class']}")
     for name, buffer in buffers.items():
-        setattr(module, name, _float64(stored, name, tuple(buffer.shape)).clone())
+        values = float64_in(stored, name, tuple(buffer.shape)).clone()
+        if name == "unit" and not bool((values > 0).all()):
+            raise strange(name)
+        setattr(module, name, values)
 
 
 # ---- posteriors ----
@@ -251,6 +277,7 @@ def posterior_state(posterior: Posterior, dtype: torch.dtype | None = None) -> S
             "class": type(posterior).__name__,
             "prior": prior_state(posterior.prior),  # it follows from the others; for those who read it without a model
             "weights": list(posterior.weights),
+            "offset_of": posterior.offset_of,
             "components": [posterior_state(component, dtype) for component in posterior.components],
         }
     if type(posterior) not in WRITERS:
@@ -261,8 +288,8 @@ def posterior_state(posterior: Posterior, dtype: torch.dtype | None = None) -> S
         raise ValueError(f"dtype is {dtype}, expected torch.float32, torch.float64 or None.")
 
     def rows(values: Tensor, name: str) -> Tensor:
-        """The values, rounded if that makes them smaller."""
-        if dtype is None or values.dtype.itemsize <= dtype.itemsize:
+        """The values, rounded if that makes them smaller; those that belong to rows of this dtype stay as they are."""
+        if dtype in (None, posterior.X.dtype) or values.dtype.itemsize <= dtype.itemsize:
             return values
         rounded = values.to(dtype)
         lost = ~torch.isfinite(rounded) | ((rounded == 0) & (values != 0) & (name == "row_noise"))
@@ -279,22 +306,71 @@ def posterior_state(posterior: Posterior, dtype: torch.dtype | None = None) -> S
     }
 
 
-def posterior_from_state(state: State, kernel: Kernel | None = None) -> Posterior:
-    """The posterior of a state; ``kernel`` as in ``prior_from_state``."""
-    if _entry(state, "class", str) == AveragedPosterior.__name__:
-        components, weights = _entry(state, "components", list), _entry(state, "weights", list)
+class Sharing:
+    """What posteriors made from one file share, so that they take memory in proportion to the file.
+
+    A file can refer to the same rows as often as it likes: they are converted once, and searched through one index.
+
+    Args:
+        max_bytes: what all parameters may take, which are copied for each posterior.
+    """
+
+    def __init__(self, max_bytes: int = 2**62):
+        self.left = max_bytes
+        self._rows: dict[Any, tuple[Tensor, Tensor]] = {}
+        self._indices: dict[Any, NeighbourIndex] = {}
+
+    def spend(self, state: State) -> None:
+        """Count a module and those inside it; ValueError if there are more than a file of this size can mean."""
+        tensors = entry(state, "tensors", dict).values()
+        self.left -= MODULE_BYTES + sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+        if self.left < 0:
+            raise ValueError("its kernels have far more parameters than cagp writes into a file of this size.")
+        for part in [] if entry(state, "own", bool) else entry(state, "parts", list):
+            self.spend(part)
+
+    def rows(self, X: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows in this dtype."""
+        if X.dtype == dtype:
+            return X
+        key = (X.data_ptr(), X.shape, X.stride(), dtype)
+        return self._rows.setdefault(key, (X, X.to(dtype)))[1]  # X stays, and so does its address
+
+    def index(self, X: Tensor, lengthscale: Tensor | None, kind: Any, origin: Tensor) -> NeighbourIndex:
+        """The index of these rows."""
+        unit = None if lengthscale is None else tuple(lengthscale.tolist())
+        key = (X.data_ptr(), X.shape, X.stride(), unit, kind, tuple(origin.tolist()))
+        if key not in self._indices:
+            self._indices[key] = NeighbourIndex(X, lengthscale, kind, origin)
+        return self._indices[key]
+
+
+def posterior_from_state(state: State, kernel: Kernel | None = None, sharing: Sharing | None = None) -> Posterior:
+    """The posterior of a state; ``kernel`` as in ``prior_from_state``.
+
+    It holds the tensors of the state itself, which nobody may change any more.
+
+    Args:
+        sharing: with the other posteriors of a file; None for one that stands alone.
+    """
+    sharing = Sharing() if sharing is None else sharing
+    if entry(state, "class", str) == AveragedPosterior.__name__:
+        components, weights = entry(state, "components", list), entry(state, "weights", list)
         if not all(isinstance(weight, float) for weight in weights):
-            raise _strange("'weights'")
-        if any(_entry(component, "class", str) == AveragedPosterior.__name__ for component in components):
-            raise _strange("components that are no averages")
-        return AveragedPosterior([posterior_from_state(component, kernel) for component in components], weights)
-    name, dtype = _entry(state, "class", str), _entry(state, "dtype", str)
+            raise strange("'weights'")
+        if any(entry(component, "class", str) == AveragedPosterior.__name__ for component in components):
+            raise strange("components that are no averages")
+        parts = [posterior_from_state(part, kernel, sharing) for part in components]
+        return AveragedPosterior(parts, weights, entry(state, "offset_of", int))
+    name, dtype = entry(state, "class", str), entry(state, "dtype", str)
     if name not in READERS or dtype not in DTYPES:
-        raise _strange("a known class of posteriors")
+        raise strange("a known class of posteriors")
     with torch.no_grad():
-        prior = prior_from_state(_entry(state, "prior", dict), kernel)
-        X = _inputs(state, DTYPES[dtype], prior)
-        return READERS[name](state, prior, X, _count(state, "max_bytes"))
+        for part in entry(state, "prior", dict).values():
+            sharing.spend(part)
+        prior = prior_from_state(entry(state, "prior", dict), kernel)
+        X = _inputs(state, DTYPES[dtype], prior, sharing)
+        return READERS[name](state, prior, X, count_in(state, "max_bytes"), sharing)
 
 
 Rows = Callable[[Tensor, str], Tensor]
@@ -309,9 +385,9 @@ def _cagp_state(posterior: CaGPPosterior, rows: Rows) -> State:
     }
 
 
-def _cagp_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> CaGPPosterior:
-    W, num_actions = _weights(state, len(X), X.dtype)
-    chol, weights = _float64(state, "chol", (num_actions, num_actions)), _float64(state, "weights", (num_actions,))
+def _cagp_from_state(state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> CaGPPosterior:
+    W, num_actions = _weights(state, len(X), X.dtype, sharing)
+    chol, weights = factor(state, "chol", num_actions), float64_in(state, "weights", (num_actions,))
     return CaGPPosterior.from_parts(prior, X, W, chol, weights, max_bytes)
 
 
@@ -324,10 +400,11 @@ def _inducing_state(posterior: InducingPosterior, rows: Rows) -> State:
     }
 
 
-def _inducing_from_state(state: State, prior: GP, Z: Tensor, max_bytes: int) -> InducingPosterior:
+def _inducing_from_state(state: State, prior: GP, Z: Tensor, max_bytes: int, sharing: Sharing) -> InducingPosterior:
     m = len(Z)
-    chol, mean = _float64(state, "chol", (m, m)), _float64(state, "whitened_mean", (m,))
-    return InducingPosterior(prior, Z, chol, mean, _float64(state, "whitened_root", (m, m)), max_bytes)
+    chol, mean = factor(state, "chol", m), float64_in(state, "whitened_mean", (m,))
+    root = float64_in(state, "whitened_root", (m, m))
+    return InducingPosterior(prior, Z, chol, mean, root, max_bytes, shares_rows=True)
 
 
 def _cg_state(posterior: CGPosterior, rows: Rows) -> State:
@@ -343,23 +420,42 @@ def _cg_state(posterior: CGPosterior, rows: Rows) -> State:
     }
 
 
-def _cg_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> CGPosterior:
+def _cg_from_state(state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> CGPosterior:
     n = len(X)
-    row_noise = _vector(state, "row_noise", n, torch.float64) if _has(state, "row_noise") else None
-    system = System(prior, X.double(), row_noise, _count(state, "system_max_bytes"))
-    stored = _entry(state, "representer", dict)
-    _float64(stored, "solution", (n, 1))
+    row_noise = vector(state, "row_noise", n, torch.float64) if has(state, "row_noise") else None
+    system = System(prior, sharing.rows(X, torch.float64), row_noise, count_in(state, "system_max_bytes"))
+    stored = entry(state, "representer", dict)
+    _check_cg(stored, n)
+    rank, tolerance = count_in(state, "rank"), entry(state, "tolerance", float)
+    if not 0 < tolerance < 1 or not 1 <= count_in(state, "max_iterations") <= MOST_ITERATIONS:
+        raise strange("the settings of conjugate gradients")
     fields: dict[str, Any] = {
-        name: _entry(stored, name, int if name == "num_iterations" else Tensor) for name in CGResult._fields
+        name: entry(stored, name, int if name == "num_iterations" else Tensor) for name in CGResult._fields
     }
     return CGPosterior(
         X,
-        Solver(system, _count(state, "rank")),
+        Solver(system, rank),
         CGResult(**fields),
-        tolerance=_entry(state, "tolerance", float),
-        max_iterations=_count(state, "max_iterations"),
+        tolerance=tolerance,
+        max_iterations=count_in(state, "max_iterations"),
         max_bytes=max_bytes,
+        shares_rows=True,
     )
+
+
+def _check_cg(stored: State, num_rows: int) -> None:
+    """Raise ValueError unless a stored solution of conjugate gradients has the parts that cagp writes."""
+    float64_in(stored, "solution", (num_rows, 1))
+    steps = entry(stored, "diagonal", Tensor)
+    for name in ("diagonal", "off_diagonal"):
+        float64_in(stored, name, (len(steps) if steps.ndim else 0, 1))
+    for name in ("residual_norms", "squared_norms"):
+        float64_in(stored, name, (1,))
+    for name in ("converged", "broke_down"):
+        flags = entry(stored, name, Tensor)
+        if flags.dtype != torch.bool or flags.shape != (1,):
+            raise strange(repr(name))
+    count_in(stored, "num_iterations")
 
 
 def _local_state(posterior: LocalPosterior, rows: Rows) -> State:
@@ -384,36 +480,40 @@ def _local_state(posterior: LocalPosterior, rows: Rows) -> State:
     }
 
 
-def _local_from_state(state: State, prior: GP, X: Tensor, max_bytes: int) -> LocalPosterior:
+def _local_from_state(state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> LocalPosterior:
     n, d = X.shape
-    y = _vector(state, "y", n, X.dtype)
-    row_noise = _vector(state, "row_noise", n, X.dtype) if _has(state, "row_noise") else None
+    y = vector(state, "y", n, X.dtype)
+    row_noise = vector(state, "row_noise", n, X.dtype) if has(state, "row_noise") else None
     check_data(X, y, row_noise)
-    stored = _entry(state, "search", dict)
-    lengthscale = _shaped(stored, "lengthscale", (d,)) if _has(stored, "lengthscale") else None
-    kind, selection = _entry(stored, "method", str), _entry(state, "selection", str)
+    stored = entry(state, "search", dict)
+    lengthscale = shaped(stored, "lengthscale", (d,)) if has(stored, "lengthscale") else None
+    if lengthscale is not None and not bool((lengthscale > 0).all()):
+        raise strange("'lengthscale'")
+    kind, selection = entry(stored, "method", str), entry(state, "selection", str)
     if selection != "nearest":
         raise ValueError(
             f"the stored posterior selects its neighbours by {selection!r}, which this version of cagp cannot do; "
             'expected "nearest". Fit the model again.'
         )
-    search = NeighbourIndex(X, lengthscale, kind, _float64(stored, "origin", (d,)))  # pyright: ignore[reportArgumentType]
-    k = _count(state, "num_neighbours")
+    search = sharing.index(X, lengthscale, kind, float64_in(stored, "origin", (d,)))
+    k = count_in(state, "num_neighbours")
     if k > n:
-        raise _strange("'num_neighbours'")
-    shared = _shared(_entry(state, "shared", dict), prior, X) if _has(state, "shared") else None
-    scale = _entry(state, "local_scale", float) if _has(state, "local_scale") else None
+        raise strange("'num_neighbours'")
+    shared = _shared(entry(state, "shared", dict), prior, X, sharing) if has(state, "shared") else None
+    scale = entry(state, "local_scale", float) if has(state, "local_scale") else None
     return LocalPosterior(prior, X, y, row_noise, k, search, shared, max_bytes, scale, shares_rows=True)
 
 
-def _shared(state: State, prior: GP, X: Tensor) -> SharedActions:
-    support = _entry(state, "support", Tensor)
+def _shared(state: State, prior: GP, X: Tensor, sharing: Sharing) -> SharedActions:
+    support = entry(state, "support", Tensor)
     if support.dtype != torch.int64 or support.ndim != 1 or not bool(((support >= 0) & (support < len(X))).all()):
-        raise _strange("'support'")
-    W, i = _weights(state, len(support), X.dtype)
-    chol, targets = _float64(state, "chol", (i, i)), _float64(state, "targets", (i,))
+        raise strange("'support'")
+    if len(support.unique()) != len(support):
+        raise strange("'support'")
+    W, i = _weights(state, len(support), X.dtype, sharing)
+    chol, targets = factor(state, "chol", i), float64_in(state, "targets", (i,))
     prior = copy.deepcopy(prior).requires_grad_(False)
-    return SharedActions.from_parts(prior, X[support], W, chol, targets, support, _count(state, "max_bytes"))
+    return SharedActions.from_parts(prior, X[support], W, chol, targets, support, count_in(state, "max_bytes"))
 
 
 def _weights_state(W: Tensor | BlockWeights, rows: Rows) -> Tensor | State:
@@ -422,19 +522,21 @@ def _weights_state(W: Tensor | BlockWeights, rows: Rows) -> Tensor | State:
     return rows(W, "W")
 
 
-def _weights(state: State, num_rows: int, dtype: torch.dtype) -> tuple[Tensor | BlockWeights, int]:
+def _weights(state: State, num_rows: int, dtype: torch.dtype, sharing: Sharing) -> tuple[Tensor | BlockWeights, int]:
     """W and its number of columns."""
     W = state.get("W")
     if isinstance(W, Tensor):
-        if W.ndim != 2 or len(W) != num_rows:
-            raise _strange("'W'")
-        return _shaped(state, "W", tuple(W.shape)).to(dtype), W.shape[1]
-    stored = _entry(state, "W", dict)
-    offsets = _entry(stored, "offsets", Tensor)
+        if W.ndim != 2 or len(W) != num_rows or W.shape[1] == 0:
+            raise strange("'W'")
+        # Those of iterative methods are float64 also beside float32 rows: rounding them would change SᵀK̂S.
+        found = shaped(state, "W", tuple(W.shape))
+        return found if found.dtype == torch.float64 else sharing.rows(found, dtype), W.shape[1]
+    stored = entry(state, "W", dict)
+    offsets = entry(stored, "offsets", Tensor)
     whole = offsets.dtype == torch.int64 and offsets.ndim == 1 and len(offsets) > 1
     if not whole or int(offsets[0]) != 0 or int(offsets[-1]) != num_rows or bool((offsets.diff() < 0).any()):
-        raise _strange("'offsets'")
-    return BlockWeights(_vector(stored, "values", num_rows, dtype), offsets), len(offsets) - 1
+        raise strange("'offsets'")
+    return BlockWeights(vector(stored, "values", num_rows, dtype), offsets), len(offsets) - 1
 
 
 WRITERS: dict[type[Posterior], Callable[[Any, Rows], State]] = {
@@ -443,7 +545,7 @@ WRITERS: dict[type[Posterior], Callable[[Any, Rows], State]] = {
     CGPosterior: _cg_state,
     LocalPosterior: _local_state,
 }
-READERS: dict[str, Callable[[State, GP, Tensor, int], Posterior]] = {
+READERS: dict[str, Callable[[State, GP, Tensor, int, Sharing], Posterior]] = {
     "CaGPPosterior": _cagp_from_state,
     "InducingPosterior": _inducing_from_state,
     "CGPosterior": _cg_from_state,
@@ -451,59 +553,15 @@ READERS: dict[str, Callable[[State, GP, Tensor, int], Posterior]] = {
 }
 
 
-# ---- checks of a state ----
-
-
-def _strange(what: str) -> ValueError:
-    return ValueError(f"the state does not have {what} as cagp stores it; save the model again.")
-
-
-def _entry(state: State, name: str, kind: type[T]) -> T:
-    value = state.get(name) if isinstance(state, dict) else None
-    if not isinstance(value, kind):
-        raise _strange(repr(name))
-    return value
-
-
-def _has(state: State, name: str) -> bool:
-    """Whether an optional entry is not None."""
-    if name not in state:
-        raise _strange(repr(name))
-    return state[name] is not None
-
-
-def _count(state: State, name: str) -> int:
-    value = _entry(state, name, int)
-    if value < 0:
-        raise _strange(repr(name))
-    return value
-
-
-def _shaped(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
-    values = _entry(state, name, Tensor)
-    if values.shape != shape or not values.is_floating_point():
-        raise _strange(repr(name))
-    return values
-
-
-def _float64(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
-    values = _shaped(state, name, shape)
-    if values.dtype != torch.float64:
-        raise _strange(repr(name))
-    return values
-
-
-def _vector(state: State, name: str, num_rows: int, dtype: torch.dtype) -> Tensor:
-    return _shaped(state, name, (num_rows,)).to(dtype)
-
-
-def _inputs(state: State, dtype: torch.dtype, prior: GP) -> Tensor:
-    X = _entry(state, "X", Tensor)
+def _inputs(state: State, dtype: torch.dtype, prior: GP, sharing: Sharing) -> Tensor:
+    X = entry(state, "X", Tensor)
     check_matrix(X, "X")
-    X = X.to(dtype)
+    if X.dtype not in DTYPES.values():
+        raise strange("'X'")
+    X = sharing.rows(X, dtype)
     try:
         prior.mean(X[:1])
         prior.kernel(X[:1], X[:1])
     except (RuntimeError, ValueError) as error:
-        raise _strange(f"a kernel and a mean for {X.shape[1]} columns") from error
+        raise strange(f"a kernel and a mean for {X.shape[1]} columns") from error
     return X

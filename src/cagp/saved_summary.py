@@ -63,6 +63,7 @@ def _summary(state: State) -> dict[str, Any]:
         "inducing_points": num_held if inducing else 0,
         "holds_training_data": not inducing,
         "rows_beside": state.get("rows") is not None,
+        "regions": len(first.get("digests", [])),
         "stored_dtype": state["stored_dtype"] or posterior["dtype"],
         "inputs": [column.state() for column in columns],
         "encoded_inputs": input_lengthscales(parts, names),

@@ -27,6 +27,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from cagp.files import write_atomically
+
 State = dict[str, Any]
 """Nested dicts (keys are text or integers) and lists of arrays, numbers, text, booleans and None."""
 
@@ -51,6 +53,7 @@ PREFIX = b'{"__metadata__":{"digest":"'
 DIGEST = slice(8 + len(PREFIX), 8 + len(PREFIX) + 32)  # where the hexadecimal digits of the digest are in a file
 MAX_HEADER_BYTES = 100_000_000  # the limit of other readers of safetensors
 MAX_DEPTH = 128
+LIST_BYTES, DICT_BYTES, ITEM_BYTES = 64, 240, 40  # what lists, dicts and their items take in Python
 MAX_DIMENSIONS = 32
 ALIGNMENT = 64  # bytes; that of torch's own memory. Linear algebra can round differently for other alignments.
 
@@ -117,30 +120,15 @@ def _pieces(state: State, kind: str, version: int, array_of: ArrayOf | None) -> 
     tree = json.dumps(_flatten(state, arrays, "state", 0), allow_nan=False)
     specs = [_Spec(array.dtype, array.shape) for array in arrays.all]
     header = _header({"kind": kind, "version": str(version), "state": tree}, specs)
-    if len(header) > MAX_HEADER_BYTES:
-        raise ValueError(f"the state has {len(header):,} bytes besides its arrays, at most {MAX_HEADER_BYTES:,} fit.")
+    num_bytes = len(header) + sum(spec.num_bytes for spec in specs)
+    if len(header) > MAX_HEADER_BYTES or _tree_bytes(header) > _most_tree_bytes(num_bytes):
+        raise ValueError(
+            f"the state has {len(header):,} bytes besides its arrays, which is too much to be read back; at most "
+            f"{MAX_HEADER_BYTES:,} fit. Store many numbers as an array."
+        )
     parts = [_bytes_of(arrays.all[number]) for number in _file_order(specs)]
     digest = _digest(header, parts)
     return [header[: DIGEST.start], digest, header[DIGEST.stop :], *parts]
-
-
-def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file so that at any moment it is complete: either the old one or the new one."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, expected the name of a file to write.")
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"{path} cannot be written: the folder {path.parent} does not exist; create it first.")
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            for piece in [content] if isinstance(content, bytes) else content:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def fingerprint(*parts: Any) -> str:
@@ -237,6 +225,16 @@ def _bytes_of(array: np.ndarray) -> memoryview:
     return np.asarray(array, order="C").reshape(-1).view(np.uint8).data
 
 
+def _tree_bytes(header: bytes) -> int:
+    """About the memory that a header takes once it is parsed, or a little more; known before it is parsed."""
+    return LIST_BYTES * header.count(b"[") + DICT_BYTES * header.count(b"{") + ITEM_BYTES * header.count(b",")
+
+
+def _most_tree_bytes(file_size: int) -> int:
+    """What a header may take in memory: a short text like "[[],[],[]" must not become gigabytes."""
+    return 2**26 + 20 * file_size
+
+
 def _digest(header: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
     digest = hashlib.blake2b(header[: DIGEST.start], digest_size=16)
     digest.update(header[DIGEST.stop :])
@@ -259,7 +257,8 @@ def read_state(
 ) -> State:
     """The state in a file; ValueError if the file is not a complete one of this kind and version.
 
-    No two places of the state share memory, unless ``mapped``.
+    Places of the state that refer to the same array share its memory: reading takes memory in proportion to the size of
+    the file, however often an array is referred to. Copy an array before you write to it.
 
     Args:
         remedy: what the error tells the user to do. None: what suits the cause.
@@ -272,7 +271,7 @@ def read_state(
             what = "a folder" if path.is_dir() else "a device or a pipe"
             raise _UnreadableError(f"it is {what}, not a file", f"give the path of a {_in_words(kind)}")
         with path.open("rb") as file:
-            return _read(file, kind, version, path if mapped else None)
+            return _read(file, kind, version, mapped)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path} does not exist; check the path.") from error
     except _UnreadableError as error:
@@ -297,8 +296,8 @@ def _damaged(how: str) -> _UnreadableError:
     return _UnreadableError(f"it is damaged ({how})", "use another copy of it, or save it again")
 
 
-def _read(file: BinaryIO, kind: str, version: int, mapped: Path | None = None) -> State:
-    """The state in an open file, whose arrays stay in the file ``mapped`` if that is given."""
+def _read(file: BinaryIO, kind: str, version: int, mapped: bool = False) -> State:
+    """The state in an open file; its arrays stay there if ``mapped``."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     header = _checked_header(file, size, kind)
@@ -316,10 +315,10 @@ def _read(file: BinaryIO, kind: str, version: int, mapped: Path | None = None) -
         )
     arrays: list[np.ndarray | None] = [None] * len(specs)
     for number in _file_order(specs):
-        arrays[number] = _array(file, specs[number]) if mapped is None else _mapped_array(file, specs[number], mapped)
+        arrays[number] = _mapped_array(file, specs[number]) if mapped else _array(file, specs[number])
     try:
         tree = json.loads(metadata["state"], parse_constant=_no_constant)
-        state = _unflatten(tree, arrays, set() if mapped is None else None, 0)
+        state = _unflatten(tree, arrays, 0)
     except _UnreadableError:
         raise
     except (ValueError, RecursionError) as error:
@@ -341,8 +340,12 @@ def _checked_header(file: BinaryIO, size: int, kind: str) -> bytes:
     if not DIGEST.stop - 8 <= length <= min(size - 8, MAX_HEADER_BYTES):
         raise _damaged("it is shorter than its header")
     header = start + file.read(8 + length - len(start))
+    if len(header) != 8 + length:
+        raise _damaged("it changed while it was read")
     if start[DIGEST] != _digest(header, iter(lambda: file.read(2**20), b"")):
         raise _damaged("its contents do not match its digest, or it was cut short")
+    if _tree_bytes(header) > _most_tree_bytes(size):
+        raise _damaged("its tree is far larger than cagp writes one for a file of this size")
     file.seek(len(header))
     return header
 
@@ -393,13 +396,14 @@ def _array(file: BinaryIO, spec: _Spec) -> np.ndarray:
     return content.view(spec.dtype).reshape(spec.shape)
 
 
-def _mapped_array(file: BinaryIO, spec: _Spec, path: Path) -> np.ndarray:
-    """The next array of a file, which stays there."""
+def _mapped_array(file: BinaryIO, spec: _Spec) -> np.ndarray:
+    """The next array of a file, which stays there. It is this very file, whatever its name leads to by now."""
     start = file.tell()
-    file.seek(spec.num_bytes, os.SEEK_CUR)
     if spec.num_bytes == 0:
         return np.empty(spec.shape, spec.dtype)
-    return np.memmap(path, spec.dtype, mode="c", offset=start, shape=spec.shape)
+    array = np.memmap(file, spec.dtype, mode="c", offset=start, shape=spec.shape)
+    file.seek(start + spec.num_bytes)
+    return array
 
 
 def _aligned(num_bytes: int) -> np.ndarray:
@@ -409,18 +413,12 @@ def _aligned(num_bytes: int) -> np.ndarray:
     return memory[start : start + num_bytes]
 
 
-def _copied(array: np.ndarray) -> np.ndarray:
-    copy = _aligned(array.nbytes).view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
-
-
 def _no_constant(text: str) -> None:
     raise _damaged(f"its tree holds {text}")
 
 
-def _unflatten(node: Any, arrays: list[np.ndarray | None], used: set[int] | None, depth: int) -> Any:
-    """The value of a node; ``used`` has the arrays that are taken, of which others get copies (None: they share)."""
+def _unflatten(node: Any, arrays: list[np.ndarray | None], depth: int) -> Any:
+    """The value of a node, with the arrays that it refers to."""
     if depth > MAX_DEPTH:
         raise _damaged("its tree is nested too deep")
     match node:
@@ -431,21 +429,18 @@ def _unflatten(node: Any, arrays: list[np.ndarray | None], used: set[int] | None
         case {"tensor": int(number)} if 0 <= number < len(arrays):
             array = arrays[number]
             assert array is not None
-            if used is not None:
-                array = _copied(array) if number in used else array
-                used.add(number)
             order = node.get("order", list(range(array.ndim)))
             if not isinstance(order, list) or sorted(order, key=str) != sorted(range(array.ndim), key=str):
                 raise _damaged("an array has an impossible order")
             return array.transpose([order.index(dim) for dim in range(array.ndim)])
         case {"list": list(values)} if len(node) == 1:
-            return [_unflatten(value, arrays, used, depth + 1) for value in values]
+            return [_unflatten(value, arrays, depth + 1) for value in values]
         case {"items": list(pairs)} if len(node) == 1:
             state = {}
             for pair in pairs:
                 match pair:
                     case [str() | int() as key, value] if not isinstance(key, bool) and key not in state:
-                        state[key] = _unflatten(value, arrays, used, depth + 1)
+                        state[key] = _unflatten(value, arrays, depth + 1)
                     case _:
                         raise _damaged("its tree has a dict that is not one")
             return state

@@ -49,7 +49,7 @@ def load_state(
 ) -> State:
     """The state in a file; ValueError if the file is not a complete one of this kind and version.
 
-    No two tensors of the state share memory, unless ``mapped``.
+    Places that refer to the same tensor share its memory: copy it before you write to it.
 
     Args:
         remedy: what the error tells the user to do. None: what suits the cause.

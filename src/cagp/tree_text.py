@@ -28,6 +28,9 @@ end of parameters
 pandas_categorical:null
 """
 
+LARGEST_LEAF = 1e15
+"""Of targets in standard units."""
+
 OF_NODES = ("split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child")
 NUMBERS = re.compile(r"(?:[-+]?(?:\d{1,20}(?:\.\d{0,30})?(?:e[-+]?\d{1,3})?|inf|nan)(?: |$))*")
 INTEGERS = re.compile(r"(?:-?\d{1,10}(?: |$))*")
@@ -74,6 +77,8 @@ def _checked_tree(tree: dict[str, str], last_feature: int) -> str:
         kept += ["cat_boundaries", "cat_threshold"]
     _check_numbers(tree, "leaf_value", leaves)
     _check_numbers(tree, "shrinkage", 1)
+    if not all(abs(float(value)) <= LARGEST_LEAF for value in tree["leaf_value"].split()):
+        raise ValueError("it predicts values that are not finite, or huge")
     kept += ["leaf_value", "is_linear", "shrinkage"]
     return "".join(f"{name}={tree[name]}\n" for name in kept)
 

@@ -5,13 +5,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from filelock import FileLock, Timeout
 from jaxtyping import Float
 from torch import Tensor
 
@@ -19,9 +17,10 @@ from cagp.action_search.search_result import SearchResult, Trial
 from cagp.action_search.trial import INTERRUPTED, TASK, read_trial, rows_of, trial_path
 from cagp.checks import check_count, check_data
 from cagp.data.scaling import without_missing
+from cagp.files import locked_folder
 from cagp.kernel_registry import NAMES
 from cagp.training import Settings
-from cagp.training.checkpoints import load_checkpoint, save_checkpoint
+from cagp.training.checkpoints import load_checkpoint, not_whole, save_checkpoint
 
 POLL_SECONDS = 0.05
 pause = time.sleep
@@ -82,25 +81,11 @@ def search_num_actions(
     folder = Path(folder)
     (folder / "trials").mkdir(parents=True, exist_ok=True)
     combinations = [(i, float(lr)) for i in sorted(set(num_actions)) for lr in sorted(set(lrs))]
-    with _locked(folder):
+    with locked_folder(folder, "another search"):
         _prepare(folder, X, y, settings)
         crashes = _run_missing(folder, combinations, jobs, progress)
     trials = [crashes[c] if c in crashes else read_trial(trial_path(folder, *c)) for c in combinations]
     return SearchResult(trials, folder, len(rows.train))
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """No other search may use the folder. The lock ends with the process, however it ends."""
-    lock = FileLock(folder / "lock")
-    try:
-        lock.acquire(blocking=False)
-    except Timeout as error:
-        raise ValueError(f"{folder} is in use by another search; wait for it, or choose another folder.") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _prepare(folder: Path, X: Tensor, y: Tensor, settings: dict[str, Any]) -> None:
@@ -111,7 +96,9 @@ def _prepare(folder: Path, X: Tensor, y: Tensor, settings: dict[str, Any]) -> No
         save_checkpoint(path, {"settings": settings, "X": X, "y": y})
         return
     task = load_checkpoint(path)
-    stored = task["settings"]
+    stored = task.get("settings")
+    if not isinstance(stored, dict) or not all(isinstance(task.get(name), Tensor) for name in ("X", "y")):
+        raise not_whole(path, "it has no data or no settings")
     differences = [f"{k} = {stored.get(k)!r}, not {v!r}" for k, v in settings.items() if stored.get(k) != v]
     if not (_same(task["X"], X) and _same(task["y"], y)):
         differences.insert(0, "other data")

@@ -21,11 +21,11 @@ from torch import Tensor
 from cagp import metrics
 from cagp.action_search.search_result import Trial
 from cagp.data import Split, split, standardized
+from cagp.files import write_atomically
 from cagp.kernels import named_kernel
 from cagp.methods import CaGPOpt
 from cagp.prior import GP
 from cagp.starting import start_from_data
-from cagp.storage import write_atomically
 from cagp.training import fit
 from cagp.training.checkpoints import load_checkpoint
 

@@ -1,9 +1,12 @@
 """``cagp``: finds the command, and turns what goes wrong into one line and an exit code."""
 
 import argparse
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -48,15 +51,21 @@ examples:
 TABLES = """\
 Tables are CSV (.csv, .tsv, .txt, also .gz; "-" is stdin), Parquet (.parquet) or NumPy (.npz with X and y).
 
-Exit codes: 0 done, 1 failed (bad data, a bad file, no memory), 2 wrong usage, 130 interrupted (Ctrl-C)."""
+Exit codes: 0 done, 1 failed (bad data, a bad file, no memory), 2 wrong usage, 130 interrupted (Ctrl-C), 143
+terminated (SIGTERM)."""
+
+
+class Terminated(BaseException):
+    """The process was asked to end (SIGTERM): it leaves no unfinished files behind."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
     arguments = _parser().parse_args(argv)
     rank, size = launched_rank(), launched_size()
     who = f"process {rank} of {size}: " if rank > 0 else ""
-    with warnings.catch_warnings():  # the command is the process: its warnings are lines on stderr
+    # The command is the process: its warnings are lines on stderr.
+    with warnings.catch_warnings(), _noticing_termination(alone=size == 1):
         warnings.showwarning = _show_warning if rank == 0 else _keep_quiet
         try:
             if size > 1 and not hasattr(arguments, "ranks"):
@@ -84,6 +93,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             complain(f"{who}interrupted")
             return 130
+        except Terminated:
+            complain("terminated; what is not finished was not written, and checkpoints stay for --resume")
+            return 143
+
+
+@contextmanager
+def _noticing_termination(alone: bool) -> Iterator[None]:
+    """Raise ``Terminated`` on SIGTERM, so that unfinished files are removed.
+
+    Not where several processes work together: one that waits for another would not notice the signal.
+    """
+    if not alone or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(*_: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,6 +1,8 @@
 """Saved models: one file with all that a fitted regressor needs to predict, and nothing that can run."""
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +13,17 @@ import torch
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
 from cagp.data.transforms import TRANSFORMS, Transform
+from cagp.estimators.saved_checks import check_parameters, check_posteriors, check_scaler, check_values
+from cagp.estimators.saved_regions import is_in_regions, regions_from_state, save_regions
 from cagp.estimators.units import Units
+from cagp.files import checked_destination, one_at_a_time, rename_durably
 from cagp.kernels import Kernel
-from cagp.persistence import posterior_from_state, posterior_state, prior_from_state, prior_state
+from cagp.linalg import NotPositiveDefiniteError
+from cagp.persistence import Sharing, posterior_from_state, posterior_state, prior_from_state, prior_state
 from cagp.prior import GP
 from cagp.recipes.means import state_of, trees_from_state
 from cagp.saved_summary import KIND, VERSION
+from cagp.shards import RegionPosterior
 from cagp.storage import stored_digest
 from cagp.tensor_files import load_state, save_state
 from cagp.training import FitResult
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from cagp.estimators.base import GPRegressor
 
 
+_BROKEN = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, AssertionError, NotPositiveDefiniteError)
 ROWS_KIND, ROWS_VERSION = "cagp rows", 1
 ROWS = ("X", "y", "row_noise")
 """What posteriors hold for each training row."""
@@ -33,6 +41,11 @@ ROWS = ("X", "y", "row_noise")
 def rows_path(path: Path) -> Path:
     """The file of the rows that are kept beside a model."""
     return path.with_name(f"{path.name}.rows")
+
+
+def new_rows_path(path: Path) -> Path:
+    """The file of the rows of a model that is being saved."""
+    return path.with_name(f"{path.name}.rows.new")
 
 
 def save_model(model: "GPRegressor", path: str | Path, dtype: str | None, library: str, rows: str = "inside") -> Path:
@@ -47,7 +60,7 @@ def save_model(model: "GPRegressor", path: str | Path, dtype: str | None, librar
     state = {
         "class": type(model).__name__,
         "library": library,
-        "parameters": {name: _plain(value) for name, value in parameters.items()},
+        "parameters": {name: _plain(value) for name, value in parameters.items() if name != "checkpoint_dir"},
         "kernel": prior_state(GP(model.kernel)) if isinstance(model.kernel, Kernel) else None,
         "encoder": units.encoder.state(),
         "scaler": dict(units.scaler._asdict()),
@@ -69,20 +82,54 @@ def save_model(model: "GPRegressor", path: str | Path, dtype: str | None, librar
         "result": result.state(),
         "further_results": [{**r.state(), "status": r.status.value} for r in model.fit_results_[1:]],
         "row_noise": list(model._row_noise),
-        "posteriors": [posterior_state(posterior, stored) for posterior in model.posteriors_],
+        "posteriors": [],
         "stored_dtype": dtype,
     }
     path = Path(path)
+    if isinstance(model.posteriors_[0], RegionPosterior):
+        posterior = model.posteriors_[0]
+        state["posteriors"] = [save_regions(posterior, path, stored)]
+        # All files of regions first: a model is never without them.
+        posterior.ranks.from_first(lambda: {"saved": save_state(path, state, KIND, VERSION)})
+        return path
+    state["posteriors"] = [posterior_state(posterior, stored) for posterior in model.posteriors_]
+    with one_at_a_time(checked_destination(path).parent):
+        _write(path, state, rows)
+    return path
+
+
+def _write(path: Path, state: dict[str, Any], rows: str) -> None:
+    """Write the model, and its rows beside it, so that at any moment there is a model with its own rows.
+
+    New rows get a name of their own, then the model is replaced, then they replace the old rows. A model that is loaded
+    in between finds its rows under either name.
+    """
+    path = Path(os.path.realpath(path))
+    _settle(path)
     if rows == "beside":
         arrays: list[torch.Tensor] = []
         state["posteriors"] = [_with_references(part, arrays) for part in state["posteriors"]]
-        # The rows first: a model is never without them.
-        save_state(rows_path(path), {"arrays": arrays}, ROWS_KIND, ROWS_VERSION)
-        state["rows"] = stored_digest(rows_path(path))
+        save_state(new_rows_path(path), {"arrays": arrays}, ROWS_KIND, ROWS_VERSION)
+        state["rows"] = stored_digest(new_rows_path(path))
     save_state(path, state, KIND, VERSION)
-    if rows == "inside":
+    if rows == "beside":
+        rename_durably(new_rows_path(path), rows_path(path))
+    else:
         rows_path(path).unlink(missing_ok=True)  # of an older model with this name
-    return path
+
+
+def _settle(path: Path) -> None:
+    """Finish what a process left undone that was killed between two files: new rows are the model's, or nobody's."""
+    if not new_rows_path(path).exists():
+        return
+    try:
+        is_used = load_state(path, KIND, VERSION).get("rows") == stored_digest(new_rows_path(path))
+    except (OSError, ValueError):
+        is_used = False
+    if is_used:
+        rename_durably(new_rows_path(path), rows_path(path))
+    else:
+        new_rows_path(path).unlink(missing_ok=True)
 
 
 def _with_references(state: Any, arrays: list[torch.Tensor]) -> Any:
@@ -118,18 +165,28 @@ def _with_rows(state: Any, arrays: list[torch.Tensor]) -> Any:
     return {name: _with_rows(value, arrays) for name, value in state.items()}
 
 
-def _rows_beside(path: Path, digest: str) -> list[torch.Tensor]:
+def _rows_beside(path: Path, digest: Any) -> list[torch.Tensor]:
     """The rows of a model, which stay in their file; ValueError if that is not the one that was saved with it."""
+    for model in (path, Path(os.path.realpath(path))):
+        for beside in (new_rows_path(model), rows_path(model)):
+            with suppress(FileNotFoundError):
+                if stored_digest(beside) == digest:
+                    state = load_state(beside, ROWS_KIND, ROWS_VERSION, mapped=True)
+                    if stored_digest(beside) == digest:  # nobody has replaced it since
+                        return _arrays(state, beside)
     beside = rows_path(path)
     if not beside.exists():
         raise FileNotFoundError(
             f"{beside} does not exist, where {path} keeps its rows; put it there, or save the model again."
         )
-    arrays = load_state(beside, ROWS_KIND, ROWS_VERSION, mapped=True)["arrays"]
-    if stored_digest(beside) != digest:
-        raise ValueError(
-            f"{beside} has the rows of another model than {path}; put the right file there, or save again."
-        )
+    load_state(beside, ROWS_KIND, ROWS_VERSION, mapped=True)  # says whether it is damaged
+    raise ValueError(f"{beside} has the rows of another model than {path}; put the right file there, or save again.")
+
+
+def _arrays(state: dict[str, Any], path: Path) -> list[torch.Tensor]:
+    arrays = state.get("arrays")
+    if not isinstance(arrays, list) or not all(isinstance(array, torch.Tensor) for array in arrays):
+        raise ValueError(f"{path} does not hold rows as cagp stores them; save the model again.")
     return arrays
 
 
@@ -138,35 +195,62 @@ def load_model(
 ) -> "GPRegressor":
     """Read a regressor back; see ``cagp.load``."""
     path = Path(path)
-    state = load_state(path, KIND, VERSION)
-    beside = [] if state.get("rows") is None else _rows_beside(path, state["rows"])
+    state, beside = _read(path)
     try:
         state["posteriors"] = _with_rows(state["posteriors"], beside)
-        return _restored(state, classes, kernel)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        return _restored(state, path, classes, kernel)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be loaded: {error}") from error
+    except (MemoryError, RuntimeError) as error:  # torch has no class of its own for a failed allocation
+        why = str(error).splitlines()[0] if str(error) else "not enough memory"
+        raise ValueError(f"{path} cannot be loaded: {why}") from error
+    except _BROKEN as error:
         raise ValueError(f"{path} is not a whole model: {type(error).__name__}: {error}.") from error
 
 
-def _restored(state: dict[str, Any], classes: "dict[str, type[GPRegressor]]", kernel: Kernel | None) -> "GPRegressor":
+def _read(path: Path) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """The state of a model and its rows beside it; once more where another process has just replaced them."""
+    while True:
+        state = load_state(path, KIND, VERSION)
+        if state.get("rows") is None:
+            return state, []
+        digest = stored_digest(path)
+        try:
+            return state, _rows_beside(path, state["rows"])
+        except (ValueError, FileNotFoundError):
+            if stored_digest(path) == digest and load_state(path, KIND, VERSION).get("rows") == state["rows"]:
+                raise
+
+
+def _restored(
+    state: dict[str, Any], path: Path, classes: "dict[str, type[GPRegressor]]", kernel: Kernel | None
+) -> "GPRegressor":
     if state["class"] not in classes:
         raise ValueError(f"the model is a {state['class']!r}, this version of cagp knows {', '.join(classes)}.")
-    posteriors = [posterior_from_state(part, kernel) for part in state["posteriors"]]
+    check_values(state)
+    sharing = Sharing(2**26 + 40 * path.stat().st_size)
+    posteriors = [
+        regions_from_state(part, path, kernel) if is_in_regions(part) else posterior_from_state(part, kernel, sharing)
+        for part in state["posteriors"]
+    ]
     parameters = dict(state["parameters"])
     if state["kernel"] is not None:
         parameters["kernel"] = prior_from_state(state["kernel"], kernel).kernel
     if "categories" in parameters:
         parameters["categories"] = tuple(parameters["categories"])
-    model = classes[state["class"]](**parameters)
+    # A file does not say where a later fit writes.
+    model = classes[state["class"]](**{**parameters, "checkpoint_dir": None})
+    check_parameters(model)
+    encoder = Encoder.from_state(state["encoder"])
+    check_scaler(state["scaler"], len(encoder.names_out), len(state["target_names"]))
     model.units_ = Units(
-        Encoder.from_state(state["encoder"]),
+        encoder,
         Standardizer(**state["scaler"]),
         tuple(state["target_names"]),
         state["target_is_matrix"],
         np.dtype(state["target_dtype"]),
         _transforms(state),
     )
-    if len(posteriors) != model.units_.num_targets:
-        raise ValueError(f"the model has {len(posteriors)} posteriors for {model.units_.num_targets} targets.")
     model.n_rows_, model.n_features_in_ = state["num_rows"], state["num_features"]
     if state["feature_names"] is not None:
         model.feature_names_in_ = np.asarray(state["feature_names"], dtype=object)
@@ -178,19 +262,26 @@ def _restored(state: dict[str, Any], classes: "dict[str, type[GPRegressor]]", ke
     model.choices_ = list(state.get("tried", []))
     stored = state.get("trees")
     model.trees_ = None if stored is None else trees_from_state(stored)
-    if model.trees_ is not None and model.trees_.num_targets != model.units_.num_targets:
-        raise ValueError(f"the model has trees for {model.trees_.num_targets} of {model.units_.num_targets} targets.")
+    if model.trees_ is not None and (model.trees_.num_targets, model.trees_.num_inputs) != (
+        model.units_.num_targets,
+        encoder.num_columns,
+    ):
+        raise ValueError(
+            f"the model has trees for {model.trees_.num_targets} targets and {model.trees_.num_inputs} columns, it "
+            f"predicts {model.units_.num_targets} from {encoder.num_columns}."
+        )
     first = FitResult.from_state(state["result"], state.get("status"))  # nor have they a status
     model.fit_results_ = [first, *map(_further_result, state.get("further_results", []))]
+    if len(model.fit_results_) != len(model.methods_):
+        raise ValueError(f"the model has {len(model.methods_)} methods and {len(model.fit_results_)} results.")
     model._row_noise, model.posteriors_, model._left_out_scores = list(state["row_noise"]), posteriors, None
+    check_posteriors(model)
     return model
 
 
 def _transforms(state: dict[str, Any]) -> tuple[Transform, ...]:
     """Of each target; older files took targets as they are."""
     names = state.get("target_transforms", ["identity"] * len(state["target_names"]))
-    if len(names) != len(state["target_names"]):
-        raise ValueError(f"the model has {len(names)} transforms for {len(state['target_names'])} targets.")
     return tuple(TRANSFORMS[name] for name in names)
 
 

@@ -30,6 +30,7 @@ from cagp.plots.style import (
     save,
     shortened,
     styled,
+    write_figure,
 )
 from cagp.plots.variance import Part, percent, variance_by_certainty, variance_parts, variance_shares
 
@@ -85,4 +86,5 @@ __all__ = [
     "variance_by_certainty",
     "variance_parts",
     "variance_shares",
+    "write_figure",
 ]

@@ -13,6 +13,8 @@ from matplotlib.ticker import AutoLocator, FixedLocator, MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
+from cagp.files import replacing
+
 Vector = NDArray[np.float64]
 
 LINE_COLORS = ("#1f6feb", "#d1495b", "#2f8f5b", "#8a5fbf", "#b7791f", "#3a3f44")
@@ -77,4 +79,12 @@ def save(figure: Figure, path: Path, dpi: float = 150) -> None:
     image = Image.open(buffer).convert("RGB")
     thumbnail = image.resize((image.width // 3, image.height // 3), Image.Resampling.NEAREST)
     palette = thumbnail.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=4)
-    image.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG).save(path, optimize=True)
+    with replacing(path) as file:
+        image.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG).save(file, "PNG", optimize=True)
+
+
+def write_figure(figure: Figure, path: Path, dpi: float = 150) -> None:
+    """Write the figure in the format that the ending of the name stands for, whole or not at all."""
+    ending = path.suffix.removeprefix(".").lower() or "png"
+    with replacing(path) as file:
+        figure.savefig(file, dpi=dpi, format=ending)

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,14 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cagp.files import locked_folder
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
 from cagp.storage import State
 from cagp.tensor_files import tensor_fingerprint
-from cagp.training.checkpoints import load_checkpoint, save_checkpoint
+from cagp.training.checkpoints import check_run, load_checkpoint, not_whole, save_checkpoint
 from cagp.training.description import describe
-from cagp.training.history import History, Step
+from cagp.training.history import History, Step, steps_from_state
 from cagp.training.optimizers import Optimizer
 from cagp.training.result import FitResult, FitStatus
 from cagp.training.settings import PRESETS, Settings
@@ -41,6 +43,10 @@ class _StepError(ArithmeticError):
 
 FAILURES: tuple[type[Exception], ...] = (_StepError, NotPositiveDefiniteError, LinAlgError)
 """What a step that is taken back can raise."""
+
+
+class _OutOfTimeError(Exception):
+    """The deadline has passed in the middle of a line search."""
 
 
 class _End(NamedTuple):
@@ -78,11 +84,11 @@ def fit(
             of validation rows.
         callback: called with every step.
         checkpoint_dir: a folder for checkpoints and the history. A fit that finds its own checkpoint there resumes from
-            it; the result is bit for bit that of a fit that was never interrupted.
+            it; the result is bit for bit that of a fit that was never interrupted. Only one fit at a time can use it.
         progress: show a progress bar (a line now and then where the output is not a terminal).
         input_names: what the columns of ``X`` are called in the report; None for their numbers.
-        deadline: a time of ``time.perf_counter()`` after which no further step begins, whatever the time was spent on;
-            the first step is always taken.
+        deadline: a time of ``time.perf_counter()`` after which no further step begins, whatever the time was spent on,
+            and no line search continues; the first step is always taken.
         ranks: the processes that take each step together, e.g. ``Ranks.here()`` under ``torchrun``; all of them call
             ``fit`` with the same arguments, and end with the same parameters and result. Process 0 alone evaluates,
             writes and decides. None: this process alone.
@@ -97,7 +103,8 @@ def fit(
     until = math.inf if deadline is None else deadline
     ranks = Ranks.alone() if ranks is None else ranks
     run = _Run(method, X, y, row_noise, settings, evaluate, callback, checkpoint_dir, input_names, until, ranks)
-    with StepProgress(run.settings.num_steps, enabled=progress and ranks.is_first) as bar, ranks.listening():
+    enabled = progress and ranks.is_first
+    with run.resources, StepProgress(run.settings.num_steps, enabled=enabled) as bar, ranks.listening():
         return run.run(bar)
 
 
@@ -136,6 +143,7 @@ class _Run:
         _check_same(ranks, X, y, row_noise, method)
         ranks.share(method)
         self.optimizer = Optimizer(method.parameter_groups(), settings)
+        self.resources = ExitStack()  # what is held until the fit ends: the lock of the folder
         self.has_folder = checkpoint_dir is not None
         self.folder = None if checkpoint_dir is None or not ranks.is_first else Path(checkpoint_dir)
         if self.folder is not None:
@@ -209,6 +217,8 @@ class _Run:
         rows = self._rows(index)
 
         def loss_and_gradient() -> Tensor:
+            if first and index and self._is_late():
+                raise _OutOfTimeError
             loss, terms = self._loss_and_gradient(rows)
             if not first:  # a line search evaluates more than once
                 hyperparameters = dict(self.method.hyperparameters())
@@ -233,9 +243,12 @@ class _Run:
             self.seconds += time.perf_counter() - start
             self.events, self.changed_at, self.best = events, changed_at, best
             return self._take_back(index + 1, error)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, _OutOfTimeError) as error:
             self._return_to(before)
-            self.events, self.changed_at, self.best = events, changed_at, best
+            self.events, self.changed_at = events, changed_at
+            if isinstance(error, _OutOfTimeError):  # what the line search began with is judged, and may be the best
+                return _End(FitStatus.TIME_LIMIT, f"Reached the time limit after {index} steps.")
+            self.best = best
             raise
         self.seconds += time.perf_counter() - start
         evaluation = self._evaluate(index + 1) if (index + 1) % self.settings.evaluate_every == 0 else None
@@ -258,6 +271,12 @@ class _Run:
         if self.folder is not None and self._checkpoint_is_due():
             self._save()
         return None
+
+    def _is_late(self) -> bool:
+        """Whether the deadline has passed, by the clock of process 0."""
+        if self.deadline == math.inf:
+            return False
+        return self.ranks.any(self.ranks.is_first and time.perf_counter() >= self.deadline)[0]
 
     def _rows(self, index: int) -> Tensor | None:
         """The rows of the step with this number, counted from 0; None for all."""
@@ -389,6 +408,8 @@ class _Run:
         if settings.patience is not None and self.without_gain >= settings.patience:
             evaluations = f"No better {settings.monitor} in {self.without_gain} evaluations"
             return _End(FitStatus.NO_BETTER, f"{evaluations}; stopped after {len(steps)} steps.")
+        if settings.min_gain is not None and len(steps) > 1 and steps[-2].loss - steps[-1].loss < settings.min_gain:
+            return _End(FitStatus.CONVERGED, f"The last step gained little; stopped after {len(steps)} steps.")
         if settings.min_improvement is not None and self._improves_by_less_than(settings.min_improvement, 0):
             return _End(FitStatus.CONVERGED, f"The loss no longer improves; stopped after {len(steps)} steps.")
         return None
@@ -465,7 +486,7 @@ class _Run:
         )
 
     def _fingerprint(self) -> str:
-        ignored = {"max_time", "checkpoint_steps", "checkpoint_seconds", "patience", "min_improvement"}
+        ignored = {"max_time", "checkpoint_steps", "checkpoint_seconds", "patience", "min_improvement", "min_gain"}
         settings = {name: value for name, value in asdict(self.settings).items() if name not in ignored}
         tensors = [tensor for tensor in self.data if tensor is not None]
         parameters = self._parameters()
@@ -475,6 +496,7 @@ class _Run:
     def _save(self) -> None:
         assert self.folder is not None
         self.saved_at = (len(self.history.steps), self.seconds)
+        self.history.sync()
         state = {
             "fingerprint": self.fingerprint,
             "steps": len(self.history.steps),
@@ -495,27 +517,32 @@ class _Run:
         state = self.ranks.from_first(self._loaded)
         if not state:
             return
-        self.history.steps = [Step(**step) for step in state["history"]]
-        self.method.load_state_dict(state["parameters"])
-        self.optimizer.restore(state["optimizer"])
+        self.history.steps = steps_from_state(state["history"])
+        try:
+            self.method.load_state_dict(state["parameters"])
+            self.optimizer.restore(state["optimizer"])
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise not_whole(CHECKPOINT if self.folder is None else self.folder / CHECKPOINT, str(error)) from error
         self.good, self.best = state["good"], state["best"]
         self.without_gain, self.seconds = state["without_gain"], state["seconds"]
         self.failures, self.events, self.changed_at = state["failures"], state["events"], state["changed_at"]
         self.saved_at = (state["steps"], state["seconds"])
 
     def _loaded(self) -> State:
-        """The checkpoint and the history up to it; an empty state if there is none."""
+        """The checkpoint and the history up to it; an empty state if there is none. The folder is locked from here."""
         assert self.folder is not None
+        self.resources.enter_context(locked_folder(self.folder, "another fit"))
         path = self.folder / CHECKPOINT
         if not path.exists():
             self.history.clear()
             return {}
         state = load_checkpoint(path)
-        if state["fingerprint"] != self.fingerprint:
+        if state.get("fingerprint") != self.fingerprint:
             raise ValueError(
                 f"{path} belongs to another fit (other data, settings or starting values); choose another "
                 "folder, or delete it to start from scratch."
             )
+        check_run(path, state, self._parameters(), len(self.optimizer.parameters))
         self.history.load(state["steps"])
         return {**state, "history": [asdict(step) for step in self.history.steps]}
 

@@ -67,11 +67,25 @@ class Optimizer:
         return {"shrink": self.shrink, "torch": _copy({str(key): value for key, value in state.items()})}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state``."""
+        """The inverse of ``state``; ValueError where it is that of other parameters."""
+        for key, part in state["torch"].items():
+            _check_moments(part, self.parameters[int(key)], self.parameters)
         self.shrink = state["shrink"]
         self.torch = self._new()
         parts = {int(key): value for key, value in _copy(state["torch"]).items()}
         self.torch.load_state_dict({"state": parts, "param_groups": self.torch.state_dict()["param_groups"]})
+
+
+def _check_moments(part: dict[str, Any], parameter: Tensor, all_of_them: list[nn.Parameter]) -> None:
+    """Raise ValueError unless what an optimiser remembers has the sizes of the parameters."""
+    if "exp_avg" in part:
+        if part["exp_avg"].shape != parameter.shape or part["exp_avg"].dtype != parameter.dtype:
+            raise ValueError(f"the optimiser remembers {tuple(part['exp_avg'].shape)} of {tuple(parameter.shape)}")
+        return
+    size = sum(p.numel() for p in all_of_them)
+    vectors = [part.get(name) for name in ("d", "prev_flat_grad")] + part.get("old_dirs", []) + part.get("old_stps", [])
+    if any(isinstance(vector, Tensor) and vector.shape != (size,) for vector in vectors):
+        raise ValueError("the optimiser remembers vectors of other parameters")
 
 
 def _copy(value: Any) -> Any:

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from cagp.training.history import Step
+from cagp.training.history import Step, steps_from_state
 
 
 class FitStatus(str, Enum):
@@ -50,10 +50,23 @@ class FitResult:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], status: str | None = None) -> "FitResult":
-        """The inverse of ``state``. Without a ``status``, only whether the fit was interrupted is known of it."""
+        """The inverse of ``state``. Without a ``status``, only whether the fit was interrupted is known of it.
+
+        Raises ValueError unless every value is one that ``state`` can give.
+        """
         values = {name: value for name, value in state.items() if name != "interrupted"}
         if status is None:
             known = FitStatus.INTERRUPTED if state.get("interrupted", False) else FitStatus.UNKNOWN
         else:
             known = FitStatus(status)
-        return cls(**{**values, "steps": [Step(**step) for step in state["steps"]], "status": known})
+        result = cls(**{**values, "steps": steps_from_state(state["steps"]), "status": known})
+        numbers = (result.best_step, result.best_value, result.seconds)
+        if (
+            not all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
+            or not isinstance(result.best_step, int)
+            or not isinstance(result.reason, str)
+            or not all(isinstance(lines, list) for lines in (result.failures, result.findings))
+            or not all(isinstance(line, str) for line in [*result.failures, *result.findings])
+        ):
+            raise ValueError("the result of the fit is not one that cagp writes")
+        return result

@@ -25,6 +25,8 @@ class Settings:
         max_time: wall-clock budget, in seconds or as text ("90s", "10min", "1.5h"); evaluations do not count.
         min_improvement: stop when the mean loss of the last ``window`` steps improves on that of the ``window`` before
             by less than this fraction of all improvement so far. None: never.
+        min_gain: stop when a step lowers the loss by less than this, in units of the loss; for a loss without noise and
+            a start near its minimum. None: never.
         patience: stop after this many evaluations without a better ``monitor``. None: never.
         monitor: what decides which parameters are best: "loss", or a name that ``evaluate`` returns; lower is better.
         evaluate_every: steps between evaluations.
@@ -43,6 +45,7 @@ class Settings:
     max_time: float | str | None = None
     min_improvement: float | None = None
     window: int = 20
+    min_gain: float | None = None
     patience: int | None = None
     monitor: str = "loss"
     evaluate_every: int = 10
