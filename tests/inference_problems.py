@@ -30,9 +30,9 @@ def losses(p: Problem, actions=None) -> Tensor:
 
 def roundoff(p: Problem) -> float:
     """Allowed error of a variance: kernel values carry a few eps of their size k, and conditioning on data with noise
-    D multiplies that by up to k √n / D."""
+    D multiplies that by up to k √n / D. All of that is float64; an answer is rounded to the dtype of the data."""
     k = p.scale
-    return 4 * EPS[p.X.dtype] * k * (1 + k * math.sqrt(len(p.y)) / p.noise.min())
+    return 4 * EPS[torch.float64] * k * (1 + k * math.sqrt(len(p.y)) / p.noise.min()) + EPS[p.X.dtype] * k
 
 
 def assert_close(actual: Tensor, expected, relative: float = 1e-10) -> None:

@@ -86,11 +86,11 @@ def test_cholesky_in_float32_is_the_exact_gp_to_float32_accuracy(recipe):
     p = recipe.build()
     method = CholeskyGP(p.prior)
     log_p = oracle.log_marginal_likelihood(p.prior, p.X, p.y, p.row_noise)
-    assert_close(method.objective(p.X, p.y, p.row_noise), -log_p / len(p.y), 1e-4)
+    assert_close(method.objective(p.X, p.y, p.row_noise), -log_p / len(p.y), 1e-6)
     expected = oracle.exact_posterior(p.prior, p.X, p.y, p.Z, p.row_noise)
     prediction = method.condition(p.X, p.y, p.row_noise).predict(p.Z)
-    assert_close(prediction.mean, expected.mean, 1e-4)
-    assert_close(prediction.variance, expected.variance, 1e-4)
+    assert_close(prediction.mean, expected.mean, 1e-6)
+    assert_close(prediction.variance, expected.variance, 1e-6)
 
 
 @pytest.mark.parametrize("known", [False, True])

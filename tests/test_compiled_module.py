@@ -52,7 +52,7 @@ def arguments(n: int = N, m: int = M, d: int = D, i: int = 2, t: int = T, k: int
         "nearest": pair | {"left_out": integers(0, n), "before": integers(m, n), "rows": integers(7, n, k)} | own,
         "conditionals": kind
         | near
-        | {"points": zeros(t, d), "noise": zeros(t, k) + 0.1, "residual": zeros(t, k)}
+        | {"points": zeros(t, d), "noise": zeros(t, k) + 0.1, "residual": zeros(t, k), "targets": None}
         | {"gram": zeros(t, k, k), "cross": zeros(t, k)}
         | moments
         | solutions
@@ -182,6 +182,25 @@ def test_kinds_threads_and_instruction_sets_are_checked(function):
         call(function, isa="abacus")
 
 
+@pytest.mark.parametrize("values", [{"residual": None}, {"targets": zeros(N)}])
+def test_residuals_are_those_of_neighbours_or_of_rows(values):
+    with pytest.raises(ValueError, match=r"residual \(of neighbours\) and targets \(of rows\): one of both"):
+        call("conditionals", **values)
+
+
+def test_float32_rows_take_float64_values_and_give_the_same_moments():
+    rng, out = np.random.default_rng(0), []
+    rows = {name: rng.normal(size=shape).astype(np.float32) for name, shape in {"X": (N, D), "points": (T, D)}.items()}
+    for dtype in (np.float32, np.float64):
+        found = {"mean": zeros(T), "explained": zeros(T)}
+        near = {"residual": np.ones((T, K)), "neighbours": integers([0, 3], T, K)}
+        call("conditionals", **{name: array.astype(dtype) for name, array in rows.items()}, **near, **found)
+        out.append(found)
+    assert (out[0]["explained"] > 0).all()
+    for name in ("mean", "explained"):
+        np.testing.assert_array_equal(out[0][name], out[1][name])
+
+
 def test_gradients_come_with_what_they_are_made_of():
     with pytest.raises(ValueError, match="solution_r and solution_c: both or none"):
         call("conditionals", solution_r=None)
@@ -253,7 +272,8 @@ def test_the_product_of_no_rows_with_themselves_is_empty(function):
 
 
 def test_rows_that_are_all_missing_say_nothing_even_without_training_rows():
-    values = arguments(n=0)["conditionals"] | {"residual": zeros(0), "mean": zeros(T) + 7, "rows": zeros(T) + 7}
+    values = arguments(n=0)["conditionals"] | {"residual": None, "targets": zeros(0)}
+    values |= {"mean": zeros(T) + 7, "rows": zeros(T) + 7}
     native.conditionals(**values)
     assert (values["mean"] == 0).all()
     assert (values["rows"] == 0).all()

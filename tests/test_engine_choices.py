@@ -70,7 +70,7 @@ def test_a_backend_scales_the_kernels_it_says_it_can_compute(kind):
     scaled, W = Scale(inputs.kernel, 2.0), inputs.weights(kind)
     assert COMPILED.why_not(scaled, inputs.X) is None
     out = COMPILED.matrix(scaled, inputs.X, inputs.Z) if W is None else None
-    out = COMPILED.product(scaled, inputs.X, inputs.Z, W, 2**20) if W is not None else out
+    out = COMPILED.product(scaled, inputs.X, inputs.Z, W, 2**20, 0.0) if W is not None else out
     assert_normwise_close(out, 2 * inputs.dense_product(kind), 1e-13)
 
 

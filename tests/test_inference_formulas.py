@@ -42,9 +42,9 @@ def test_float32_posterior_is_the_dense_formula_to_float32_accuracy(recipe):
     expected = oracle.cagp_posterior(p.prior, p.S, p.X, p.y, p.Z, p.row_noise)
     mean, variance = condition(p).predict(p.Z)
     assert mean.dtype == variance.dtype == torch.float32
-    assert_close(mean, expected.mean, 1e-4)
-    assert_close(condition(p).mean(p.Z), expected.mean, 1e-4)
-    assert_close(variance, expected.variance, 1e-4)
+    assert_close(mean, expected.mean, 1e-5)
+    assert_close(condition(p).mean(p.Z), expected.mean, 1e-5)
+    assert_close(variance, expected.variance, 1e-5)
 
 
 @given(recipes(square=True))
@@ -96,10 +96,10 @@ def test_float32_losses_are_the_dense_formulas_to_float32_accuracy(recipe):
     p = recipe.build()
     bound = elbo(p.prior, p.actions, *p.data, p.row_noise)
     expected = oracle.elbo(p.prior, p.S, p.X, p.y, p.row_noise)
-    assert_close(bound.value, expected.value, 2e-5)
-    assert_close(bound.kl, expected.kl, 2e-5)
+    assert_close(bound.value, expected.value, 2e-6)
+    assert_close(bound.kl, expected.kl, 2e-6)
     projected = oracle.projected_nll(p.prior, p.S, p.X, p.y, p.row_noise)
-    assert_close(projected_nll(p.prior, p.actions, *p.data, p.row_noise), projected, 2e-5)
+    assert_close(projected_nll(p.prior, p.actions, *p.data, p.row_noise), projected, 2e-6)
 
 
 @given(recipes())
@@ -127,9 +127,10 @@ def test_gradients_of_both_losses_are_finite_differences_in_every_parameter(reci
 # --- inequalities -----------------------------------------------------------------------------------------------------
 
 
-@given(recipes())
-def test_elbo_never_exceeds_log_p_of_y(recipe):
-    p = recipe.build()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@given(data=st.data())
+def test_elbo_never_exceeds_log_p_of_y(dtype, data):
+    p = data.draw(recipes(dtype=dtype)).build()
     log_p = oracle.log_marginal_likelihood(p.prior, p.X, p.y, p.row_noise)
     bound = elbo(p.prior, p.actions, *p.data, p.row_noise).value.item()
     assert bound <= log_p + 1e-10 * max(1.0, abs(log_p))

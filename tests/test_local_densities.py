@@ -7,7 +7,7 @@ import oracle
 import pytest
 import torch
 from engine_problems import BACKENDS, DTYPES, needs_native
-from local_problems import TOLERANCE, assert_close, make_case, stationary
+from local_problems import assert_close, make_case, stationary
 from problems import STATIONARY
 from torch import Tensor
 
@@ -60,7 +60,7 @@ def make_densities(name: str, k: int, t: int, d: int, dtype: torch.dtype = torch
 def test_densities_of_rows_are_the_dense_ones(backend, name, dtype):
     for k, t, d, missing in ((1, 3, 1, False), (4, 8, 2, True), (7, 13, 3, False), (16, 37, 9, True), (33, 5, 6, True)):
         problem = make_densities(name, k, t, d, dtype, missing=missing)
-        assert_close(problem.nll(backend), problem.expected(), TOLERANCE[dtype])
+        assert_close(problem.nll(backend), problem.expected())
 
 
 @needs_native
@@ -71,9 +71,9 @@ def test_densities_in_one_sweep_have_the_gradients_of_the_torch_path(instruction
     for name in STATIONARY:
         for k, t, d in ((1, 3, 1), (4, 8, 2), (6, 7, 3), (16, 37, 20), (19, 50, 5)):
             problem = make_densities(name, k, t, d, dtype, missing=k % 2 == 0)
-            assert_close(problem.nll(compiled), problem.nll(TORCH).detach(), TOLERANCE[dtype])
+            assert_close(problem.nll(compiled), problem.nll(TORCH).detach())
             for a, b in zip(problem.gradients(compiled), problem.gradients(TORCH), strict=True):
-                assert_close(a, b, 10 * TOLERANCE[dtype])
+                assert_close(a, b, 1e-9)
 
 
 @needs_native

@@ -183,7 +183,7 @@ def action_fit(
     rows = rows.to(X.device)
     inputs, prior = X[rows], posterior.prior
     noise = prior.noise_variance(inputs, None if row_noise is None else row_noise[rows])
-    known = prior.kernel.diag(inputs).double()
+    known = prior.kernel.diag(inputs.double())
     variance = posterior.variance(inputs).double()
     share = (variance - known * noise / (known + noise)).clamp_min(0) / (variance + noise)
     return ActionFit(_block_spacing(posterior, posterior.W), float(share.mean()))
@@ -399,12 +399,13 @@ class _Average(Reference):
         assert isinstance(posterior, AveragedPosterior)
         pairs = zip(self._references, posterior.components, strict=True)
         found = [reference.split(component, X, component.scale(X)) for reference, component in pairs]
-        return Split(
-            posterior.average([part.latent for part in found]),
-            posterior.average([part.computational for part in found]),
-            posterior.average([part.error_bound for part in found]),
-            sum(part.num_iterations for part in found),
-        )
+        squares = posterior.pooled(X).squares
+
+        def average(name: str) -> Tensor:
+            return (squares * torch.stack([getattr(part, name) for part in found])).sum(0)
+
+        parts = average("latent"), average("computational"), average("error_bound")
+        return Split(*parts, sum(part.num_iterations for part in found))
 
 
 class _Squares(NamedTuple):

@@ -10,7 +10,7 @@ from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
 from cagp.checks import check_count, check_data, check_matrix
-from cagp.engine import DEFAULT_MAX_BYTES, kernel_product
+from cagp.engine import DEFAULT_MAX_BYTES, kernel_product, precise_product
 from cagp.linalg import pivoted_cholesky, safe_cholesky, whitened_gram
 from cagp.prior import GP
 
@@ -77,16 +77,16 @@ def see_through(
     if check:
         check_inducing(prior, Z, X, y, row_noise)
     noise = prior.noise(X, row_noise)
-    residual = (y - prior.mean(X)).double()
+    residual = y.double() - prior.mean(X.double())
     chol = inducing_cholesky(prior, Z, X.dtype)
-    KZ = kernel_product(prior.kernel, X, Z.to(X), max_bytes=max_bytes)
+    KZ = precise_product(prior.kernel, X, Z.to(X), max_bytes=max_bytes)
     gram, targets = whitened_gram(KZ, chol, 1 / noise, residual)
     return InducingStatistics(
         chol,
         gram,
         targets,
         (residual.square() / noise).sum(),
-        (prior.kernel.diag(X).double() / noise).sum(),
+        (prior.kernel.diag(X.double()) / noise).sum(),
         torch.log(2 * math.pi * noise).sum(),
     )
 
@@ -100,8 +100,9 @@ def check_inducing(prior: GP, Z: Tensor, X: Tensor, y: Tensor, row_noise: Tensor
 
 
 def inducing_cholesky(prior: GP, Z: Float[Tensor, "m d"], dtype: torch.dtype) -> Float[Tensor, "m m"]:
-    """L with LLᵀ = k(Z, Z) + noise of the inducing variables for data of ``dtype``, in float64."""
-    K = kernel_product(prior.kernel, Z, Z)
+    """L with LLᵀ = k(Z, Z) + noise of the inducing variables in float64, Z rounded to ``dtype``, that of the data."""
+    Z = Z.to(dtype)
+    K = precise_product(prior.kernel, Z, Z)
     K = (K + K.mT) / 2
     return safe_cholesky(K + INDUCING_NOISE[dtype] * torch.diag(K.diagonal()), "k(Z, Z)")
 

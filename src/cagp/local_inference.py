@@ -20,9 +20,9 @@ from cagp.engine import (
     NEGLIGIBLE,
     Backend,
     BlockWeights,
-    kernel_product,
     local_density,
     local_moments,
+    precise_product,
 )
 from cagp.linalg import safe_cholesky
 from cagp.metrics import row_nll
@@ -90,14 +90,13 @@ class SharedActions:
 
     def at_points(self, X: Float[Tensor, "t d"]) -> Float[Tensor, "t i"]:
         """u(x) of each test point, float64. Time O(t m d + t i²)."""
-        KS = kernel_product(self.prior.kernel, X, self.X, self.W, max_bytes=self.max_bytes)
-        return self._whitened(KS.double())
+        return self._whitened(precise_product(self.prior.kernel, X, self.X, self.W, max_bytes=self.max_bytes))
 
     def rows(
         self, X: Float[Tensor, "n d"], rows: Int[Tensor, " u"], noise: Float[Tensor, " u"]
     ) -> Float[Tensor, "u i"]:
         """v_r of these training rows, whose noise variances are ``noise``, float64. Time O(u m d + u i²)."""
-        KS = kernel_product(self.prior.kernel, X[rows], self.X, self.W, max_bytes=self.max_bytes).double()
+        KS = precise_product(self.prior.kernel, X[rows], self.X, self.W, max_bytes=self.max_bytes)
         inside, slots = self._slots(rows, X.shape[0])
         if isinstance(self.W, BlockWeights):
             weights = self.W.values.double()[slots] * noise[inside]
@@ -152,15 +151,15 @@ def local_answers(
     Time O(t k² (k + d)). With i shared actions on m rows, add O(t k² i), and O(u m d + u i²) for the u rows that
     occur, unless they are kept.
     """
-    mean = prior.mean(points).double()
-    variance = prior.kernel.diag(points).double()
+    mean = prior.mean(points.double())
+    variance = prior.kernel.diag(points.double())
     noise, residual = prior.noise.of_all(row_noise), y
     gram = cross = None
     if noise is None or shared is not None or not isinstance(prior.mean, ZeroMean):
         near = neighbours.clamp_min(0)
         flat = near.reshape(-1)
         noise = prior.noise.of_rows(X, flat, row_noise).view(near.shape)
-        residual = (y.index_select(0, flat) - prior.mean.of_rows(X, flat)).double().view(near.shape)
+        residual = (y.index_select(0, flat).double() - prior.mean.of_rows(X, flat)).view(near.shape)
         if shared is not None:
             u = shared.at_points(points)
             v = _rows_of(shared, X, row_noise, near, kept_rows)
@@ -169,7 +168,7 @@ def local_answers(
             mean, variance = mean + u @ shared.targets, variance - u.square().sum(1)
     rows = (neighbours, noise, residual, gram, cross)
     found = local_moments(prior.kernel, points, X, *rows, backend=backend)
-    update, explained, misfit, num_rows = (value.double() for value in found)
+    update, explained, misfit, num_rows = found
     return Moments(mean + update, variance - explained, misfit, num_rows)
 
 
@@ -206,11 +205,11 @@ def left_out_answers(
     v, own_v = (_rows_of(shared, X, row_noise, part, kept_rows) for part in (near, rows[:, None]))
     own_v, own = own_v[:, 0], X[rows]
     noise = prior.noise_variance(X, row_noise)
-    residual = (y - prior.mean(X)).double()
+    residual = y.double() - prior.mean.of_rows(X, torch.arange(len(X), device=X.device))
     own_noise, own_residual = noise[rows], residual[rows] - own_v @ shared.targets
     p = shared.weights_of(rows, X.shape[0])
     cross = prior.kernel(X[near].double(), own[:, None].double())[:, :, 0]  # k(N, xᵢ)
-    K = prior.kernel.diag(own).double() + own_noise
+    K = prior.kernel.diag(own.double()) + own_noise
     R = K - own_v.square().sum(1)
     smallest = NEGLIGIBLE * torch.finfo(torch.float64).eps * K
     R = torch.where(smallest < R, R, torch.nan)
@@ -226,7 +225,7 @@ def left_out_answers(
     rest, covered = (torch.where(known, part, 0.0) for part in (rest, cross - variance[:, None] * slope))
     gram = torch.where(known[:, :, None], gram, 0.0)
     found = local_moments(prior.kernel, own, X, neighbours, noise[near], rest, gram, covered)
-    update, explained, misfit, num_rows = (value.double() for value in found)
+    update, explained, misfit, num_rows = found
     mean = y[rows].double() - error + update
     return Moments(mean, variance - own_noise - explained, misfit, num_rows)
 
@@ -289,11 +288,11 @@ def joint_answers(
     Time O((t + k)³), float64.
     """
     t = len(points)
-    everything = torch.cat([points, X[rows]]).double()
+    everything = torch.cat([points, X[rows]])
     noise = prior.noise_variance(X[rows], None if row_noise is None else row_noise[rows])
-    K = kernel_product(prior.kernel, everything, everything)
-    mean = prior.mean(points).double()
-    residual = (y[rows] - prior.mean(X[rows])).double()
+    K = precise_product(prior.kernel, everything, everything)
+    mean = prior.mean(points.double())
+    residual = y[rows].double() - prior.mean(X[rows].double())
     prior_variance = K.diagonal()[t:] + noise
     if shared is not None:
         u, v = shared.at_points(points), shared.rows(X, rows, noise)

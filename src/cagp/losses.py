@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.actions import Actions
-from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, kernel_product
+from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, precise_product
 from cagp.engine.tiles import recomputed
 from cagp.linalg import row_moments, safe_cholesky
 from cagp.prior import GP
@@ -50,7 +50,7 @@ def elbo(
         check_rows(rows, X.shape[0])
     n, KS = X.shape[0], None
     # Where every row carries weight, its row of KS serves twice: in SᵀKS, and in the data term.
-    if rows is None and len(actions.support) == n and n * actions.num_actions * X.element_size() <= max_bytes:
+    if rows is None and len(actions.support) == n and n * actions.num_actions * 8 <= max_bytes:
         rows, KS = actions.support, support_product(prior, actions, X, max_bytes)
     p = project(prior, actions, X, y, row_noise, max_bytes, KS=KS, check=False)
     rows = torch.arange(n, device=X.device) if rows is None else rows
@@ -69,10 +69,10 @@ def _streamed_log_likelihood(
 
     def of_tile(tile: Tensor) -> Tensor:
         inputs = X[tile]
-        KS = kernel_product(prior.kernel, inputs, p.X, p.W, max_bytes=max_bytes)
+        KS = precise_product(prior.kernel, inputs, p.X, p.W, max_bytes=max_bytes)
         return _expected_log_likelihood(prior, p, inputs, y[tile], _take(row_noise, tile), KS)
 
-    tiles = rows.split(max(1, max_bytes // (2 * len(p.chol) * X.element_size())))
+    tiles = rows.split(max(1, max_bytes // (2 * len(p.chol) * 8)))
     if len(tiles) == 1:
         return of_tile(rows)
     return torch.stack([recomputed(of_tile, tile) for tile in tiles]).sum()
@@ -83,8 +83,8 @@ def _expected_log_likelihood(
 ) -> Tensor:
     """Σ_r E_q[log Normal(y_r; f_r, D_r)] over the given rows."""
     mean, explained = row_moments(KS, p.chol, p.weights)
-    error = (y - prior.mean(X)).double() - mean
-    variance = prior.kernel.diag(X).double() - explained
+    error = y.double() - prior.mean(X.double()) - mean
+    variance = prior.kernel.diag(X.double()) - explained
     noise = prior.noise(X, row_noise)
     return -0.5 * ((error.square() + variance) / noise + torch.log(2 * math.pi * noise)).sum()
 

@@ -19,8 +19,8 @@ class Mean(nn.Module, ABC):
         """m(X), in the dtype of ``X``."""
 
     def of_rows(self, X: Float[Tensor, "n d"], rows: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
-        """m(X[rows]); a mean that does not use the inputs need not gather them."""
-        return self(X[rows])
+        """m(X[rows]) in float64; a mean that does not use the inputs need not gather them."""
+        return self(X[rows].double())
 
 
 class ZeroMean(Mean):
@@ -30,7 +30,7 @@ class ZeroMean(Mean):
         return X.new_zeros(X.shape[0])
 
     def of_rows(self, X: Float[Tensor, "n d"], rows: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
-        return X.new_zeros(1).expand(rows.shape[0])
+        return X.new_zeros(1, dtype=torch.float64).expand(rows.shape[0])
 
 
 class ConstantMean(Mean):
@@ -44,7 +44,7 @@ class ConstantMean(Mean):
         return self.constant.to(X).expand(X.shape[0])
 
     def of_rows(self, X: Float[Tensor, "n d"], rows: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
-        return self.constant.to(X).expand(rows.shape[0])
+        return self.constant.to(X.device).expand(rows.shape[0])
 
 
 class LinearMean(Mean):

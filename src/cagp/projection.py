@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cagp.actions import Actions
 from cagp.checks import check_data
-from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, kernel_product
+from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, precise_product
 from cagp.engine.tiles import recomputed
 from cagp.kernels import Kernel
 from cagp.linalg import safe_cholesky
@@ -49,7 +49,7 @@ def project(
         check_projection(prior, actions, X, y, row_noise)
     rows = actions.support
     X_support, W = X[rows], actions.weights(X.dtype)
-    residual = (y[rows] - prior.mean(X_support)).double()
+    residual = y[rows].double() - prior.mean(X_support.double())
     noise = prior.noise.of_rows(X, rows, row_noise)
 
     SKS = _gram(prior.kernel, X_support, W, max_bytes) if KS is None else _symmetric(_left(W, KS))
@@ -63,9 +63,9 @@ def project(
 def support_product(
     prior: GP, actions: Actions, X: Float[Tensor, "n d"], max_bytes: int = DEFAULT_MAX_BYTES
 ) -> Float[Tensor, "m i"]:
-    """KS at the rows of the support, in their order."""
+    """KS at the rows of the support, in their order, float64."""
     inputs = X[actions.support]
-    return kernel_product(prior.kernel, inputs, inputs, actions.weights(X.dtype), max_bytes=max_bytes)
+    return precise_product(prior.kernel, inputs, inputs, actions.weights(X.dtype), max_bytes=max_bytes)
 
 
 def check_projection(prior: GP, actions: Actions, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
@@ -80,14 +80,14 @@ def _gram(kernel: Kernel, X: Tensor, W: Tensor | BlockWeights, max_bytes: int) -
     """WᵀK(X, X)W; for blocks from tiles of K(X, X)W, each with the columns from its first block on."""
     groups = _groups(W, max_bytes) if isinstance(W, BlockWeights) else []
     if not isinstance(W, BlockWeights) or len(groups) == 1:
-        return _symmetric(_left(W, kernel_product(kernel, X, X, W, max_bytes=max_bytes)))
+        return _symmetric(_left(W, precise_product(kernel, X, X, W, max_bytes=max_bytes)))
     strips = []
     for first, last in groups:
         begin, end = int(W.offsets[first]), int(W.offsets[last])
         rest = W.blocks(first, W.num_columns)
 
         def strip(left: Tensor, right: Tensor, begin=begin, end=end, first=first, last=last, rest=rest) -> Tensor:
-            KS = kernel_product(kernel, X[begin:end], X[begin:], rest._replace(values=right), max_bytes=max_bytes)
+            KS = precise_product(kernel, X[begin:end], X[begin:], rest._replace(values=right), max_bytes=max_bytes)
             return W.blocks(first, last)._replace(values=left).project(KS)
 
         found = recomputed(strip, W.values[begin:end], rest.values)
@@ -98,7 +98,7 @@ def _gram(kernel: Kernel, X: Tensor, W: Tensor | BlockWeights, max_bytes: int) -
 
 def _groups(W: BlockWeights, max_bytes: int) -> list[tuple[int, int]]:
     """Consecutive blocks, first and one past the last, whose rows of KS and of its gradient fit into ``max_bytes``."""
-    most_rows = max_bytes // (2 * W.num_columns * W.values.element_size())
+    most_rows = max_bytes // (2 * W.num_columns * 8)
     groups, first, rows = [], 0, 0
     for block, size in enumerate(W.sizes.tolist()):
         if rows + size > most_rows and block > first:

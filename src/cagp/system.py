@@ -14,8 +14,8 @@ from cagp.prior import GP
 class System:
     """Products with K̂ for the training inputs ``X``, kept as a matrix where that fits and streamed where not.
 
-    It holds a copy of the prior: training further does not change it. Products are taken in the dtype of ``X`` and
-    returned in float64.
+    It holds a copy of the prior: training further does not change it. Products are float64, whatever the dtype of
+    ``X``: variances are small differences of them.
 
     Args:
         max_bytes: k(X, X) is kept if it takes no more than this; otherwise the limit for temporaries of a product.
@@ -35,12 +35,12 @@ class System:
             prior.check_noise(X, row_noise)
         self.prior = copy.deepcopy(prior).requires_grad_(False)
         self.X = X.detach()
+        self._rows = self.X.double()
         self.max_bytes = max_bytes
         self.row_noise = None if row_noise is None else row_noise.detach().clone()
         self.noise: Float[Tensor, " n"] = self.prior.noise(self.X, self.row_noise).detach()
         n = X.shape[0]
-        fits = n * n * X.element_size() <= max_bytes
-        self._K = kernel_product(self.prior.kernel, self.X, self.X) if fits else None
+        self._K = kernel_product(self.prior.kernel, self._rows, self._rows) if 8 * n * n <= max_bytes else None
         self._one_block = torch.tensor([0, n], device=X.device)
 
     @property
@@ -63,36 +63,35 @@ class System:
 
     def kernel_products(self, V: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         """k(X, X) V, without the noise."""
-        V = V.to(self.X)
+        V = V.double()
         if self._K is not None:
-            return (self._K @ V).double()
-        return kernel_product(self.prior.kernel, self.X, self.X, V, max_bytes=self.max_bytes).double()
+            return self._K @ V
+        return kernel_product(self.prior.kernel, self._rows, self._rows, V, max_bytes=self.max_bytes)
 
     def kernel_matrix(self) -> Float[Tensor, "n n"]:
         """k(X, X) as a matrix, whether or not it is kept."""
-        K = kernel_product(self.prior.kernel, self.X, self.X) if self._K is None else self._K
-        return K.double()
+        return kernel_product(self.prior.kernel, self._rows, self._rows) if self._K is None else self._K
 
     def columns(self, Z: Float[Tensor, "t d"]) -> Float[Tensor, "n t"]:
         """k(X, Z), the covariances of the rows with other inputs."""
-        return kernel_product(self.prior.kernel, self.X, Z).double()
+        return kernel_product(self.prior.kernel, self._rows, Z.double())
 
     def kernel_diagonal(self) -> Float[Tensor, " n"]:
         """The diagonal of k(X, X)."""
-        return self.prior.kernel.diag(self.X).double()
+        return self.prior.kernel.diag(self._rows)
 
     def _kernel_times(self, v: Tensor) -> Tensor:
         rows: Int[Tensor, " k"] = v.nonzero()[:, 0]
         if len(rows) == 0:
             return torch.zeros_like(v, dtype=torch.float64)
-        values = v.to(self.X)
+        values = v.double()
         sparse = 2 * len(rows) < self.num_rows
         if self._K is not None:
             # K[rows]ᵀ: whole rows of the matrix are read, which is faster than picking columns.
-            return (values[rows] @ self._K[rows] if sparse else self._K @ values).double()
+            return values[rows] @ self._K[rows] if sparse else self._K @ values
         if sparse:
-            Z, W = self.X[rows], values[rows, None]
-            return kernel_product(self.prior.kernel, self.X, Z, W, max_bytes=self.max_bytes)[:, 0].double()
+            Z, W = self._rows[rows], values[rows, None]
+            return kernel_product(self.prior.kernel, self._rows, Z, W, max_bytes=self.max_bytes)[:, 0]
         # A vector is a single block: the compiled kernels then evaluate each pair of rows once.
         W = BlockWeights(values, self._one_block)
-        return kernel_product(self.prior.kernel, self.X, self.X, W, max_bytes=self.max_bytes)[:, 0].double()
+        return kernel_product(self.prior.kernel, self._rows, self._rows, W, max_bytes=self.max_bytes)[:, 0]

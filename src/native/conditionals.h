@@ -1,5 +1,6 @@
 // Conditionals: the distribution of the function at each test point given a few rows of its own. Each vector lane holds
 // one test point, so that everything small and serial (factorisation, solves) is done for a vector of them at once.
+// Rows may be float; all arithmetic is double.
 //
 // For a test point x with rows N, all inputs are measured from x in lengthscale units, which keeps the digits of close
 // rows. The factorisation C = L D L' needs no square roots. It works on C bordered by two more rows, c' and r', which
@@ -25,24 +26,18 @@ using Index = std::int64_t;
 
 inline int smaller(Index a, int b) { return a < b ? int(a) : b; }
 
-template <class T> struct Precision;
-template <> struct Precision<float> {
-    static constexpr float epsilon = 1.1920929e-7f;
-};
-template <> struct Precision<double> {
-    static constexpr double epsilon = 2.220446049250313e-16;
-};
+constexpr double kEpsilon = 2.220446049250313e-16;
 
 // The test points of one panel: their rows, and the bordered matrix, which is factorised in place.
-template <class T, class Profile> class ConditionalPanel {
+template <class In, class Profile> class ConditionalPanel {
   public:
-    static Index bytes(const ConditionalProblem<T>& p) {
+    static Index bytes(const ConditionalProblem<In>& p) {
         const Index matrices = Profile::has_alpha ? 3 : 2;
         return 64 + Index(sizeof(V)) * ((p.k + 1) * p.d + matrices * (p.k + 2) * p.k + 6 * (p.k + 1) + 2 * p.d + 3);
     }
 
-    ConditionalPanel(const ConditionalProblem<T>& problem, void* memory)
-        : p(problem), profile(problem.alpha), scale(T(p.outputscale)) {
+    ConditionalPanel(const ConditionalProblem<In>& problem, void* memory)
+        : p(problem), profile(problem.alpha), scale(p.outputscale) {
         auto address = (reinterpret_cast<std::uintptr_t>(memory) + 63) & ~std::uintptr_t(63);
         points = reinterpret_cast<V*>(address);
         A = points + (p.k + 1) * p.d;
@@ -71,7 +66,7 @@ template <class T, class Profile> class ConditionalPanel {
         factorise();
     }
 
-    void write(const Moments<T>& out) {
+    void write(const Moments& out) {
         moments();
         V misfit{}, rows{};
         const V* u = row(p.k + 1);
@@ -86,7 +81,7 @@ template <class T, class Profile> class ConditionalPanel {
     }
 
     // After write(), whose results it uses.
-    void write_gradients(const MomentSlopes<T>& out) {
+    void write_gradients(const MomentSlopes& out) {
         back_substitute();
         for (Index a = 0; a < p.k; ++a) {
             write_lanes(out.alpha, p.k, a, alpha[a]);
@@ -142,12 +137,13 @@ template <class T, class Profile> class ConditionalPanel {
     }
 
   private:
+    using T = double;
     using V = Vec<T>;
     static constexpr int kColumns = 4;   // of the matrix, or of the inputs, that are handled together
     static constexpr int kTogether = 3;  // rows that meet them: their products fill the registers
     static constexpr int kNear = 2;      // the same for distances, which need more registers
 
-    const ConditionalProblem<T>& p;
+    const ConditionalProblem<In>& p;
     const Profile profile;
     const T scale;
     V *points, *A, *slopes, *present, *noise, *variance, *inverse, *alpha, *beta, *origin, *sums, *shapes;
@@ -185,10 +181,10 @@ template <class T, class Profile> class ConditionalPanel {
     // Lanes without a test point repeat the last one.
     Index test_point(int l) const { return first + (l < count ? l : count - 1); }
 
-    const T* inputs_of(Index q) const { return p.points ? p.points + q * p.d : p.X + p.test_rows[q] * p.d; }
+    const In* inputs_of(Index q) const { return p.points ? p.points + q * p.d : p.X + p.test_rows[q] * p.d; }
 
     void gather() {
-        const T* x[kLanes<T>];
+        const In* x[kLanes<T>];
         const Index* rows[kLanes<T>];
         Index least = 0;
         for (int l = 0; l < kLanes<T>; ++l) {
@@ -197,7 +193,7 @@ template <class T, class Profile> class ConditionalPanel {
         }
         for (Index j = 0; j < p.d; ++j) origin[j] = lanes(x, j);
         for (Index a = 0; a < p.k; ++a) {
-            const T* z[kLanes<T>];
+            const In* z[kLanes<T>];
             for (int l = 0; l < kLanes<T>; ++l) {
                 const Index n = rows[l][a];
                 least = n < least ? n : least;
@@ -210,7 +206,7 @@ template <class T, class Profile> class ConditionalPanel {
         complete = least >= 0;
     }
 
-    static V lanes(const T* const* values, Index position) {
+    static V lanes(const In* const* values, Index position) {
         V v;
         for (int l = 0; l < kLanes<T>; ++l) v[l] = values[l][position];
         return v;
@@ -331,7 +327,7 @@ template <class T, class Profile> class ConditionalPanel {
         }
         repeat<C>([&](auto c) {
             const V pivot = LD[c][c], one = splat<T>(T(1));
-            const auto counts = pivot > variance[j + c] * (256 * Precision<T>::epsilon);  // of its prior variance
+            const auto counts = pivot > variance[j + c] * (256 * kEpsilon);  // of its prior variance
             const V inverted = inverse[j + c] = counts ? one / (counts ? pivot : one) : V{};
             repeat<C>([&](auto r) {
                 if (r <= c) return;
@@ -411,7 +407,7 @@ template <class T, class Profile> class ConditionalPanel {
     }
 
     // From alpha'C beta = mean and beta'C beta = explained: the scale multiplies C - noise + gram, and c + cross.
-    void scale_gradients(const MomentSlopes<T>& out) {
+    void scale_gradients(const MomentSlopes& out) {
         V of_mean{}, of_explained = e;
         for (Index a = 0; a < p.k; ++a) {
             V x = noise[a] * beta[a], y{};
@@ -425,7 +421,7 @@ template <class T, class Profile> class ConditionalPanel {
     }
 
     // Of the kernel's own parameter, where it has one.
-    void shape_gradients(const MomentSlopes<T>& out) {
+    void shape_gradients(const MomentSlopes& out) {
         V of_mean{}, of_explained{};
         if (Profile::has_alpha) {
             for (Index a = 1; a <= p.k; ++a) {
@@ -443,7 +439,7 @@ template <class T, class Profile> class ConditionalPanel {
     }
 
     // Sums of the squared differences in the columns [j, j + C) of the inputs, weighted by the slopes.
-    template <int C> CAGP_FLAT void distance_gradients(Index j, const MomentSlopes<T>& out) {
+    template <int C> CAGP_FLAT void distance_gradients(Index j, const MomentSlopes& out) {
         V of_mean[C], of_explained[C];
         repeat<C>([&](auto c) { of_mean[c] = of_explained[c] = V{}; });
         for (Index a = 1; a <= p.k; ++a) {
@@ -508,7 +504,7 @@ template <class T, class Profile> class ConditionalPanel {
         repeat<C>([&](auto c) { sums[j + c] = sum[c]; });
     }
 
-    void test_point_gradients(const MomentSlopes<T>& out) {
+    void test_point_gradients(const MomentSlopes& out) {
         const V* slope = slopes + p.k * p.k;
         for (Index j = 0; j < p.d; ++j) {
             V with_alpha{}, with_beta{};
@@ -528,34 +524,34 @@ template <class T, class Profile> class ConditionalPanel {
     void write_lanes(T* values, Index stride, Index position, V v) const {
         for (int l = 0; l < count; ++l) values[(first + l) * stride + position] = v[l];
     }
-    void write_parameter(const MomentSlopes<T>& out, Index place, V of_mean, V of_explained) const {
+    void write_parameter(const MomentSlopes& out, Index place, V of_mean, V of_explained) const {
         const Index size = p.d + 2;
         write_lanes(out.parameters, 2 * size, place, of_mean);
         write_lanes(out.parameters, 2 * size, size + place, of_explained);
     }
 };
 
-template <class T, class Profile> Index conditionals_scratch(const ConditionalProblem<T>& p) {
-    return ConditionalPanel<T, Profile>::bytes(p);
+template <class In, class Profile> Index conditionals_scratch(const ConditionalProblem<In>& p) {
+    return ConditionalPanel<In, Profile>::bytes(p);
 }
 
-template <class T, class Profile>
-void conditionals(const ConditionalProblem<T>& p, Range points, const Moments<T>& results,
-                  const MomentSlopes<T>& gradients, void* memory) {
-    ConditionalPanel<T, Profile> panel(p, memory);
-    for (Index q = points.begin; q < points.end; q += kLanes<T>) {
-        panel.solve(q, smaller(points.end - q, kLanes<T>), gradients.parameters != nullptr);
+template <class In, class Profile>
+void conditionals(const ConditionalProblem<In>& p, Range points, const Moments& results, const MomentSlopes& gradients,
+                  void* memory) {
+    ConditionalPanel<In, Profile> panel(p, memory);
+    for (Index q = points.begin; q < points.end; q += kLanes<double>) {
+        panel.solve(q, smaller(points.end - q, kLanes<double>), gradients.parameters != nullptr);
         panel.write(results);
         if (gradients.alpha) panel.write_gradients(gradients);
     }
 }
 
-template <class T, class Profile>
-void density(const ConditionalProblem<T>& p, Range points, const Density& density, void* memory) {
-    ConditionalPanel<T, Profile> panel(p, memory);
+template <class In, class Profile>
+void density(const ConditionalProblem<In>& p, Range points, const Density& density, void* memory) {
+    ConditionalPanel<In, Profile> panel(p, memory);
     panel.clear_sums();
-    for (Index q = points.begin; q < points.end; q += kLanes<T>) {
-        panel.solve(q, smaller(points.end - q, kLanes<T>), density.slopes);
+    for (Index q = points.begin; q < points.end; q += kLanes<double>) {
+        panel.solve(q, smaller(points.end - q, kLanes<double>), density.slopes);
         panel.add_density(density.slopes);
     }
     panel.write_sums(density);

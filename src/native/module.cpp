@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "far_blocks.h"
 #include "sweeps.h"
 
 namespace nb = nanobind;
@@ -181,6 +182,8 @@ struct Tasks {
     Index begin(Index t) const { return std::min(rows, panels * t / count * panel); }
 };
 
+std::vector<std::int32_t> by_place(std::vector<float> points, const float* scale, Index n, Index d, int threads);
+
 // Enough tasks to balance threads that do not run equally fast.
 constexpr Index kForwardTasks = 256;
 // Rows that a task of the dense matrix owns at least: each task transposes all of Z.
@@ -201,7 +204,7 @@ Blocks<T> blocks(const Problem<T>& p, const Array<const T>& values, const Array<
     const Index* o = data_of(offsets, "offsets", {size});
     require(o[0] == 0 && o[size - 1] == p.m, "offsets must run from 0 to the number of rows of Z");
     require(std::is_sorted(o, o + size), "offsets must not decrease");
-    return {data_of(values, "values", {p.m}), o, size - 1};
+    return {data_of(values, "values", {p.m}), o, size - 1, nullptr, T(0), nullptr};
 }
 
 template <class T>
@@ -219,15 +222,18 @@ void matrix(int kind, Array<const T> X, Array<const T> Z, double alpha, Array<T>
 // k(X, Z) W, or k(X, X) W with each pair of points visited once when Z is not given.
 template <class T>
 void block(int kind, Array<const T> X, MaybeArray<const T> Z, double alpha, Array<const T> values,
-           Array<const Index> offsets, Array<T> out, int threads, const std::string& isa) {
+           Array<const Index> offsets, Array<T> out, int threads, const std::string& isa, double reach) {
     const Variant& v = variant(isa);
     const Sweeps<T>& s = sweeps<T>(v, kind);
     const Problem<T> p = problem<T>(X, Z ? *Z : X, alpha);
-    const Blocks<T> w = blocks(p, values, offsets);
+    Blocks<T> w = blocks(p, values, offsets);
     T* KW = data_of(out, "out", {p.n, w.count});
     const Tasks tasks =
         Z ? Tasks(p.n, panel_rows<T>(v), kForwardTasks) : Tasks(w.count, panel_blocks(v, w), kForwardTasks);
     nb::gil_scoped_release release;
+    const FarBlocks<T> far(p, w, reach, Z.has_value(), [=](std::vector<float> points) {
+        return by_place(std::move(points), std::vector<float>(p.d, 1.0f).data(), p.n, p.d, threads);
+    });
     run_tasks(tasks.count, threads, s.scratch_bytes(p.d),
               [&](Index t, void* scratch) { (Z ? s.block : s.symmetric)(p, w, tasks[t], KW, scratch); });
 }
@@ -302,11 +308,11 @@ template <class T>
 void block_gradient(int kind, Array<const T> X, MaybeArray<const T> Z, double alpha, Array<const T> values,
                     Array<const Index> offsets, Array<const T> grad_out, Array<double> grad_square,
                     Array<double> grad_alpha, Array<T> grad_values, MaybeArray<T> grad_X, MaybeArray<T> grad_Z,
-                    int threads, const std::string& isa) {
+                    int threads, const std::string& isa, double reach) {
     const Variant& v = variant(isa);
     const Sweeps<T>& s = sweeps<T>(v, kind);
     const Problem<T> p = problem<T>(X, Z ? *Z : X, alpha);
-    const Blocks<T> w = blocks(p, values, offsets);
+    Blocks<T> w = blocks(p, values, offsets);
     const T* of_out = data_of(grad_out, "grad_out", {p.n, w.count});
     T* of_values = data_of(grad_values, "grad_values", {p.m});
     require(Z.has_value() || !grad_X.has_value(), "without Z the gradient of the inputs is grad_Z");
@@ -314,6 +320,9 @@ void block_gradient(int kind, Array<const T> X, MaybeArray<const T> Z, double al
     const Index most = gradient_tasks(p, grad_Z.has_value(), threads);
     const Tasks tasks = Z ? Tasks(p.n, panel_rows<T>(v), most) : Tasks(w.count, panel_blocks(v, w), most);
     nb::gil_scoped_release release;
+    const FarBlocks<T> far(p, w, reach, Z.has_value(), [=](std::vector<float> points) {
+        return by_place(std::move(points), std::vector<float>(p.d, 1.0f).data(), p.n, p.d, threads);
+    });
     PartialSums<T> parts(tasks.count, p, true, grad_X.has_value(), grad_Z.has_value());
     run_tasks(tasks.count, threads, s.scratch_bytes(p.d), [&](Index t, void* scratch) {
         (Z ? s.block_gradient : s.symmetric_gradient)(p, w, tasks[t], of_out, parts.of_task(t, out.X), scratch);
@@ -340,7 +349,7 @@ void nearest(Array<const T> X, Array<const T> Z, MaybeArray<const Index> left_ou
 // The neighbours of test points among the rows of X; the test points themselves, and all values, are left to the
 // caller.
 template <class T>
-ConditionalProblem<T> conditional_problem(const Array<const T>& X, const Array<const T>& inverse_lengthscale,
+ConditionalProblem<T> conditional_problem(const Array<const T>& X, const Array<const double>& inverse_lengthscale,
                                           const Array<const Index>& neighbours, double alpha, double outputscale) {
     ConditionalProblem<T> p{};
     const Index n = sizes_of(X, "X", 2)[0];
@@ -357,28 +366,27 @@ ConditionalProblem<T> conditional_problem(const Array<const T>& X, const Array<c
 constexpr Index kTestPoints = 16;
 
 template <class T>
-void conditionals(int kind, Array<const T> points, Array<const T> X, Array<const T> inverse_lengthscale,
-                  Array<const Index> neighbours, double alpha, double outputscale, Array<const T> noise,
-                  Array<const T> residual, MaybeArray<const T> gram, MaybeArray<const T> cross, Array<T> mean,
-                  Array<T> explained, Array<T> misfit, Array<T> rows, MaybeArray<T> solution_r,
-                  MaybeArray<T> solution_c, MaybeArray<T> of_parameters, MaybeArray<T> of_points, int threads,
-                  const std::string& isa) {
+void conditionals(int kind, Array<const T> points, Array<const T> X, Array<const double> inverse_lengthscale,
+                  Array<const Index> neighbours, double alpha, double outputscale, Array<const double> noise,
+                  MaybeArray<const double> residual, MaybeArray<const T> targets, MaybeArray<const double> gram,
+                  MaybeArray<const double> cross, Array<double> mean, Array<double> explained, Array<double> misfit,
+                  Array<double> rows, MaybeArray<double> solution_r, MaybeArray<double> solution_c,
+                  MaybeArray<double> of_parameters, MaybeArray<double> of_points, int threads, const std::string& isa) {
     const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
     auto p = conditional_problem<T>(X, inverse_lengthscale, neighbours, alpha, outputscale);
     p.points = data_of(points, "points", {p.t, p.d});
     check_shape(noise, "noise", {p.t, p.k});  // of any strides, zero included: one value for all
     p.noise = {noise.data(), noise.stride(0), noise.stride(1)};
-    if (residual.ndim() == 1)  // of the rows of X
-        p.targets = data_of(residual, "residual", {Index(X.shape(0))});
-    else
-        p.residual = data_of(residual, "residual", {p.t, p.k});
+    require(residual.has_value() != targets.has_value(), "residual (of neighbours) and targets (of rows): one of both");
+    p.residual = data_of(residual, "residual", {p.t, p.k}),
+    p.targets = data_of(targets, "targets", {Index(X.shape(0))});
     p.gram = data_of(gram, "gram", {p.t, p.k, p.k}), p.cross = data_of(cross, "cross", {p.t, p.k});
-    const Moments<T> moments{data_of(mean, "mean", {p.t}), data_of(explained, "explained", {p.t}),
-                             data_of(misfit, "misfit", {p.t}), data_of(rows, "rows", {p.t})};
+    const Moments moments{data_of(mean, "mean", {p.t}), data_of(explained, "explained", {p.t}),
+                          data_of(misfit, "misfit", {p.t}), data_of(rows, "rows", {p.t})};
     require(solution_r.has_value() == solution_c.has_value(), "solution_r and solution_c: both or none");
     require(solution_r || !of_parameters, "of_parameters needs solution_r and solution_c");
     require(of_parameters || !of_points, "of_points needs of_parameters");
-    const MomentSlopes<T> slopes{
+    const MomentSlopes slopes{
         data_of(solution_r, "solution_r", {p.t, p.k}), data_of(solution_c, "solution_c", {p.t, p.k}),
         data_of(of_parameters, "of_parameters", {p.t, 2, p.d + 2}), data_of(of_points, "of_points", {p.t, 2, p.d})};
     const Tasks tasks(p.t, kTestPoints, kForwardTasks);
@@ -390,15 +398,14 @@ void conditionals(int kind, Array<const T> points, Array<const T> X, Array<const
 // Adds to sums; see Density. Tasks do not depend on the threads, and neither does the result.
 template <class T>
 void density(int kind, Array<const Index> test_rows, Array<const T> X, Array<const T> targets,
-             Array<const T> inverse_lengthscale, Array<const Index> neighbours, double alpha, double outputscale,
+             Array<const double> inverse_lengthscale, Array<const Index> neighbours, double alpha, double outputscale,
              double noise, bool slopes, Array<double> sums, int threads, const std::string& isa) {
     const Sweeps<T>& s = sweeps<T>(variant(isa), kind);
     auto p = conditional_problem<T>(X, inverse_lengthscale, neighbours, alpha, outputscale);
     const Index n = X.shape(0);
     p.test_rows = data_of(test_rows, "test_rows", {p.t}), p.targets = data_of(targets, "targets", {n});
     check_rows(p.test_rows, p.t, "test_rows", 0, n);
-    const T noise_of_all = T(noise);
-    p.noise = {&noise_of_all, 0, 0};
+    p.noise = {&noise, 0, 0};
     const Index size = p.d + 4;
     double* out = data_of(sums, "sums", {size});
     const Tasks tasks(p.t, kTestPoints, kForwardTasks);
@@ -413,43 +420,43 @@ void density(int kind, Array<const Index> test_rows, Array<const T> X, Array<con
 // Gradients of a function of mean and explained, whose own gradients in them are g and h. Those of noise, residual,
 // cross and gram follow from a = C^-1 r and b = C^-1 c: -b (g a + h b), g b, -(g a + 2 h b), g (a b' + b a') / 2 + h b
 // b'.
-template <class T>
-void conditionals_gradient(Array<const T> solution_r, Array<const T> solution_c, Array<const T> grad_mean,
-                           Array<const T> grad_explained, MaybeArray<const T> of_parameters,
-                           MaybeArray<const T> of_points, MaybeArray<double> grad_parameters, MaybeArray<T> grad_points,
-                           MaybeArray<T> grad_noise, MaybeArray<T> grad_residual, MaybeArray<T> grad_gram,
-                           MaybeArray<T> grad_cross, int threads) {
+void conditionals_gradient(Array<const double> solution_r, Array<const double> solution_c,
+                           Array<const double> grad_mean, Array<const double> grad_explained,
+                           MaybeArray<const double> of_parameters, MaybeArray<const double> of_points,
+                           MaybeArray<double> grad_parameters, MaybeArray<double> grad_points,
+                           MaybeArray<double> grad_noise, MaybeArray<double> grad_residual,
+                           MaybeArray<double> grad_gram, MaybeArray<double> grad_cross, int threads) {
     const Index t = sizes_of(solution_r, "solution_r", 2)[0], k = solution_r.shape(1);
-    const T *alpha = data_of(solution_r, "solution_r", {t, k}), *beta = data_of(solution_c, "solution_c", {t, k});
-    const T* of_mean = data_of(grad_mean, "grad_mean", {t});
-    const T* of_explained = data_of(grad_explained, "grad_explained", {t});
+    const double *alpha = data_of(solution_r, "solution_r", {t, k}), *beta = data_of(solution_c, "solution_c", {t, k});
+    const double* of_mean = data_of(grad_mean, "grad_mean", {t});
+    const double* of_explained = data_of(grad_explained, "grad_explained", {t});
     require(of_parameters.has_value() == grad_parameters.has_value(),
             "of_parameters and grad_parameters: both or none");
     require(of_points.has_value() == grad_points.has_value(), "of_points and grad_points: both or none");
     const Index size = grad_parameters ? sizes_of(*grad_parameters, "grad_parameters", 1)[0] : 0;
     const Index d = grad_points ? sizes_of(*grad_points, "grad_points", 2)[1] : 0;
-    const T* slopes = data_of(of_parameters, "of_parameters", {t, 2, size});
-    const T* point_slopes = data_of(of_points, "of_points", {t, 2, d});
+    const double* slopes = data_of(of_parameters, "of_parameters", {t, 2, size});
+    const double* point_slopes = data_of(of_points, "of_points", {t, 2, d});
     double* parameters = data_of(grad_parameters, "grad_parameters", {size});
-    T *points = data_of(grad_points, "grad_points", {t, d}), *noise = data_of(grad_noise, "grad_noise", {t, k});
-    T *residual = data_of(grad_residual, "grad_residual", {t, k}), *gram = data_of(grad_gram, "grad_gram", {t, k, k});
-    T* cross = data_of(grad_cross, "grad_cross", {t, k});
+    double *points = data_of(grad_points, "grad_points", {t, d}), *noise = data_of(grad_noise, "grad_noise", {t, k});
+    double *residual = data_of(grad_residual, "grad_residual", {t, k}),
+           *gram = data_of(grad_gram, "grad_gram", {t, k, k});
+    double* cross = data_of(grad_cross, "grad_cross", {t, k});
     const Tasks tasks(t, kTestPoints, kForwardTasks);
     nb::gil_scoped_release release;
     for (Index q = 0; q < t; ++q)
         for (Index e = 0; e < size; ++e)
-            parameters[e] += double(of_mean[q]) * double(slopes[2 * q * size + e]) +
-                             double(of_explained[q]) * double(slopes[(2 * q + 1) * size + e]);
+            parameters[e] += of_mean[q] * slopes[2 * q * size + e] + of_explained[q] * slopes[(2 * q + 1) * size + e];
     run_tasks(tasks.count, gram ? threads : 1, 0, [&](Index task, void*) {  // without gram too little for more threads
         for (Index q = tasks[task].begin; q < tasks[task].end; ++q) {
-            const T g = of_mean[q], h = of_explained[q], *a = alpha + q * k, *b = beta + q * k;
+            const double g = of_mean[q], h = of_explained[q], *a = alpha + q * k, *b = beta + q * k;
             for (Index e = 0; points && e < d; ++e)
                 points[q * d + e] = g * point_slopes[2 * q * d + e] + h * point_slopes[(2 * q + 1) * d + e];
             for (Index e = 0; noise && e < k; ++e) noise[q * k + e] = -b[e] * (g * a[e] + h * b[e]);
             for (Index e = 0; residual && e < k; ++e) residual[q * k + e] = g * b[e];
             for (Index e = 0; cross && e < k; ++e) cross[q * k + e] = -(g * a[e] + 2 * h * b[e]);
             for (Index i = 0; gram && i < k; ++i) {
-                const T with_a = g * b[i] / 2, with_b = g * a[i] / 2 + h * b[i];
+                const double with_a = g * b[i] / 2, with_b = g * a[i] / 2 + h * b[i];
                 for (Index e = 0; e < k; ++e) gram[(q * k + i) * k + e] = with_a * a[e] + with_b * b[e];
             }
         }
@@ -522,15 +529,12 @@ void tree_minima(Array<const Label> labels, Array<Label> least, int threads) {
     }
 }
 
-// Test points by place, so that those that follow each other visit the same nodes: in the order of a tree of their own.
-std::vector<Label> by_place(const TreeSearch& wanted, Index t, Index d, int threads) {
-    std::vector<float> points(wanted.points, wanted.points + t * d);
-    for (float& x : points)
-        if (!std::isfinite(x)) x = 0;
-    points.resize(t * d + kTreePadding);
-    std::vector<Label> rows(t), least(tree_nodes(t));
+// Points by place, so that those that follow each other are near each other: in the order of a tree of their own.
+std::vector<Label> by_place(std::vector<float> points, const float* scale, Index n, Index d, int threads) {
+    points.resize(n * d + kTreePadding);
+    std::vector<Label> rows(n), least(tree_nodes(n));
     std::vector<float> boxes(least.size() * 2 * d);
-    build({points.data(), rows.data(), boxes.data(), least.data(), wanted.scale, t, d, tree_levels(t)}, threads);
+    build({points.data(), rows.data(), boxes.data(), least.data(), scale, n, d, tree_levels(n)}, threads);
     return rows;
 }
 
@@ -557,7 +561,10 @@ void tree_nearest(Array<const float> points, Array<const Label> labels, Array<co
                       data_of(visited, "visited", {t})};
     const Tasks tasks(t, kSearchPoints, kForwardTasks);
     nb::gil_scoped_release release;
-    const std::vector<Label> order = by_place(wanted, t, tree.d, threads);
+    std::vector<float> places(wanted.points, wanted.points + t * tree.d);
+    for (float& x : places)
+        if (!std::isfinite(x)) x = 0;
+    const std::vector<Label> order = by_place(std::move(places), wanted.scale, t, tree.d, threads);
     wanted.order = order.data();
     run_tasks(tasks.count, threads, v.tree_search_scratch(k),
               [&](Index task, void* scratch) { v.tree_search(tree, wanted, tasks[task], scratch); });
@@ -572,23 +579,21 @@ template <class T> void define(nb::module_& m) {
     m.def("matrix_gradient", &matrix_gradient<T>, "kind"_a, array("X"), array("Z"), "alpha"_a, array("grad_out"),
           array("grad_square"), array("grad_alpha"), maybe("grad_X"), maybe("grad_Z"), "threads"_a, "isa"_a = "");
     m.def("block", &block<T>, "kind"_a, array("X"), maybe("Z"), "alpha"_a, array("values"), array("offsets"),
-          array("out"), "threads"_a, "isa"_a = "");
+          array("out"), "threads"_a, "isa"_a = "", "reach"_a = std::numeric_limits<double>::infinity());
     m.def("block_gradient", &block_gradient<T>, "kind"_a, array("X"), maybe("Z"), "alpha"_a, array("values"),
           array("offsets"), array("grad_out"), array("grad_square"), array("grad_alpha"), array("grad_values"),
-          maybe("grad_X"), maybe("grad_Z"), "threads"_a, "isa"_a = "");
+          maybe("grad_X"), maybe("grad_Z"), "threads"_a, "isa"_a = "",
+          "reach"_a = std::numeric_limits<double>::infinity());
     m.def("nearest", &nearest<T>, array("X"), array("Z"), maybe("left_out"), maybe("before"), array("rows"),
           "threads"_a, "isa"_a = "");
     m.def("conditionals", &conditionals<T>, "kind"_a, array("points"), array("X"), array("inverse_lengthscale"),
-          array("neighbours"), "alpha"_a, "outputscale"_a, array("noise"), array("residual"), maybe("gram"),
-          maybe("cross"), array("mean"), array("explained"), array("misfit"), array("rows"), maybe("solution_r"),
-          maybe("solution_c"), maybe("of_parameters"), maybe("of_points"), "threads"_a, "isa"_a = "");
+          array("neighbours"), "alpha"_a, "outputscale"_a, array("noise"), maybe("residual"), maybe("targets"),
+          maybe("gram"), maybe("cross"), array("mean"), array("explained"), array("misfit"), array("rows"),
+          maybe("solution_r"), maybe("solution_c"), maybe("of_parameters"), maybe("of_points"), "threads"_a,
+          "isa"_a = "");
     m.def("density", &density<T>, "kind"_a, array("test_rows"), array("X"), array("targets"),
           array("inverse_lengthscale"), array("neighbours"), "alpha"_a, "outputscale"_a, "noise"_a, "slopes"_a,
           array("sums"), "threads"_a, "isa"_a = "");
-    m.def("conditionals_gradient", &conditionals_gradient<T>, array("solution_r"), array("solution_c"),
-          array("grad_mean"), array("grad_explained"), maybe("of_parameters"), maybe("of_points"),
-          maybe("grad_parameters"), maybe("grad_points"), maybe("grad_noise"), maybe("grad_residual"),
-          maybe("grad_gram"), maybe("grad_cross"), "threads"_a);
 }
 
 std::vector<std::string> instruction_sets() {
@@ -624,6 +629,10 @@ NB_MODULE(_native, m) {
     m.def("tree_nearest", &tree_nearest, array("points"), array("labels"), array("boxes"), array("least"),
           array("scale"), array("test_points"), maybe("left_out"), maybe("before"), array("found"), maybe("visited"),
           "threads"_a, "isa"_a = "");
+    m.def("conditionals_gradient", &conditionals_gradient, array("solution_r"), array("solution_c"), array("grad_mean"),
+          array("grad_explained"), maybe("of_parameters"), maybe("of_points"), maybe("grad_parameters"),
+          maybe("grad_points"), maybe("grad_noise"), maybe("grad_residual"), maybe("grad_gram"), maybe("grad_cross"),
+          "threads"_a);
     define<float>(m);
     define<double>(m);
 }

@@ -19,6 +19,12 @@ template <class T> struct Blocks {
     const T* values;
     const std::int64_t* offsets;
     std::int64_t count;
+    // Where some blocks may be too far away to matter: the least and the greatest coordinates in each, (count, 2, d),
+    // the squared distance from which on they are left out, and an order in which nearby rows of X follow each other
+    // (null for their own). Null boxes: nothing is left out.
+    const T* boxes;
+    T reach2;
+    const std::int32_t* order;
 };
 
 // Gradients of one task. Pointers that were not asked for are null.
@@ -42,30 +48,32 @@ template <class T> struct Strided {
 
 // Test points with a few rows of their own each: mean = c'C^-1 r and explained = c'C^-1 c with
 // C = scale k(N, N) + noise - gram, c = scale k(N, x) - cross. Inputs are not divided by the lengthscales here.
+// Rows of type T are read as they are stored; everything else, and all arithmetic, is double: what is left of the prior
+// variance is often less than round-off of float.
 template <class T> struct ConditionalProblem {
-    const T* points;                 // (t, d): the test points, or null:
-    const std::int64_t* test_rows;   // (t): the rows of X that are the test points
-    const T* X;                      // (n, d)
-    const T* inverse_lengthscale;    // (d)
-    const std::int64_t* neighbours;  // (t, k): rows of X, nearest first; -1 for none
-    Strided<T> noise;
-    const T* residual;      // (t, k), or null:
-    const T* targets;       // (n): the residuals of the rows of X, the same for all test points
-    const T *gram, *cross;  // (t, k, k), (t, k), or null
+    const T* points;                    // (t, d): the test points, or null:
+    const std::int64_t* test_rows;      // (t): the rows of X that are the test points
+    const T* X;                         // (n, d)
+    const double* inverse_lengthscale;  // (d)
+    const std::int64_t* neighbours;     // (t, k): rows of X, nearest first; -1 for none
+    Strided<double> noise;
+    const double* residual;      // (t, k), or null:
+    const T* targets;            // (n): the residuals of the rows of X, the same for all test points
+    const double *gram, *cross;  // (t, k, k), (t, k), or null
     std::int64_t t, k, d;
     double alpha, outputscale;
 };
 // One number for each test point.
-template <class T> struct Moments {
-    T *mean, *explained;  // c'C^-1 r and c'C^-1 c
-    T *misfit, *rows;     // r'C^-1 r and the number of rows in it; without gradients
+struct Moments {
+    double *mean, *explained;  // c'C^-1 r and c'C^-1 c
+    double *misfit, *rows;     // r'C^-1 r and the number of rows in it; without gradients
 };
 // From these follow the gradients of any function of mean and explained. Pointers that were not asked for are null: all
 // of them, or `parameters` and those after it.
-template <class T> struct MomentSlopes {
-    T *alpha, *beta;  // (t, k): C^-1 r and C^-1 c
-    T* parameters;    // (t, 2, d + 2): of mean and explained; sums over r2's slopes times difference^2, alpha, scale
-    T* points;        // (t, 2, d)
+struct MomentSlopes {
+    double *alpha, *beta;  // (t, k): C^-1 r and C^-1 c
+    double* parameters;  // (t, 2, d + 2): of mean and explained; sums over r2's slopes times difference^2, alpha, scale
+    double* points;      // (t, 2, d)
 };
 // What a task adds up over test points that are rows: their negative log predictive densities, and the slopes of that
 // sum in the squared distances of each column, in alpha, in the scale, and in noise that all rows share.
@@ -99,7 +107,7 @@ template <class T> struct Sweeps {
     std::int64_t (*nearest_scratch_bytes)(std::int64_t d, std::int64_t k);
     void (*nearest)(const Problem<T>&, Range rows, const Nearest&, void* scratch);
     std::int64_t (*conditionals_scratch_bytes)(const ConditionalProblem<T>&);
-    void (*conditionals)(const ConditionalProblem<T>&, Range points, const Moments<T>&, const MomentSlopes<T>&,
+    void (*conditionals)(const ConditionalProblem<T>&, Range points, const Moments&, const MomentSlopes&,
                          void* scratch);
     // For test points that are rows (test_rows), with targets, one noise, and neither gram nor cross.
     void (*density)(const ConditionalProblem<T>&, Range points, const Density&, void* scratch);

@@ -24,32 +24,72 @@ template <class T, int U = kUnroll> struct Panel {
     Vec<T> v[U];
 };
 
-// The working memory of a task: two transposed panels (points, their gradient) and the cotangents of a chunk.
+// The rows of a panel: consecutive ones, or those at consecutive places of an order.
+struct PanelRows {
+    Index begin;
+    const std::int32_t* order = nullptr;
+    Index operator[](int l) const { return order ? order[begin + l] : begin + l; }
+};
+
+// The working memory of a task: two transposed panels (points, their gradient), the box of the first, and the
+// cotangents of a chunk.
 template <class T> struct Scratch {
-    T *points, *gradient;
+    T *points, *gradient, *box;
     Panel<T>* cotangents;
     Scratch(void* memory, Index d) {
         auto address = (reinterpret_cast<std::uintptr_t>(memory) + 63) & ~std::uintptr_t(63);
         cotangents = reinterpret_cast<Panel<T>*>(address);
         points = reinterpret_cast<T*>(cotangents + kChunk);
         gradient = points + d * kRows<T>;
+        box = gradient + d * kRows<T>;
     }
-    static Index bytes(Index d) { return 64 + kChunk * Index(sizeof(Panel<T>)) + 2 * d * kRows<T> * Index(sizeof(T)); }
+    static Index bytes(Index d) {
+        return 64 + kChunk * Index(sizeof(Panel<T>)) + 2 * d * (kRows<T> + 1) * Index(sizeof(T));
+    }
     void clear_gradient(Index d) const { std::memset(gradient, 0, d * kRows<T> * sizeof(T)); }
-    // Adds the panel's gradient to rows [begin, begin + count) of the result.
-    void add_gradient(Index begin, int count, Index d, T* result) const {
+    // Adds the panel's gradient to its rows of the result.
+    void add_gradient(PanelRows rows, int count, Index d, T* result) const {
         for (int l = 0; l < count; ++l)
-            for (Index k = 0; k < d; ++k) result[(begin + l) * d + k] += gradient[k * kRows<T> + l];
+            for (Index k = 0; k < d; ++k) result[rows[l] * d + k] += gradient[k * kRows<T> + l];
     }
 };
 
-// Rows [begin, begin + count) of the points, transposed; lanes beyond `count` repeat the last row.
-template <class T> void transpose(const T* points, Index begin, int count, Index d, T* panel) {
+// The rows of a panel, transposed; lanes beyond `count` repeat the last one.
+template <class T> void transpose(const T* points, PanelRows rows, int count, Index d, T* panel) {
     for (int l = 0; l < kRows<T>; ++l) {
-        const T* row = points + (begin + (l < count ? l : count - 1)) * d;
+        const T* row = points + rows[l < count ? l : count - 1] * d;
         for (Index k = 0; k < d; ++k) panel[k * kRows<T> + l] = row[k];
     }
 }
+
+// Which blocks matter to a transposed panel: those whose box is within reach of its own.
+template <class T> class Nearby {
+  public:
+    Nearby(const Blocks<T>& blocks, const Scratch<T>& scratch, Index d_) : w(blocks), box(scratch.box), d(d_) {
+        for (Index k = 0; w.boxes && k < d; ++k) {
+            const T* x = scratch.points + k * kRows<T>;
+            T low = x[0], high = x[0];
+            for (int l = 1; l < kRows<T>; ++l) low = x[l] < low ? x[l] : low, high = x[l] > high ? x[l] : high;
+            box[k] = low, box[d + k] = high;
+        }
+    }
+    bool operator()(Index j) const {
+        if (!w.boxes) return true;
+        const T* other = w.boxes + j * 2 * d;
+        T r2 = 0;
+        for (Index k = 0; k < d; ++k) {
+            const T below = other[k] - box[d + k], above = box[k] - other[d + k];
+            const T gap = below > above ? below : above;
+            if (gap > 0) r2 += gap * gap;
+        }
+        return !(r2 > w.reach2);
+    }
+
+  private:
+    const Blocks<T>& w;
+    T* const box;
+    const Index d;
+};
 
 // Squared distances of the panel to C points at once: C * U sums that do not wait for each other.
 template <class T, int U, int C>
@@ -93,6 +133,24 @@ template <class T, int U> inline void scatter(const Panel<T, U>& panel, int coun
     T lane[U * kLanes<T>];
     std::memcpy(lane, &panel, sizeof panel);
     for (int l = 0; l < count; ++l) values[l * stride] = lane[l];
+}
+
+// The same for one value of each row of a panel.
+template <class T, int U> inline Panel<T, U> gather(const T* values, int count, Index stride, PanelRows rows) {
+    if (!rows.order) return gather<T, U>(values + rows.begin * stride, count, stride);
+    T lane[U * kLanes<T>] = {};
+    for (int l = 0; l < count; ++l) lane[l] = values[rows[l] * stride];
+    Panel<T, U> panel;
+    std::memcpy(&panel, lane, sizeof panel);
+    return panel;
+}
+
+template <class T, int U>
+inline void scatter(const Panel<T, U>& panel, int count, Index stride, T* values, PanelRows rows) {
+    if (!rows.order) return scatter(panel, count, stride, values + rows.begin * stride);
+    T lane[U * kLanes<T>];
+    std::memcpy(lane, &panel, sizeof panel);
+    for (int l = 0; l < count; ++l) values[rows[l] * stride] = lane[l];
 }
 
 template <class T, int U> inline T sum(const Panel<T, U>& panel) {
@@ -146,7 +204,7 @@ template <class T, class Profile> void matrix(const Problem<T>& p, Range rows, T
     const Scratch<T> scratch(memory, p.d);
     for (Index column = 0; column < p.m; column += kRows<T>) {
         const int count = smaller(p.m - column, kRows<T>);
-        transpose(p.Z, column, count, p.d, scratch.points);
+        transpose(p.Z, {column}, count, p.d, scratch.points);
         auto visit = [&](Index row, const Panel<T>& r2) {
             Panel<T> k;
             for (int u = 0; u < kUnroll; ++u) k.v[u] = profile.value(r2.v[u]);
@@ -162,7 +220,7 @@ void matrix_gradient(const Problem<T>& p, Range rows, const T* grad_out, const G
     const Scratch<T> scratch(memory, p.d);
     for (Index column = 0; column < p.m; column += kRows<T>) {
         const int lanes = smaller(p.m - column, kRows<T>);
-        transpose(p.Z, column, lanes, p.d, scratch.points);
+        transpose(p.Z, {column}, lanes, p.d, scratch.points);
         scratch.clear_gradient(p.d);
         for (Index first = rows.begin; first < rows.end; first += kChunk) {
             const int count = smaller(rows.end - first, kChunk);
@@ -182,7 +240,7 @@ void matrix_gradient(const Problem<T>& p, Range rows, const T* grad_out, const G
             distance_gradients<T, kUnroll>(scratch, p.X + first * p.d, count, p.d, gradients.square,
                                            gradients.Z != nullptr, gradients.X ? gradients.X + first * p.d : nullptr);
         }
-        if (gradients.Z) scratch.add_gradient(column, lanes, p.d, gradients.Z);
+        if (gradients.Z) scratch.add_gradient({column}, lanes, p.d, gradients.Z);
     }
 }
 
@@ -231,9 +289,14 @@ void block(const Problem<T>& p, const Blocks<T>& w, Range rows, T* out, void* me
     const Scratch<T> scratch(memory, p.d);
     for (Index row = rows.begin; row < rows.end; row += kRows<T>) {
         const int count = smaller(rows.end - row, kRows<T>);
-        transpose(p.X, row, count, p.d, scratch.points);
-        for (Index j = 0; j < w.count; ++j)
-            scatter(block_sum<T, kUnroll>(profile, scratch.points, p, w, j), count, w.count, out + row * w.count + j);
+        const PanelRows panel{row, w.order};
+        transpose(p.X, panel, count, p.d, scratch.points);
+        const Nearby<T> near(w, scratch, p.d);
+        for (Index j = 0; j < w.count; ++j) {
+            Panel<T> total{};
+            if (near(j)) total = block_sum<T, kUnroll>(profile, scratch.points, p, w, j);
+            scatter(total, count, w.count, out + j, panel);
+        }
     }
 }
 
@@ -244,13 +307,16 @@ void block_gradient(const Problem<T>& p, const Blocks<T>& w, Range rows, const T
     const Scratch<T> scratch(memory, p.d);
     for (Index row = rows.begin; row < rows.end; row += kRows<T>) {
         const int count = smaller(rows.end - row, kRows<T>);
-        transpose(p.X, row, count, p.d, scratch.points);
+        const PanelRows panel{row, w.order};
+        transpose(p.X, panel, count, p.d, scratch.points);
         scratch.clear_gradient(p.d);
+        const Nearby<T> near(w, scratch, p.d);
         for (Index j = 0; j < w.count; ++j) {
-            const auto g = gather<T, kUnroll>(grad_out + row * w.count + j, count, w.count);
+            if (!near(j)) continue;
+            const auto g = gather<T, kUnroll>(grad_out + j, count, w.count, panel);
             block_sum_gradient<T, kUnroll>(profile, scratch, p, w, j, g, gradients, gradients.X != nullptr);
         }
-        if (gradients.X) scratch.add_gradient(row, count, p.d, gradients.X);
+        if (gradients.X) scratch.add_gradient(panel, count, p.d, gradients.X);
     }
 }
 
@@ -289,7 +355,8 @@ void symmetric_panel(const Problem<T>& p, const Blocks<T>& w, Index row, int cou
                      const Scratch<T>& scratch) {
     const Profile profile(p.alpha);
     const SymmetricPanel<T, U> panel(w, row, count, first, last);
-    transpose(p.X, row, count, p.d, scratch.points);
+    transpose(p.X, {row}, count, p.d, scratch.points);
+    const Nearby<T> near(w, scratch, p.d);
     for (Index j = first; j < last; ++j)
         scatter(block_sum<T, U>(profile, scratch.points, p, w, j), count, w.count, out + row * w.count + j);
     for (Index j = last; j < w.count; ++j) {
@@ -308,7 +375,7 @@ void symmetric_panel(const Problem<T>& p, const Blocks<T>& w, Index row, int cou
                 out[c * w.count + panel.segment[s].block] += sum(inside);
             }
         };
-        for_each_point<T, U, 2>(scratch.points, p.X, w.offsets[j], w.offsets[j + 1], p.d, visit);
+        if (near(j)) for_each_point<T, U, 2>(scratch.points, p.X, w.offsets[j], w.offsets[j + 1], p.d, visit);
         scatter(total, count, w.count, out + row * w.count + j);
     }
 }
@@ -318,8 +385,9 @@ void symmetric_panel_gradient(const Problem<T>& p, const Blocks<T>& w, Index row
                               const T* grad_out, const Gradients<T>& gradients, const Scratch<T>& scratch) {
     const Profile profile(p.alpha);
     const SymmetricPanel<T, U> panel(w, row, count, first, last);
-    transpose(p.X, row, count, p.d, scratch.points);
+    transpose(p.X, {row}, count, p.d, scratch.points);
     scratch.clear_gradient(p.d);
+    const Nearby<T> near(w, scratch, p.d);
     const bool inputs = gradients.Z != nullptr;
     for (Index j = first; j < last; ++j) {
         const auto g = gather<T, U>(grad_out + row * w.count + j, count, w.count);
@@ -327,6 +395,7 @@ void symmetric_panel_gradient(const Problem<T>& p, const Blocks<T>& w, Index row
     }
     Panel<T, U> values{};  // gradient of the panel's own weights
     for (Index j = last; j < w.count; ++j) {
+        if (!near(j)) continue;
         const auto g = gather<T, U>(grad_out + row * w.count + j, count, w.count);
         for (Index begin = w.offsets[j]; begin < w.offsets[j + 1]; begin += kChunk) {
             const int columns = smaller(w.offsets[j + 1] - begin, kChunk);
@@ -358,7 +427,7 @@ void symmetric_panel_gradient(const Problem<T>& p, const Blocks<T>& w, Index row
     T lane[U * kLanes<T>];
     std::memcpy(lane, &values, sizeof lane);
     for (int l = 0; l < count; ++l) gradients.values[row + l] += lane[l];
-    if (inputs) scratch.add_gradient(row, count, p.d, gradients.Z);
+    if (inputs) scratch.add_gradient({row}, count, p.d, gradients.Z);
 }
 
 // Cuts a range of blocks into panels and calls visit(row, count, first block, last block) for each.
@@ -442,7 +511,7 @@ template <class T> void nearest(const Problem<T>& p, Range rows, const Nearest& 
         for (Index q = first; q < first + count; ++q) shortlist(q).clear();
         for (Index z = 0; z < p.m; z += kRows<T>) {
             const int lanes = smaller(p.m - z, kRows<T>);
-            transpose(p.Z, z, lanes, p.d, scratch.points);
+            transpose(p.Z, {z}, lanes, p.d, scratch.points);
             auto visit = [&](Index q, const Panel<T>& r2) {
                 Shortlist<T> found = shortlist(q);
                 const Vec<T> worst = splat<T>(found.worst());
@@ -463,7 +532,8 @@ template <class T> void nearest(const Problem<T>& p, Range rows, const Nearest& 
     }
 }
 
-template <class T, class Profile> constexpr Sweeps<T> sweeps() {
+// Conditionals are computed in double, whatever the rows are.
+template <class T, class Profile, class DoubleProfile> constexpr Sweeps<T> sweeps() {
     Sweeps<T> s{};
     s.scratch_bytes = Scratch<T>::bytes;
     s.matrix = matrix<T, Profile>;
@@ -474,17 +544,17 @@ template <class T, class Profile> constexpr Sweeps<T> sweeps() {
     s.symmetric_gradient = symmetric_gradient<T, Profile>;
     s.nearest_scratch_bytes = nearest_scratch<T>;
     s.nearest = nearest<T>;
-    s.conditionals_scratch_bytes = conditionals_scratch<T, Profile>;
-    s.conditionals = conditionals<T, Profile>;
-    s.density = density<T, Profile>;
+    s.conditionals_scratch_bytes = conditionals_scratch<T, DoubleProfile>;
+    s.conditionals = conditionals<T, DoubleProfile>;
+    s.density = density<T, DoubleProfile>;
     return s;
 }
 
 template <class List> struct Table;
 template <template <class> class... Profiles> struct Table<ProfileList<Profiles...>> {
     static constexpr CompiledKernel kernels[] = {{Profiles<double>::name, Profiles<double>::has_alpha,
-                                                  sweeps<float, Profiles<float>>(),
-                                                  sweeps<double, Profiles<double>>()}...};
+                                                  sweeps<float, Profiles<float>, Profiles<double>>(),
+                                                  sweeps<double, Profiles<double>, Profiles<double>>()}...};
 };
 using Kernels = Table<CompiledProfiles>;
 

@@ -219,10 +219,21 @@ class BlockActions(Actions):
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         # The number of blocks may have changed since this object was made.
-        for name in ("_support", "offsets"):
-            if prefix + name in state_dict:
-                setattr(self, name, torch.empty_like(state_dict[prefix + name], device=self._support.device))
+        support, offsets = (state_dict.get(prefix + name) for name in ("_support", "offsets"))
+        if support is not None and not torch.equal(support.sort().values, self._support.sort().values.to(support)):
+            raise ValueError("the actions of the state are not of these rows.")
+        if offsets is not None and not _are_offsets(offsets, len(self._support)):
+            raise ValueError("the blocks of the state do not divide its rows.")
+        for name, value in (("_support", support), ("offsets", offsets)):
+            if value is not None:
+                setattr(self, name, torch.empty_like(value, device=self._support.device))
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _are_offsets(offsets: Tensor, num_rows: int) -> bool:
+    """Whether numbers are the places where blocks of rows begin and end."""
+    whole = offsets.dtype == torch.int64 and offsets.ndim == 1 and len(offsets) > 1
+    return whole and int(offsets[0]) == 0 and int(offsets[-1]) == num_rows and bool((offsets.diff() >= 0).all())
 
 
 def _unit_blocks(values: Tensor, offsets: Tensor) -> Tensor:

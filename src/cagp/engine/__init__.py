@@ -4,7 +4,7 @@ from cagp.engine.backend import NEGLIGIBLE, Backend, LocalMoments
 from cagp.engine.choice import BACKENDS, backend_for, choose_backend
 from cagp.engine.compiled_backend import COMPILED, INSTRUCTION_SETS, CompiledBackend
 from cagp.engine.conditionals import local_density, local_moments
-from cagp.engine.product import DEFAULT_MAX_BYTES, kernel_product
+from cagp.engine.product import DEFAULT_MAX_BYTES, kernel_product, precise_product
 from cagp.engine.row_tree import OrderedRows, RowTree, column_means, spatial_order
 from cagp.engine.torch_backend import TORCH, TorchBackend
 from cagp.engine.weights import BlockWeights
@@ -29,5 +29,6 @@ __all__ = [
     "kernel_product",
     "local_density",
     "local_moments",
+    "precise_product",
     "spatial_order",
 ]

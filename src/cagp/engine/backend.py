@@ -15,7 +15,7 @@ variance; the same constant as in src/native/conditionals.h."""
 
 
 class LocalMoments(NamedTuple):
-    """What its rows say about each test point; k(x, x) - explained is its variance."""
+    """What its rows say about each test point, float64; k(x, x) - explained is its variance."""
 
     mean: Float[Tensor, " t"]  # cᵀC⁻¹r
     explained: Float[Tensor, " t"]  # cᵀC⁻¹c
@@ -59,8 +59,14 @@ class Backend(ABC):
         Z: Float[Tensor, "m d"],
         W: Float[Tensor, "m c"] | BlockWeights,
         max_bytes: int,
+        tolerance: float,
     ) -> Float[Tensor, "n c"]:
-        """k(X, Z) W with no more than ``max_bytes`` of temporaries, or one row of k(X, Z)."""
+        """k(X, Z) W with no more than ``max_bytes`` of temporaries, or one row of k(X, Z).
+
+        Args:
+            tolerance: with block-sparse ``W``, values of the kernel that are at most this times its variance may be
+                taken as zero.
+        """
 
     @abstractmethod
     def conditionals(
@@ -74,9 +80,10 @@ class Backend(ABC):
         gram: Float[Tensor, "t k k"] | None,
         cross: Float[Tensor, "t k"] | None,
     ) -> LocalMoments:
-        """The moments of ``local_moments``; mean and explained are differentiable in all but ``X``.
+        """The moments of ``local_moments`` in float64; mean and explained are differentiable in all but ``X``.
 
-        A ``residual`` of shape (n,) is a constant.
+        Values of neighbours are float64, those of rows have the dtype of ``X``. A ``residual`` of shape (n,) is a
+        constant.
         """
 
     def density(

@@ -3,6 +3,7 @@
 import importlib
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from cagp.checks import check_first_order
 from cagp.engine.backend import Backend, LocalMoments
 from cagp.engine.parts import linear_parts
+from cagp.engine.reach import reach_of
 from cagp.engine.tiles import by_rows
 from cagp.engine.weights import BlockWeights
 from cagp.kernels import Kernel, kernel_class
@@ -60,6 +62,7 @@ class _Stationary(NamedTuple):
     lengthscale: Tensor
     alpha: Tensor | None
     scale: Tensor | None  # None for one
+    part: Kernel  # the stationary kernel itself
 
 
 @final
@@ -113,17 +116,20 @@ class CompiledBackend(Backend):
         Z: Float[Tensor, "m d"],
         W: Float[Tensor, "m c"] | BlockWeights,
         max_bytes: int,
+        tolerance: float,
     ) -> Float[Tensor, "n c"]:
         """Block-sparse ``W`` in one sweep, time O(n m d); dense ``W`` in tiles by BLAS, time O(n m (d + c)).
 
-        With block-sparse ``W``, where ``Z`` is ``X``, each pair of rows is evaluated once.
+        With block-sparse ``W``, where ``Z`` is ``X``, each pair of rows is evaluated once. A block is left out for a
+        panel of nearby rows, up to 32 of them, if no point of its bounding box is within reach of theirs.
         """
         if not isinstance(W, BlockWeights):
             elements = min(_TILE_ELEMENTS, max_bytes // (4 * X.element_size()))
             return by_rows(lambda tile: self.matrix(kernel, tile, Z) @ W, X, max(1, elements // Z.shape[0]))
         k = _stationary(kernel)
         arguments = (X, None if Z is X else Z, k.lengthscale, k.alpha, W.values, W.offsets)
-        return _times(k.scale, _BlockProduct.apply(*arguments, k.kind, self.instruction_set))
+        reach = reach_of(k.part, tolerance)
+        return _times(k.scale, _BlockProduct.apply(*arguments, k.kind, self.instruction_set, reach))
 
     def conditionals(
         self,
@@ -180,7 +186,7 @@ def _stationary(kernel: Kernel) -> _Stationary:
     ((scale, part),) = linear_parts(kernel)
     kind: _Kind = _KINDS[type(part)]
     parameters: Any = part
-    return _Stationary(kind.number, parameters.lengthscale, parameters.alpha if kind.has_alpha else None, scale)
+    return _Stationary(kind.number, parameters.lengthscale, parameters.alpha if kind.has_alpha else None, scale, part)
 
 
 def _times(scale: Tensor | None, out: Tensor) -> Tensor:
@@ -273,9 +279,10 @@ class _BlockProduct(torch.autograd.Function):
         offsets: Tensor,
         kind: int,
         instruction_set: str,
+        reach: float,
     ) -> Tensor:
         ctx.save_for_backward(X, Z, lengthscale, alpha, values, offsets)
-        ctx.kind, ctx.instruction_set = kind, instruction_set
+        ctx.kind, ctx.instruction_set, ctx.reach = kind, instruction_set, reach
         out = X.new_empty(X.shape[0], offsets.shape[0] - 1)
         _native.block(
             kind,
@@ -284,6 +291,7 @@ class _BlockProduct(torch.autograd.Function):
             *_arrays(values, offsets, out),
             torch.get_num_threads(),
             instruction_set,
+            reach,
         )
         return out
 
@@ -301,11 +309,12 @@ class _BlockProduct(torch.autograd.Function):
             *_arrays(gradients.square, gradients.alpha, grad_values, gradients.X, gradients.Z),
             torch.get_num_threads(),
             ctx.instruction_set,
+            ctx.reach,
         )
         grad_X, grad_Z, grad_lengthscale, grad_alpha = gradients.unscaled(alpha)
         if Z is None:
             grad_X, grad_Z = grad_Z, None
-        return grad_X, grad_Z, grad_lengthscale, grad_alpha, grad_values, None, None, None
+        return grad_X, grad_Z, grad_lengthscale, grad_alpha, grad_values, None, None, None, None
 
 
 # ---- conditionals ----
@@ -352,22 +361,23 @@ class _Conditionals(torch.autograd.Function):
         scale,
     ) -> LocalMoments:
         (t, k), d = neighbours.shape, X.shape[1]
-        moments = LocalMoments(*(X.new_empty(t) for _ in LocalMoments._fields))
-        solutions = [X.new_empty(t, k) if any(needed) else None for _ in range(2)]
-        of_parameters = X.new_empty(t, 2, d + 2) if needed.slopes else None
-        of_points = X.new_empty(t, 2, d) if needed.points else None
+        empty = partial(torch.empty, dtype=torch.float64)
+        moments = LocalMoments(*(empty(t) for _ in LocalMoments._fields))
+        solutions = [empty(t, k) if any(needed) else None for _ in range(2)]
+        of_parameters = empty(t, 2, d + 2) if needed.slopes else None
+        of_points = empty(t, 2, d) if needed.points else None
         saved = (*solutions, of_parameters, of_points)
         _native.conditionals(
             kind,
-            *_arrays(points, X, lengthscale.reciprocal().to(X), neighbours),
+            *_arrays(points, X, lengthscale.reciprocal(), neighbours),
             _alpha(alpha),
             float(scale),
             noise.detach().numpy(),
-            *_arrays(residual, gram, cross, *moments, *saved),
+            *_arrays(*((residual, None) if residual.ndim == 2 else (None, residual)), gram, cross, *moments, *saved),
             torch.get_num_threads(),
             instruction_set,
         )
-        ctx.needed = needed
+        ctx.needed, ctx.dtype = needed, X.dtype
         ctx.save_for_backward(lengthscale, alpha, scale, *saved)
         ctx.mark_non_differentiable(moments.misfit, moments.num_rows)
         return moments
@@ -399,6 +409,7 @@ class _Conditionals(torch.autograd.Function):
             of_alpha = None if alpha is None else parameters[d].reshape(alpha.shape).to(alpha)
             of_scale = parameters[d + 1].reshape(scale.shape).to(scale)
         of_points, *of_values = gradients
+        of_points = None if of_points is None else of_points.to(ctx.dtype)
         return None, None, None, of_points, None, None, *of_values, of_lengthscale, of_alpha, of_scale
 
 
@@ -412,7 +423,7 @@ class _Density(torch.autograd.Function):
         sums = torch.zeros(X.shape[1] + 4, dtype=torch.float64)
         _native.density(
             kind,
-            *_arrays(rows, X, y, lengthscale.reciprocal().to(X), neighbours),
+            *_arrays(rows, X, y, lengthscale.reciprocal(), neighbours),
             _alpha(alpha),
             float(scale),
             float(noise),

@@ -20,9 +20,10 @@ def local_moments(
     *,
     backend: Backend | None = None,
 ) -> LocalMoments:
-    """Moments of every test point x with its rows N, C = k(N, N) + diag(noise) - gram, c = k(N, x) - cross.
+    """Moments of every test point x with its rows N, C = k(N, N) + diag(noise) - gram, c = k(N, x) - cross, float64.
 
-    Rows that the rows before them already determine (duplicates without noise) are left out. Mean and explained are
+    All arithmetic is float64, also with float32 rows: k(x, x) - explained can be less than round-off of float32. Rows
+    that the rows before them already determine (duplicates without noise) are left out. Mean and explained are
     differentiable once, in the kernel's parameters, ``points``, ``noise``, ``residual``, ``gram`` and ``cross``, but
     not in ``X``.
 
@@ -38,9 +39,10 @@ def local_moments(
     """
     if residual.ndim == 1 and residual.requires_grad:
         residual = residual[neighbours.clamp_min(0)]
-    values = [None if v is None else v.to(X) for v in (gram, cross)]
+    residual = residual.to(X) if residual.ndim == 1 else residual.double()
+    values = [None if v is None else v.double() for v in (gram, cross)]
     return choose_backend(kernel, X, backend).conditionals(
-        kernel, points, X, neighbours, noise.expand(neighbours.shape).to(X), residual.to(X), *values
+        kernel, points, X, neighbours, noise.expand(neighbours.shape).double(), residual, *values
     )
 
 

@@ -7,6 +7,7 @@ from cagp.checks import check_same_kind
 from cagp.engine.backend import Backend
 from cagp.engine.choice import choose_backend
 from cagp.engine.parts import linear_parts
+from cagp.engine.reach import round_off
 from cagp.engine.weights import BlockWeights
 from cagp.kernels import ActiveDims, Cosine, GreatCircle, Kernel, Linear, Periodic, Product, Scale, Stationary, Sum
 
@@ -22,6 +23,7 @@ def kernel_product(
     *,
     backend: Backend | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    tolerance: float | None = None,
 ) -> Float[Tensor, "n c"]:
     """k(X, Z) W for dense or block-sparse ``W``, or k(X, Z) itself when ``W`` is None.
 
@@ -33,17 +35,44 @@ def kernel_product(
         backend: ``cagp.engine.COMPILED`` or ``cagp.engine.TORCH``; None for the fastest that applies to each part of
             the kernel, see ``backend_for``.
         max_bytes: limit for temporaries; at least one row of k(X, Z) is always held.
+        tolerance: with block-sparse ``W``, the compiled kernels leave out blocks so far away that a stationary kernel
+            is at most this times its variance; None for round-off of the dtype, 0 to leave nothing out. See
+            docs/derivations.md, "Blocks out of reach".
 
     Time O(n m d) for block-sparse W, O(n m (d + c)) for dense; memory O(tile) besides the result.
     """
     _check_product(kernel, X, Z, W)
+    tolerance = round_off(X.dtype) if tolerance is None else tolerance
     parts = [
-        _part_product(coefficient, part, X, Z, W, backend, max_bytes) for coefficient, part in linear_parts(kernel)
+        _part_product(coefficient, part, X, Z, W, backend, max_bytes, tolerance)
+        for coefficient, part in linear_parts(kernel)
     ]
     total = parts[0]
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def precise_product(
+    kernel: Kernel,
+    X: Float[Tensor, "n d"],
+    Z: Float[Tensor, "m d"],
+    W: Float[Tensor, "m c"] | BlockWeights | None = None,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> Float[Tensor, "n c"]:
+    """``kernel_product`` in float64, also of float32 rows.
+
+    Where a prior variance is explained but for a small rest, round-off of float32 can be larger than the rest: products
+    that are subtracted from it, or factorised for that, are taken here. About twice the time of a float32 product.
+    """
+    same = Z is X
+    X = X.double()
+    if isinstance(W, BlockWeights):
+        W = W._replace(values=W.values.double())
+    elif W is not None:
+        W = W.double()
+    return kernel_product(kernel, X, X if same else Z.double(), W, max_bytes=max_bytes)
 
 
 def _part_product(
@@ -54,6 +83,7 @@ def _part_product(
     W: Tensor | BlockWeights | None,
     backend: Backend | None,
     max_bytes: int,
+    tolerance: float,
 ) -> Tensor:
     if coefficient is not None and W is not None:  # c (K W) = K (c W): scale the smaller one
         c = coefficient.to(X)
@@ -65,7 +95,7 @@ def _part_product(
     elif W is None:
         out = choose_backend(kernel, X, backend).matrix(kernel, X, Z)
     else:
-        out = choose_backend(kernel, X, backend).product(kernel, X, Z, W, max_bytes)
+        out = choose_backend(kernel, X, backend).product(kernel, X, Z, W, max_bytes, tolerance)
     return out if coefficient is None else coefficient.to(X) * out
 
 

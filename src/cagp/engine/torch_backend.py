@@ -53,8 +53,12 @@ class TorchBackend(Backend):
         Z: Float[Tensor, "m d"],
         W: Float[Tensor, "m c"] | BlockWeights,
         max_bytes: int,
+        tolerance: float,
     ) -> Float[Tensor, "n c"]:
-        """k(X, Z) W. Time O(n m (d + c)), O(n m d) for block-sparse W; memory O(tile + n c)."""
+        """k(X, Z) W, of all rows however far apart.
+
+        Time O(n m (d + c)), O(n m d) for block-sparse W; memory O(tile + n c).
+        """
         if not isinstance(W, BlockWeights):
             rows = _tile_rows(X.shape[0], Z.shape[0], X.element_size(), max_bytes)
             return by_rows(lambda tile: kernel(tile, Z) @ W, X, rows)
@@ -132,16 +136,17 @@ def _padded(W: BlockWeights) -> tuple[Int[Tensor, " p"], Float[Tensor, " p"]]:
 def _conditionals(kernel: Kernel, points, X, neighbours, noise, residual, gram, cross) -> LocalMoments:
     present = neighbours >= 0
     both = present[:, :, None] & present[:, None, :]
-    near = X.detach()[neighbours.clamp_min(0)]
+    near, points = X.detach()[neighbours.clamp_min(0)].double(), points.double()
+    residual = residual.double()
     K = torch.where(both, kernel(near, near), 0.0)
     c = torch.where(present, kernel(points[:, None, :], near)[:, 0, :], 0.0)
     C = K + torch.diag_embed(torch.where(present, noise, 1.0))
-    smallest = NEGLIGIBLE * torch.finfo(X.dtype).eps * C.detach().diagonal(dim1=-2, dim2=-1)
+    smallest = NEGLIGIBLE * torch.finfo(C.dtype).eps * C.detach().diagonal(dim1=-2, dim2=-1)
     if gram is not None:
         C = C - torch.where(both, gram, 0.0)
     if cross is not None:
         c = c - torch.where(present, cross, 0.0)
-    return LocalMoments(*_Conditional.apply(C, c, torch.where(present, residual, 0.0), smallest, present.to(X.dtype)))
+    return LocalMoments(*_Conditional.apply(C, c, torch.where(present, residual, 0.0), smallest, present.to(C)))
 
 
 class _Conditional(torch.autograd.Function):

@@ -111,7 +111,7 @@ class Iteration:
         chol = safe_cholesky(SKS + SDS, "SᵀK̂S")
         targets = W.mT @ state.targets
         weights = torch.cholesky_solve(targets[:, None], chol)[:, 0]
-        return Projection(system.X, W.to(system.X), SKS, SDS, chol, targets, weights)
+        return Projection(system.X, W, SKS, SDS, chol, targets, weights)
 
     def posterior(self) -> CaGPPosterior:
         """The posterior given the projections Sᵀy: what ``project`` and ``CaGPPosterior`` make of ``actions``."""
@@ -150,7 +150,7 @@ def iterate(
         prior.noise.check(row_noise)
     with torch.no_grad():
         system = System(prior, X, row_noise, max_bytes, check=False)
-        state = State(system, y - system.prior.mean(X))
+        state = State(system, y.double() - system.prior.mean(X.double()))
         return _run(system, started(policy, system), state, stopping, reorthogonalise)
 
 
@@ -187,7 +187,7 @@ def _step(system: System, policy: Policy, state: State, reorthogonalise: bool) -
             if reorthogonalise:
                 d, Kd = _conjugate(d, Kd, Kd, state)
             eta = float(d @ Kd)  # = zᵀd, line 8
-            if eta > ROUND_OFF * torch.finfo(system.X.dtype).eps * float(s @ z):
+            if eta > ROUND_OFF * torch.finfo(z.dtype).eps * float(s @ z):
                 break
         state.num_dropped += 1
         dropped = offer.clone()

@@ -105,7 +105,7 @@ class CGResiduals(Policy):
     orthogonal = True
 
     def action(self, system: System, state: State, memory: Memory) -> Offer:
-        round_off = torch.finfo(system.X.dtype).eps * float(state.targets.norm())
+        round_off = torch.finfo(torch.float64).eps * float(state.targets.norm())
         return (state.residual if float(state.residual.norm()) > round_off else None), None
 
 
@@ -141,7 +141,7 @@ class Lanczos(Policy):
         length = w.norm()
         for _ in range(2):  # twice is enough (Kahan, Parlett)
             w = w - own @ (own.mT @ w)
-        if float(w.norm()) <= self.ROUND_OFF * torch.finfo(system.X.dtype).eps * float(length):
+        if float(w.norm()) <= self.ROUND_OFF * torch.finfo(torch.float64).eps * float(length):
             return None, memory
         return w, memory
 

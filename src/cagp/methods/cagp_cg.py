@@ -99,7 +99,7 @@ class CaGPCG(Method):
     def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         n = X.shape[0]
-        kept = "kept in memory" if n * n * X.element_size() <= self.max_bytes else "evaluated again for every product"
+        kept = "kept in memory" if 8 * n * n <= self.max_bytes else "evaluated again for every product"
         tolerance = f" or a residual of {self.relative_residual:g}" if self.relative_residual > 0 else ""
         name = "CaGP-CG" if isinstance(self.policy, Lanczos) else f"CaGP ({type(self.policy).__name__})"
         summary = (

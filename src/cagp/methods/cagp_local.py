@@ -280,7 +280,13 @@ class CaGPLocal(Method):
         return LocalPosterior(prior, X, y, row_noise, min(k, X.shape[0]), index, shared, **options)
 
     def choose_local_scale(
-        self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, num_rows: int = SCALE_ROWS
+        self,
+        X: Inputs,
+        y: Targets,
+        row_noise: RowNoise = None,
+        *,
+        num_rows: int = SCALE_ROWS,
+        held_out: tuple[Tensor, Tensor, Tensor | None] | None = None,
     ) -> ScaleChoice:
         """The local scale with which rows are predicted best from their neighbours, at the present hyperparameters.
 
@@ -289,10 +295,12 @@ class CaGPLocal(Method):
 
         Args:
             num_rows: rows that choose, at most.
+            held_out: inputs, targets and known noise of rows that choose, predicted from those of ``X``. None: some of
+                the rows of ``X`` do, each predicted from the others.
         """
         self.check(X, y, row_noise)
         index, k = self._index(X, lengthscale_of(self.prior.kernel)), self.num_neighbours_predict
-        options = {"seed": self.seed, "max_bytes": self.max_bytes, "num_rows": num_rows}
+        options = {"seed": self.seed, "max_bytes": self.max_bytes, "num_rows": num_rows, "held_out": held_out}
         return choose_local_scale(self.prior, X, y, row_noise, index, k, **options)
 
     def with_local_scale(self, local_scale: float | None) -> "CaGPLocal":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cagp.actions import BlockActions, Partition
 from cagp.checks import check_first_order
-from cagp.engine import DEFAULT_MAX_BYTES, backend_for, kernel_product
+from cagp.engine import DEFAULT_MAX_BYTES, backend_for, precise_product
 from cagp.linalg import safe_cholesky
 from cagp.memory import available_memory
 from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
@@ -45,8 +45,8 @@ class CholeskyGP(Method):
         """-log p(y) / n, y ~ Normal(m(X), K̂). ``rows`` must be None: all rows."""
         check_all_rows(rows, "CholeskyGP")
         n = X.shape[0]
-        residual = (y - self.prior.mean(X)).double()
-        K = kernel_product(self.prior.kernel, X, X).double()
+        residual = y.double() - self.prior.mean(X.double())
+        K = precise_product(self.prior.kernel, X, X)
         nll = _GaussianNLL.apply(K, self.prior.noise(X, row_noise), residual)
         return {"negative_log_marginal_likelihood": nll / n}
 

@@ -42,30 +42,34 @@ def choose_local_scale(
     seed: int,
     max_bytes: int,
     num_rows: int = SCALE_ROWS,
+    held_out: tuple[Tensor, Tensor, Tensor | None] | None = None,
 ) -> ScaleChoice:
     """The local scale with which rows are predicted best from their neighbours, at the hyperparameters of ``prior``.
 
-    At most ``num_rows`` rows, each predicted from others alone, choose among ``LOCAL_SCALES``. If the best gains less
-    than ``SCALE_GAIN`` nats per row, or may gain by chance, the choice is None: one scale everywhere.
+    At most ``num_rows`` rows, each predicted from others alone, choose among ``LOCAL_SCALES``: rows of ``X``, or those
+    that are held out. If the best gains less than ``SCALE_GAIN`` nats per row, or may gain by chance, the choice is
+    None: one scale everywhere.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(X.shape[0], generator=generator)[:num_rows].to(X.device)
-    k = min(num_neighbours, X.shape[0] - 1)
+    asked_X, asked_y, asked_noise = (X, y, row_noise) if held_out is None else held_out
+    rows = torch.randperm(asked_X.shape[0], generator=generator)[:num_rows].to(X.device)
+    k = min(num_neighbours, X.shape[0] - (held_out is None))
     if k == 0:
         raise ValueError("a local scale needs neighbours; expected num_neighbours_predict and rows to have some.")
-    near = index.nearest(X[rows], k, left_out=rows)
+    points = asked_X[rows]
+    near = index.nearest(points, k, left_out=rows if held_out is None else None)
     tile = max(1, max_bytes // (4 * 8 * k * (k + 8)))
     tiles = [
-        local_answers(prior, X, y, row_noise, X[part], of_part)
-        for part, of_part in zip(rows.split(tile), near.split(tile), strict=True)
+        local_answers(prior, X, y, row_noise, part, of_part)
+        for part, of_part in zip(points.split(tile), near.split(tile), strict=True)
     ]
     found = Moments(*(torch.cat(columns) for columns in zip(*tiles, strict=True)))
-    close = closeness(prior, X[rows], X, near)
-    known = 0.0 if row_noise is None else row_noise[rows].double()
-    variance = found.variance.clamp_min(0) + prior.noise.learned(X[rows])
+    close = closeness(prior, points, X, near)
+    known = 0.0 if asked_noise is None else asked_noise[rows].double()
+    variance = found.variance.clamp_min(0) + prior.noise.learned(points)
 
     def nll(scale: Tensor | float) -> Tensor:
-        return row_nll(y[rows], found.mean, scale * variance + known)
+        return row_nll(asked_y[rows], found.mean, scale * variance + known)
 
     without = nll(1.0)
     nlls = {value: nll(scale_around(found, close, value)) for value in LOCAL_SCALES}

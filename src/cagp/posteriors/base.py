@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.checks import check_new_inputs
-from cagp.engine import DEFAULT_MAX_BYTES, kernel_product
+from cagp.engine import DEFAULT_MAX_BYTES, precise_product
 from cagp.prior import GP
 
 
@@ -34,7 +34,9 @@ class Posterior(ABC):
     ``cagp.testing.check_posterior`` checks it.
 
     It holds copies: training a method further does not change it. Answers have the dtype of the inputs and are
-    differentiable in them. The mean is m(x) + k(x, X) ``representer``.
+    differentiable in them. The mean is m(x) + k(x, X) ``representer``. If something was subtracted from the targets
+    before the process learned them, such as what trees predict, its values at test points are the ``offset``, which is
+    added to the mean.
 
     Args:
         prior: copied, without gradients.
@@ -75,7 +77,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
-        """Mean and variance of the function at a tile of test points, float64, and optionally their ``scale``."""
+        """Mean and variance of the function at a tile of test points, float64; optionally their ``scale``, and more."""
 
     def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
         """What learned kernel and noise are multiplied by around each test point; None if it is one everywhere."""
@@ -93,12 +95,13 @@ class Posterior(ABC):
     def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
         """Covariance of the function between the rows of ``X`` and those of ``Z``, or of ``X`` itself, float64."""
 
-    def mean(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"]:
-        """m(X) + k(X, X_train) times the representer weights. Time O(t m d)."""
+    def mean(self, X: Float[Tensor, "t d"], offset: Float[Tensor, " t"] | None = None) -> Float[Tensor, " t"]:
+        """m(X) + k(X, X_train) times the representer weights, plus the offset. Time O(t m d)."""
         check_new_inputs(X, self.X)
-        representer = self._representer.to(X)[:, None]
-        update = kernel_product(self.prior.kernel, X, self.X, representer, max_bytes=self.max_bytes)[:, 0]
-        return self.prior.mean(X) + update
+        representer = self._representer.double()[:, None]
+        update = precise_product(self.prior.kernel, X, self.X, representer, max_bytes=self.max_bytes)[:, 0]
+        mean = self.prior.mean(X.double()) + update
+        return (mean if offset is None else mean + offset).to(X)
 
     def variance(
         self, X: Float[Tensor, "t d"], *, noise: bool = False, row_noise: Float[Tensor, " t"] | None = None
@@ -107,17 +110,29 @@ class Posterior(ABC):
         return self.predict(X, noise=noise, row_noise=row_noise).variance
 
     def predict(
-        self, X: Float[Tensor, "t d"], *, noise: bool = False, row_noise: Float[Tensor, " t"] | None = None
+        self,
+        X: Float[Tensor, "t d"],
+        *,
+        noise: bool = False,
+        row_noise: Float[Tensor, " t"] | None = None,
+        offset: Float[Tensor, " t"] | None = None,
     ) -> Prediction:
         """Mean and variance in one pass over the kernel; of new targets if ``noise``, else of the function."""
         check_new_inputs(X, self.X)
         _check_row_noise(noise, row_noise)
-        mean, variance, *scale = self._moments_in_tiles(X)
+        moments = self._moments_in_tiles(X)
+        mean, variance, *scale = moments
+        if offset is not None:
+            mean = self._with_offset(moments, offset)
         # Round-off can leave the difference of two almost equal numbers a little below zero.
         variance = variance.clamp_min(0)
         if noise:
             variance = variance + self._noise(X, row_noise, scale[0] if scale else None)
         return Prediction(mean.to(X), variance.to(X))
+
+    def _with_offset(self, moments: tuple[Tensor, ...], offset: Tensor) -> Tensor:
+        """The mean with what was subtracted from the targets."""
+        return moments[0] + offset
 
     def _moments_in_tiles(self, X: Tensor) -> tuple[Tensor, ...]:
         rows = max(1, self.max_bytes // (4 * 8 * self._width))
@@ -161,6 +176,7 @@ class Posterior(ABC):
         *,
         noise: bool = False,
         row_noise: Float[Tensor, " t"] | None = None,
+        offset: Float[Tensor, " t"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "s t"]:
         """Joint draws at the rows of ``X``. Time O(t³ + s t²).
@@ -172,11 +188,12 @@ class Posterior(ABC):
         eigenvalues, vectors = torch.linalg.eigh(self._covariance_of_targets(X, None, noise, row_noise))
         root = vectors * eigenvalues.clamp_min(0).sqrt()
         white = torch.randn(num_samples, X.shape[0], dtype=torch.float64, generator=generator).to(X.device)
-        return (self._joint_mean(X).double() + white @ root.mT).to(X)
+        return (self._joint_mean(X, offset).double() + white @ root.mT).to(X)
 
-    def _joint_mean(self, X: Tensor) -> Tensor:
+    def _joint_mean(self, X: Tensor, offset: Tensor | None = None) -> Tensor:
         """The mean of joint draws. It differs from ``mean`` if each test point has projections of its own."""
-        return self.mean(X)
+        mean = self.mean(X)
+        return mean if offset is None else mean + offset
 
 
 def _check_row_noise(noise: bool, row_noise: Tensor | None) -> None:

@@ -36,8 +36,9 @@ class CGPosterior(Posterior):
         tolerance: float,
         max_iterations: int,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        shares_rows: bool = False,
     ):
-        super().__init__(solver.system.prior, X, representer.solution[:, 0], max_bytes)
+        super().__init__(solver.system.prior, X, representer.solution[:, 0], max_bytes, shares_rows=shares_rows)
         self.representer_status = representer
         self.tolerance, self.max_iterations = tolerance, max_iterations
         self._solver = solver

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp.engine import DEFAULT_MAX_BYTES, kernel_product
+from cagp.engine import DEFAULT_MAX_BYTES, precise_product
 from cagp.posteriors.base import Posterior
 from cagp.prior import GP
 
@@ -22,6 +22,7 @@ class InducingPosterior(Posterior):
         Z: the inducing points, in the dtype of the data.
         chol: L in float64.
         whitened_root: R, any square root of the covariance of v.
+        shares_rows: hold the tensors themselves, which nobody may change any more, instead of copies.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class InducingPosterior(Posterior):
         whitened_mean: Float[Tensor, " m"],
         whitened_root: Float[Tensor, "m m"],
         max_bytes: int = DEFAULT_MAX_BYTES,
+        *,
+        shares_rows: bool = False,
     ):
-        self.chol = chol.detach().clone()
-        self.whitened_mean = whitened_mean.detach().clone()
-        self.whitened_root = whitened_root.detach().clone()
+        self.chol, self.whitened_mean, self.whitened_root = (
+            part.detach() if shares_rows else part.detach().clone() for part in (chol, whitened_mean, whitened_root)
+        )
         representer = torch.linalg.solve_triangular(self.chol.mT, self.whitened_mean[:, None], upper=True)[:, 0]
-        super().__init__(prior, Z, representer, max_bytes)
+        super().__init__(prior, Z, representer, max_bytes, shares_rows=shares_rows)
 
     @property
     def num_inducing(self) -> int:
@@ -55,16 +58,16 @@ class InducingPosterior(Posterior):
     def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         U = self._whitened(X)
         lost = U.square().sum(0) - (self.whitened_root.mT @ U).square().sum(0)
-        mean = self.prior.mean(X).double() + self.whitened_mean @ U
-        return mean, self.prior.kernel.diag(X).double() - lost
+        mean = self.prior.mean(X.double()) + self.whitened_mean @ U
+        return mean, self.prior.kernel.diag(X.double()) - lost
 
     def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
         U = self._whitened(X)
         V = U if Z is None else self._whitened(Z)
-        K = kernel_product(self.prior.kernel, X, X if Z is None else Z)
-        return K.double() - U.mT @ V + (self.whitened_root.mT @ U).mT @ (self.whitened_root.mT @ V)
+        K = precise_product(self.prior.kernel, X, X if Z is None else Z)
+        return K - U.mT @ V + (self.whitened_root.mT @ U).mT @ (self.whitened_root.mT @ V)
 
     def _whitened(self, X: Tensor) -> Tensor:
         """L⁻¹k(Z, X), float64."""
-        KZ = kernel_product(self.prior.kernel, X, self.X, max_bytes=self.max_bytes)
-        return torch.linalg.solve_triangular(self.chol, KZ.double().mT, upper=False)
+        KZ = precise_product(self.prior.kernel, X, self.X, max_bytes=self.max_bytes)
+        return torch.linalg.solve_triangular(self.chol, KZ.mT, upper=False)

@@ -147,10 +147,9 @@ class LocalPosterior(Posterior):
             return None
         return self.index.spatial_order(X)
 
-    def mean(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"]:
+    def mean(self, X: Float[Tensor, "t d"], offset: Float[Tensor, " t"] | None = None) -> Float[Tensor, " t"]:
         """The mean at each test point; it costs as much as mean and variance."""
-        check_new_inputs(X, self.X)
-        return self.predict(X).mean
+        return self.predict(X, offset=offset).mean
 
     def joint(self, X: Float[Tensor, "t d"]) -> Joint:
         """Mean and covariance of all test points together, given all their neighbours: what ``sample`` draws from."""
@@ -172,8 +171,9 @@ class LocalPosterior(Posterior):
             return joint
         return joint._replace(covariance=joint.covariance * (scale[:, None] * scale).sqrt())
 
-    def _joint_mean(self, X: Tensor) -> Tensor:
-        return self._joint(X).mean
+    def _joint_mean(self, X: Tensor, offset: Tensor | None = None) -> Tensor:
+        mean = self._joint(X).mean
+        return mean if offset is None else mean + offset
 
     def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
         if Z is None:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, kernel_product
+from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, precise_product
 from cagp.linalg import row_moments
 from cagp.posteriors.base import LeftOut, Posterior
 from cagp.prior import GP
@@ -34,13 +34,20 @@ class CaGPPosterior(Posterior):
         weights: Float[Tensor, " i"],
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> "CaGPPosterior":
-        """The posterior from what it keeps of a projection, e.g. from a saved file."""
+        """The posterior from what it keeps of a projection, e.g. from a saved file; it holds the tensors themselves."""
         posterior = cls.__new__(cls)
-        posterior._hold(prior, X, W, chol, weights, max_bytes)
+        posterior._hold(prior, X, W, chol, weights, max_bytes, shares_rows=True)
         return posterior
 
     def _hold(
-        self, prior: GP, X: Tensor, W: Tensor | BlockWeights, chol: Tensor, weights: Tensor, max_bytes: int
+        self,
+        prior: GP,
+        X: Tensor,
+        W: Tensor | BlockWeights,
+        chol: Tensor,
+        weights: Tensor,
+        max_bytes: int,
+        shares_rows: bool = False,
     ) -> None:
         self.W = W._replace(values=W.values.detach()) if isinstance(W, BlockWeights) else W.detach()
         self.chol = chol.detach()
@@ -51,7 +58,7 @@ class CaGPPosterior(Posterior):
             if isinstance(self.W, BlockWeights)
             else self.W.double() @ self.weights
         )
-        super().__init__(prior, X, representer, max_bytes)
+        super().__init__(prior, X, representer, max_bytes, shares_rows=shares_rows)
 
     @property
     def num_actions(self) -> int:
@@ -67,9 +74,9 @@ class CaGPPosterior(Posterior):
         return self.num_actions
 
     def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        KS = kernel_product(self.prior.kernel, X, self.X, self.W, max_bytes=self.max_bytes)
+        KS = precise_product(self.prior.kernel, X, self.X, self.W, max_bytes=self.max_bytes)
         update, explained = row_moments(KS, self.chol, self.weights)
-        return self.prior.mean(X).double() + update, self.prior.kernel.diag(X).double() - explained
+        return self.prior.mean(X.double()) + update, self.prior.kernel.diag(X.double()) - explained
 
     def left_out(self, rows: Int[Tensor, " r"]) -> LeftOut | None:
         """For as many actions as rows, that is for exact inference: [K̂⁻¹(y - m)]ᵢ / [K̂⁻¹]ᵢᵢ and 1 / [K̂⁻¹]ᵢᵢ. O(n³)."""
@@ -84,10 +91,10 @@ class CaGPPosterior(Posterior):
         """k(X, Z) - k(X, X_train) S (SᵀK̂S)⁻¹ Sᵀ k(X_train, Z)."""
         root = self._root(X)
         other = root if Z is None else self._root(Z)
-        K = kernel_product(self.prior.kernel, X, X if Z is None else Z)
-        return K.double() - root.mT @ other
+        K = precise_product(self.prior.kernel, X, X if Z is None else Z)
+        return K - root.mT @ other
 
     def _root(self, X: Tensor) -> Tensor:
         """L⁻¹ Sᵀk(X_train, X), float64."""
-        KS = kernel_product(self.prior.kernel, X, self.X, self.W, max_bytes=self.max_bytes)
-        return torch.linalg.solve_triangular(self.chol, KS.double().mT, upper=False)
+        KS = precise_product(self.prior.kernel, X, self.X, self.W, max_bytes=self.max_bytes)
+        return torch.linalg.solve_triangular(self.chol, KS.mT, upper=False)
