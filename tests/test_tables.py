@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cagp.data import Encoder, TableWriter, pieces, read_table, stream_table, table_size
+from cagp.files import UNFINISHED
 
 FORMATS = ["t.csv", "t.csv.gz", "t.parquet"]
 FRAME = pd.DataFrame(
@@ -144,12 +145,14 @@ def test_names_may_contain_separators_and_lines(tmp_path):
 
 
 def test_iso_dates_become_dates_unless_they_are_text(tmp_path):
-    content = "t,u,v\n2024-03-31,2024-03-31T12:00:00Z,2024-03-31\n,2024-03-31 18:00,soon\n"
+    content = "t,u,v,w\n2024-03-31,2024-03-31T12:00:00Z,2024-03-31,2024-03-31T12:00Z\n"
+    content += ",2024-03-31 18:00+02:00,soon,2024-03-31T12:00\n"
     path = put(tmp_path, "t.csv", content)
     frame = read_table(path)
     assert frame["t"][0] == pd.Timestamp("2024-03-31")
     assert pd.isna(frame["t"][1])
-    assert frame["u"].tolist() == [pd.Timestamp("2024-03-31 12:00"), pd.Timestamp("2024-03-31 18:00")]
+    assert frame["u"].tolist() == [pd.Timestamp("2024-03-31 12:00Z"), pd.Timestamp("2024-03-31 16:00Z")]
+    assert frame["w"][0] == "2024-03-31T12:00Z"  # with and without a time zone: for the encoder to refuse
     assert frame["v"].tolist() == ["2024-03-31", "soon"]
     assert read_table(path, text=["t", "absent"])["t"][0] == "2024-03-31"
 
@@ -375,7 +378,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, name):
     def interrupted():
         with TableWriter(path) as writer:
             writer.write(FRAME.iloc[:2])
-            assert (tmp_path / f"{name}.part").exists()
+            assert [UNFINISHED.fullmatch(left) is None for left in sorted(os.listdir(tmp_path))] == [False, True]
             assert path.read_bytes() == before
             raise KeyboardInterrupt
 
@@ -391,11 +394,12 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_columns_keep_the_order_of_the_first_frame(tmp_path, name):
-    put(tmp_path, f"{name}.part", "left over by a process that was killed")
+    put(tmp_path, f"{name}.part", "a file of the user")
     with TableWriter(tmp_path / name) as writer:
         writer.write(FRAME)
         writer.write(FRAME[FRAME.columns[::-1]])
     pd.testing.assert_frame_equal(read_table(tmp_path / name), pd.concat([FRAME, FRAME], ignore_index=True))
+    assert (tmp_path / f"{name}.part").read_text() == "a file of the user"
 
 
 def test_parquet_keeps_the_types_of_the_first_frame(tmp_path):

@@ -6,6 +6,9 @@ NUMBER, DATETIME, TIMEDELTA, LEVELS = "number", "datetime", "timedelta", "levels
 
 WORDS = {NUMBER: "numbers", DATETIME: "dates", TIMEDELTA: "durations", LEVELS: "levels (text or categories)"}
 
+AWARE, NAIVE = "with a time zone", "without a time zone"
+"""What dates can be: instants, or readings of a clock somewhere."""
+
 DECIMAL_COMMA = "decimal comma"
 """The format of text like "3,14"."""
 
@@ -20,6 +23,7 @@ class Column(NamedTuple):
     missing: bool = False  # values were missing
     format: str = ""  # of numbers or dates that were text: DECIMAL_COMMA or e.g. "day/month/year"; ISO 8601 needs none
     quantiles: tuple[float, ...] = ()  # of numbers, dates and durations of which none was missing; files may lack them
+    time_zone: str = ""  # of dates: AWARE or NAIVE; files may lack it
 
     @property
     def coded_levels(self) -> tuple[str, ...]:
@@ -54,4 +58,9 @@ class Column(NamedTuple):
             raise ValueError(f"column {state['name']!r} has the kind {state['kind']!r}, expected one of {list(WORDS)}.")
         common, missing = tuple(state.get("common", ())), bool(state.get("missing", False))
         texts = tuple(state["levels"]), common, missing, state.get("format", "")
-        return cls(state["name"], state["kind"], *texts, tuple(map(float, state.get("quantiles", ()))))
+        quantiles, time_zone = tuple(map(float, state.get("quantiles", ()))), state.get("time_zone", "")
+        if time_zone not in ("", AWARE, NAIVE):
+            raise ValueError(
+                f"column {state['name']!r} has the time zone {time_zone!r}, expected {AWARE!r} or {NAIVE!r}."
+            )
+        return cls(state["name"], state["kind"], *texts, quantiles, time_zone)

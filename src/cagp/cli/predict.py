@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
-    from cagp import estimators
+    from cagp import estimators, shards
     from cagp import progress as progress_bars
     from cagp import ranks as processes
-    from cagp.cli import tables
+    from cagp.cli import spreadsheets, tables
     from cagp.data import tables as data_tables
     from cagp.estimators import conformal
 else:
     np, pd, torch, progress_bars = map(lazy_module, ("numpy", "pandas", "torch", "cagp.progress"))
-    processes = lazy_module("cagp.ranks")
+    processes, shards = map(lazy_module, ("cagp.ranks", "cagp.shards"))
     estimators, tables = map(lazy_module, ("cagp.estimators", "cagp.cli.tables"))
+    spreadsheets = lazy_module("cagp.cli.spreadsheets")
     data_tables, conformal = map(lazy_module, ("cagp.data.tables", "cagp.estimators.conformal"))
 
 INTERVALS = ("model", "conformal")
@@ -42,7 +43,8 @@ central interval. A file is written whole or not at all: after an error the old 
 from 0, the first one below the names.
 
 Started by torchrun, the processes share the rows: each predicts every n-th piece, and the first writes all in order.
-Model and table are files that every process can read."""
+Model and table are files that every process can read. Of a model in regions (cagp fit --shards), each process loads
+some regions, for any number of processes, and answers the rows in them."""
 
 EPILOG = """\
 examples:
@@ -95,6 +97,12 @@ def add_to(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--keep", nargs="+", default=[], metavar="COLUMN", help='columns of the table to copy, or "all"'
     )
+    command.add_argument(
+        "--keep-formulas",
+        action="store_true",
+        help="copy text that begins with =, +, - or @ as it is; without this, CSV has a ' before it, because "
+        "spreadsheets would run it",
+    )
     command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
     command.set_defaults(run=run, ranks=True)
 
@@ -121,13 +129,20 @@ def run(arguments: argparse.Namespace) -> int:
     unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
     start = time.perf_counter()
     pieces = tables.pieces(model, arguments.table, arguments.rows_at_a_time, verbatim, arguments.noise)
-    answered = _answered(pieces, lambda piece: _answers(model, piece, columns, arguments), ranks)
+    in_regions = isinstance(model.posteriors_[0], shards.RegionPosterior)
+
+    def answer(piece: "tables.Piece") -> "list[np.ndarray]":
+        return _answers(model, piece, columns, arguments)
+
+    answered = _answered(pieces, answer, len(results), in_regions, ranks)
     if not ranks.is_first:
         for _ in answered:
             pass
         ranks.leave()
         return 0
     writer = data_tables.TableWriter(arguments.out)
+    neutralised = spreadsheets.Neutralised()
+    as_it_is = arguments.keep_formulas or arguments.out.lower().endswith(".parquet")
     with progress_bars.TableProgress("predict", enabled=not quiet) as progress, writer:
         for piece, answers in answered:
             unknown += Counter(model.encoder_.num_unknown(piece.inputs.matrix))
@@ -135,10 +150,11 @@ def run(arguments: argparse.Namespace) -> int:
             result = pd.DataFrame(dict(zip(results, answers, strict=True)), index=piece.frame.index)
             if keep:
                 kept = _columns(piece.frame, keep).astype(dict.fromkeys(verbatim, "string"))
-                result = pd.concat([kept, result], axis=1)
+                result = pd.concat([kept if as_it_is else neutralised(kept), result], axis=1)
             writer.write(result)
             progress.advance(len(result), piece.fraction)
     ranks.leave()
+    neutralised.tell()
     tables.warn_of_levels(unknown)
     tables.warn_of_missing(lacking)
     seconds = time.perf_counter() - start
@@ -151,26 +167,29 @@ def run(arguments: argparse.Namespace) -> int:
 def _answered(
     pieces: "Iterator[tables.Piece]",
     answer: "Callable[[tables.Piece], list[np.ndarray]]",
+    num_columns: int,
+    in_regions: bool,
     ranks: "processes.Ranks",
 ) -> "Iterator[tuple[Any, list[np.ndarray]]]":
     """Pieces with their answers, in order: on process 0, the others yield nothing.
 
     Process r answers every n-th piece, from the r-th on: with the same numbers as a process that answers all of them.
-    Process 0 holds n pieces at a time, the others their own.
+    Process 0 holds n pieces at a time, the others their own. A model in regions answers each piece by all processes.
     """
     pieces = iter(pieces)
+    if in_regions:
+        for piece in pieces:
+            found = answer(piece)
+            if ranks.is_first:
+                yield piece, found
+        return
     while turn := [piece if ranks.rank in (0, k) else None for k, piece in enumerate(islice(pieces, ranks.size))]:
         own = turn[ranks.rank] if ranks.rank < len(turn) else None
-        found = None if own is None else answer(own)
-        for k, piece in enumerate(turn):
-            if ranks.is_first and k == 0:
-                assert found is not None
-                yield piece, found
-            elif ranks.is_first:
-                dtype = None if found is None else found[0].dtype
-                yield piece, [column.astype(dtype) for column in ranks.collect(k).numpy()]
-            elif k == ranks.rank and found is not None:
-                ranks.send_to_first(torch.from_numpy(np.stack(found).astype(np.float64)))
+        found = np.zeros((0, num_columns)) if own is None else np.stack(answer(own), axis=1)
+        answers = ranks.to_first(torch.from_numpy(found.astype(np.float64)))
+        if ranks.is_first:
+            for piece, values in zip(turn, answers, strict=False):
+                yield piece, list(values.numpy().astype(found.dtype).T)
 
 
 def _answers(

@@ -3,7 +3,7 @@
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ class Part:
     targets: pd.DataFrame
     noise: np.ndarray | None  # known variances
     dropped: pd.DataFrame  # the columns that the user left out
+    by: dict[str, pd.Series] = field(default_factory=dict)  # what splits the table, as "time" or "group"; fit takes it
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -83,6 +84,7 @@ def split_table(
             values.iloc[rows].reset_index(drop=True),
             None if known is None else known[rows],
             frame.loc[:, list(drop)].iloc[kept[rows]],
+            {} if rule.column is None else {rule.kind: frame[rule.column].iloc[kept[rows]].reset_index(drop=True)},
         )
 
     return SplitTable(part(train), part(test), len(frame), int(missing.sum()))

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from cagp.column_kinds import DATETIME, LEVELS, NUMBER, TIMEDELTA, WORDS, Column
+from cagp.column_kinds import AWARE, DATETIME, LEVELS, NAIVE, NUMBER, TIMEDELTA, WORDS, Column
 from cagp.data.table_checks import numbers_of, short
-from cagp.data.text_values import TextKind, is_date, is_number, kind_of_text, read_text
+from cagp.data.text_values import TextKind, is_date, is_number, kind_of_text, read_text, time_zones
 
 MAX_LEVELS = 20
 """Levels of a column that become an input each. The others share one: many inputs make a Gaussian process worse."""
@@ -76,6 +76,7 @@ class ColumnScan:
         self._is_text = False  # rather than categories
         self._cells: dict[Any, _Cells] = {}  # of levels, by first occurrence
         self._read: TextKind | None = None  # of text with more values than are kept
+        self._zones: set[str] = set()  # of dates
         self._num_kept = self._num_known = 0  # rows to learn from, and those of them that are not missing
 
     def add(self, values: pd.Series, kept: np.ndarray | None = None, rows_from: int = 0) -> None:
@@ -94,6 +95,8 @@ class ColumnScan:
         if kind not in (self.kind, EMPTY) and self.kind != EMPTY:
             raise MixedKindsError(self.name, self.kind, kind, rows_from)
         self.kind = self.kind if kind == EMPTY else kind
+        if kind == DATETIME:
+            self._zones |= time_zones(values)
         known = values.notna().to_numpy()
         self._num_kept += len(values) if kept is None else int(kept.sum())
         self._num_known += int((known if kept is None else known & kept).sum())
@@ -114,6 +117,7 @@ class ColumnScan:
             self._read, self._cells = TextKind(column.kind, column.format), {}
             return
         codes, found = pd.factorize(values)
+        _check_codes(self.name, found)
         counts = np.bincount(codes[codes >= 0], minlength=len(found))
         counts_kept = counts if kept is None else np.bincount(codes[(codes >= 0) & kept], minlength=len(found))
         first = np.empty(len(found), dtype=np.int64)
@@ -126,13 +130,16 @@ class ColumnScan:
     def column_of_all_rows(self) -> Column:
         """The name, kind, levels and format of the column; a column of missing values counts as numbers."""
         if self._read is not None:
-            return Column(self.name, self._read.kind, format=self._read.format)
+            return self._as_read(self._read)
         if self.kind == EMPTY or (self.kind != LEVELS and not self._as_levels):
-            return Column(self.name, NUMBER if self.kind == EMPTY else self.kind)
+            zone = one_zone(self.name, self._zones) if self.kind == DATETIME else ""
+            return Column(self.name, NUMBER if self.kind == EMPTY else self.kind, time_zone=zone)
         found = list(self._cells)
         read = kind_of_text(pd.Series(found, dtype=object).astype(str), self.name) if self._is_text else None
         if read is not None:
-            return Column(self.name, read.kind, format=read.format)
+            if read.kind == DATETIME:
+                self._zones |= time_zones(pd.Series(found, dtype=object))
+            return self._as_read(read)
         levels = sorted(map(_label, found))
         if self._is_text:
             _check_text(self.name, levels, self._cells)
@@ -142,6 +149,10 @@ class ColumnScan:
                 f"column {self.name!r} has the level {twice!r} in several types; convert its categories to one type."
             )
         return Column(self.name, LEVELS, tuple(levels))
+
+    def _as_read(self, read: TextKind) -> Column:
+        zone = one_zone(self.name, self._zones) if read.kind == DATETIME else ""
+        return Column(self.name, read.kind, format=read.format, time_zone=zone)
 
     def column(self) -> Column:
         """The column as the rows to learn from show it: their levels, and whether values are missing."""
@@ -233,6 +244,8 @@ def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarra
     Levels become their places 0, 1, 2, ...; those that did not occur at fit get the next number.
     """
     kind = kind_of(values, column.name)
+    if column.kind == DATETIME and column.time_zone and kind in (DATETIME, LEVELS):
+        _check_zone(column, values)
     if column.kind == LEVELS and kind in (LEVELS, NUMBER, EMPTY):
         return _level_codes(column, values)
     if kind == LEVELS and (column.kind == DATETIME or column.format):
@@ -244,7 +257,9 @@ def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarra
         )
     if kind == EMPTY:
         return np.full(len(values), np.nan)
-    return {NUMBER: numbers_of, DATETIME: _days_since_epoch, TIMEDELTA: _days}[kind](values)
+    if kind == NUMBER:
+        return numbers_of(values, column.name, rows_from)
+    return {DATETIME: _days_since_epoch, TIMEDELTA: _days}[kind](values)
 
 
 def expanded_column(column: Column, codes: np.ndarray) -> np.ndarray:
@@ -290,6 +305,7 @@ def first_text(values: pd.Series, rows_from: int) -> str:
 
 def _level_codes(column: Column, values: pd.Series) -> np.ndarray:
     codes, found = pd.factorize(values)
+    _check_codes(column.name, found)
     place = {level: j for j, level in enumerate(column.levels)}
     whole = {_without_point(level): j for level, j in place.items()}
     labels = (_label(level) for level in found)
@@ -313,6 +329,16 @@ def _expanded_levels(column: Column, codes: np.ndarray) -> np.ndarray:
 def _label(level: Any) -> str:
     """The name of a level: 1, 1.0 and "1" have the same, since a column of integers can be read as any of them."""
     return str(int(level)) if isinstance(level, float | np.floating) and level.is_integer() else str(level)
+
+
+def _check_codes(name: str, found: Any) -> None:
+    """Raise ValueError for codes that were rounded to float64, as pandas does if others are missing."""
+    rounded = [level for level in found if isinstance(level, float | np.floating) and abs(level) >= 2**53]
+    if rounded:
+        raise ValueError(
+            f"column {name!r} holds codes as floating-point numbers from 2**53 on, e.g. {rounded[0]!r}: several "
+            'integers become the same number there. Read them as text, or as integers with dtype "Int64".'
+        )
 
 
 def _without_point(label: str) -> str:
@@ -355,6 +381,28 @@ def _odd_cell(cells: dict[Any, _Cells], looks_right: Callable[[str], bool]) -> s
 
 
 # ---- dates and durations ----
+
+
+def one_zone(name: str, zones: set[str]) -> str:
+    """With a time zone or without; ValueError for dates of both sorts."""
+    if len(zones) > 1:
+        raise ValueError(
+            f"column {name!r} mixes dates with a time zone and dates without one; give all of them one, e.g. with "
+            'pandas.Series.dt.tz_localize("Europe/Paris"), or none.'
+        )
+    return next(iter(zones), "")
+
+
+def _check_zone(column: Column, values: pd.Series) -> None:
+    zone = one_zone(column.name, time_zones(values))
+    if zone not in ("", column.time_zone):
+        remedy = {
+            NAIVE: 'say where their clock is, e.g. with .dt.tz_localize("Europe/Paris")',
+            AWARE: 'convert them to the clock of fit, e.g. with .dt.tz_convert("Europe/Paris").dt.tz_localize(None)',
+        }
+        raise ValueError(
+            f"column {column.name!r} holds dates {zone}, at fit it held dates {column.time_zone}; {remedy[zone]}."
+        )
 
 
 def _days_since_epoch(values: pd.Series) -> np.ndarray:

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from cagp.column_kinds import NAIVE
 from cagp.data.pieces import PathLike, Pieces, check_names, ending_of, is_standard, rows_at_once
-from cagp.data.text_values import ISO_DATE, iso_dates
+from cagp.data.text_values import ISO_DATE, iso_dates, time_zones
+from cagp.notices import warn
 
 SEPARATORS = [",", "\t", ";"]
 # Before pandas 3.1 the parser rounds correctly only on request; since then it always does, and the request is an error.
@@ -48,6 +51,7 @@ def csv_pieces(path: PathLike, rows: int | None, text: Sequence[str], stack: Exi
         except pd.errors.EmptyDataError:
             return
         stack.enter_context(reader)
+    told: set[str] = set()
     while True:
         with _csv_errors(path, num_lines):
             try:
@@ -58,9 +62,27 @@ def csv_pieces(path: PathLike, rows: int | None, text: Sequence[str], stack: Exi
             if bool(frame[NAMELESS].notna().any()):
                 raise _too_many_fields(path, num_lines + 1)
             frame = frame.drop(columns=NAMELESS)
+        _tell_of_rounding(frame, path, told)
         yield frame, fraction()
         if rows is None:
             return
+
+
+def _tell_of_rounding(frame: pd.DataFrame, path: PathLike, told: set[str]) -> None:
+    """Warn of integers of 2**53 and more beside missing values, which pandas reads as float64 and rounds."""
+    for name in frame.columns[[dtype == np.float64 for dtype in frame.dtypes]]:
+        values = frame[name].to_numpy()
+        known = values[~np.isnan(values)]
+        if name in told or len(known) in (0, len(values)) or not 2**53 <= np.abs(known).max() < 2**64:
+            continue
+        if (known == np.rint(known)).all():
+            told.add(name)
+            warn(
+                f"{path}: column {name!r} has integers of 2**53 and more, and missing values; it is read as float64, "
+                "in which several such integers become the same number. If they are codes, take them as text: "
+                f"--categories {name}.",
+                UserWarning,
+            )
 
 
 def _open_csv(path: PathLike, stack: ExitStack) -> tuple[io.TextIOWrapper, Callable[[], float | None]]:
@@ -172,7 +194,10 @@ def _is_number(text: str) -> bool:
 
 
 def with_dates(frame: pd.DataFrame, text: Sequence[str]) -> pd.DataFrame:
-    """The frame with dates for the text columns in which all values are dates in the format of ISO 8601."""
+    """The frame with dates for the text columns in which all values are dates in the format of ISO 8601.
+
+    Dates with a time zone are in UTC. A column in which some have one and others do not stays text.
+    """
     found = {}
     for name in frame.columns:
         values = frame[name]
@@ -180,6 +205,7 @@ def with_dates(frame: pd.DataFrame, text: Sequence[str]) -> pd.DataFrame:
             continue
         if re.fullmatch(ISO_DATE, str(values.dropna().iloc[0])):
             dates = iso_dates(values)
-            if (dates.isna() == values.isna()).all():
-                found[name] = dates.dt.tz_localize(None)
+            zones = time_zones(values)
+            if (dates.isna() == values.isna()).all() and len(zones) == 1:
+                found[name] = dates.dt.tz_localize(None) if zones == {NAIVE} else dates
     return frame.assign(**found) if found else frame

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float64, Int64
 
-from cagp.column_kinds import DATETIME, DECIMAL_COMMA, LEVELS, NUMBER, TIMEDELTA, Column
+from cagp.column_kinds import DATETIME, DECIMAL_COMMA, LEVELS, NAIVE, NUMBER, TIMEDELTA, Column
 from cagp.data.column_values import (
     ColumnScan,
     column_codes,
@@ -44,8 +44,9 @@ often through the stand-ins of each."""
 class Encoder:
     """Turns frames, arrays, tensors and lists into float64 matrices, always in the same way; made by ``fit``.
 
-    - Numbers stay as they are. True and False become 1 and 0, dates become days since 1970 (in UTC if they have a time
-      zone), durations become days.
+    - Numbers stay as they are; integers that float64 cannot hold are an error. True and False become 1 and 0, dates
+      become days since 1970 (in UTC if they have a time zone), durations become days. Dates have a time zone at fit and
+      later, or never.
     - Text and categories become a 0/1 column for each level that occurs at fit, in sorted order. Two levels become one
       column, that of the second. Of more than 20 levels, the 20 most frequent ones have a column each, and the others
       share one. Categories of other types are compared as text: 1, 1.0 and "1" are the same level.
@@ -99,10 +100,13 @@ class Encoder:
             columns = [fitted_column(table.iloc[:, j], name, j in chosen) for j, name in enumerate(names)]
         else:
             kind = {"M": DATETIME, "m": TIMEDELTA}.get(table.dtype.kind, NUMBER)
+            zone = NAIVE if kind == DATETIME else ""
             names = [f"x{j}" for j in range(table.shape[1])]
             chosen = category_places(categories, names, by_position=True)
             columns = [
-                fitted_column(pd.Series(table[:, j]), name, as_levels=True) if j in chosen else Column(name, kind)
+                fitted_column(pd.Series(table[:, j]), name, as_levels=True)
+                if j in chosen
+                else Column(name, kind, time_zone=zone)
                 for j, name in enumerate(names)
             ]
         encoder = cls(columns, has_names=isinstance(table, pd.DataFrame))

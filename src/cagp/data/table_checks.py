@@ -36,6 +36,9 @@ def as_table(X: Any) -> Table:
         )
     if array.dtype.kind in "OSUV":
         array = _object_numbers(array)
+    if array.dtype.kind in "iu":
+        for j in range(array.shape[1]):
+            check_integers(array[:, j], f"x{j}", "categories with a pandas DataFrame")
     dtype: Any = None if array.dtype.kind in "mM" else np.float64
     array = check_array(array, dtype=dtype, ensure_all_finite=False, input_name="X")
     # Torch accepts neither read-only memory nor negative strides.
@@ -57,6 +60,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
         values = values.detach().cpu()
         return (values.double() if values.dtype == torch.bfloat16 else values).resolve_conj().numpy()
     if isinstance(values, np.ma.MaskedArray):
+        check_integers(values.compressed(), name, "categories with a pandas DataFrame")
         return np.ma.filled(values.astype(np.float64), np.nan)
     try:
         return np.asarray(values)
@@ -64,13 +68,53 @@ def as_array(values: Any, name: str) -> np.ndarray:
         raise ValueError(f"{name} is not a table, expected rows of equal length: {error}") from error
 
 
-def numbers_of(values: pd.Series) -> np.ndarray:
-    """Numbers and booleans as float64: NaN for missing values, infinity for what is too large for float64."""
+def check_integers(values: np.ndarray, name: str, as_codes: str, rows_from: int = 0) -> None:
+    """Raise ValueError for integers that float64 cannot hold: beyond 2**53 several of them become the same number.
+
+    Args:
+        as_codes: how to take the column as codes, which stay distinct.
+    """
+    if values.dtype.kind in "iu":
+        if values.dtype.itemsize < 8 or len(values) == 0:
+            return
+        if int(values.min()) >= -(2**53) and int(values.max()) <= 2**53:
+            return
+        with np.errstate(invalid="ignore"):
+            lost = values.astype(np.float64).astype(values.dtype) != values
+    elif values.dtype == object:
+        lost = np.array([_is_lost(value) for value in values], dtype=bool)
+    else:
+        return
+    if lost.any():
+        first, number = int(lost.argmax()), int(lost.sum())
+        raise ValueError(
+            f"column {name!r} has {number:,} integer{'' if number == 1 else 's'} that float64 cannot hold (first "
+            f"{values[first]} at row {rows_from + first}): beyond 2**53, several integers become the same number. If "
+            f"they are codes, use {as_codes}. If they are quantities, subtract a constant, or convert them with "
+            ".astype(float), which rounds them. If they are nanoseconds, use pandas.to_datetime."
+        )
+
+
+def _is_lost(value: Any) -> bool:
+    """Whether a Python number is an integer that float64 rounds; those beyond its range become infinite."""
+    if not isinstance(value, int | np.integer | Decimal) or not 2**53 < abs(value) <= LARGEST:
+        return False
+    return int(value) == value and int(float(value)) != int(value)
+
+
+def numbers_of(values: pd.Series, name: str | None = None, rows_from: int = 0) -> np.ndarray:
+    """Numbers and booleans as float64: NaN for missing values, infinity for what is too large for float64.
+
+    Args:
+        name: of the column, for the error that integers do not fit into float64; None for that of the series.
+    """
     if isinstance(values.dtype, np.dtype) and values.dtype != object:
         array = values.to_numpy()
     else:
         array = values.to_numpy(dtype=object)
         array = np.where(values.isna().to_numpy(), np.nan, array)
+    name = str(values.name) if name is None else name
+    check_integers(array, name, f"categories=[{name!r}] (--categories in a command)", rows_from)
     with np.errstate(over="ignore"):
         try:
             return array.astype(np.float64)
@@ -97,7 +141,7 @@ def _object_numbers(array: np.ndarray) -> np.ndarray:
                 f"and in an array a real number: column x{j} of X holds {short(cell)} at row {wrong[0]}. "
                 "Pass a pandas DataFrame, whose text columns are encoded, or encode it yourself."
             )
-        numbers[:, j] = numbers_of(values)
+        numbers[:, j] = numbers_of(values, f"x{j}")
     return numbers
 
 

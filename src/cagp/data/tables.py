@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -31,6 +32,7 @@ from cagp.data.pieces import (
     listed,
     rows_at_once,
 )
+from cagp.files import checked_destination, replacing
 
 WRITABLE = [".csv", ".csv.gz", ".parquet"]
 
@@ -76,9 +78,14 @@ def stream_table(path: PathLike, rows: int = 65536, text: Sequence[str] = ()) ->
     Memory O(piece), except for an NPZ array in Fortran order, which is read at once, and row groups of Parquet files,
     which are held in their compressed form.
     """
+    return stream_parts(table_parts(path), rows, text)
+
+
+def stream_parts(parts: Sequence[PathLike], rows: int, text: Sequence[str] = ()) -> Iterator[Chunk]:
+    """The same for a table whose files are known: one that has vanished since is an error."""
     if rows < 1:
         raise ValueError(f"rows is {rows}, expected at least 1.")
-    return _closing_chunks(_checked_parts(path), rows, text)
+    return _closing_chunks([_checked(part) for part in parts], rows, text)
 
 
 def table_size(path: PathLike) -> int | None:
@@ -135,8 +142,8 @@ class TableWriter:
             for chunk in stream_table("inputs.csv"):
                 writer.write(predictions_for(chunk.frame))
 
-    The rows go to a temporary file with ".part" added to the name. It gets its final name when everything is written,
-    and is removed after an error. So the file is complete or does not exist, and an older file survives errors.
+    The rows go to a temporary file in the same folder. It gets its final name when everything is written and on the
+    disk, and is removed after an error. So the file is complete or does not exist, and an older file survives errors.
     """
 
     def __init__(self, path: PathLike):
@@ -144,12 +151,7 @@ class TableWriter:
         if is_standard(path):
             return
         _check_ending(path, WRITABLE, "written")
-        if Path(path).is_dir():
-            raise IsADirectoryError(f"{path} is a folder, expected the name of a file to write.")
-        if not Path(path).absolute().parent.is_dir():
-            raise FileNotFoundError(
-                f"{path} cannot be written: the folder {Path(path).parent} does not exist; create it first."
-            )
+        checked_destination(path)
 
     def __enter__(self) -> "TableWriter":
         self._columns: list[Any] = []
@@ -158,8 +160,7 @@ class TableWriter:
         if is_standard(self._path):
             self._text: Any = sys.stdout
             return self
-        self._part = Path(f"{os.fspath(self._path)}.part")
-        self._file = self._stack.enter_context(open(self._part, "wb"))
+        self._file = self._stack.enter_context(replacing(self._path))
         if ending_of(self._path) == ".parquet":
             return self
         binary: Any = self._file
@@ -203,19 +204,17 @@ class TableWriter:
             self._stack.callback(self._parquet.close)
         self._parquet.write_table(table)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if is_standard(self._path):
             self._text.flush()
-            return
-        try:
-            self._stack.close()
-            if kind is None:
-                if not self._columns:
-                    raise ValueError(f"{self._path} is not written: there were no rows.")
-                _sync(self._part)
-                os.replace(self._part, self._path)
-        finally:
-            self._part.unlink(missing_ok=True)
+        elif kind is None and not self._columns:
+            nothing = ValueError(f"{self._path} is not written: there were no rows.")
+            self._stack.__exit__(ValueError, nothing, None)
+            raise nothing
+        else:
+            self._stack.__exit__(kind, error, trace)
 
 
 # ---- paths ----
@@ -244,11 +243,6 @@ def _checked(path: PathLike) -> PathLike:
 def _checked_parts(path: PathLike) -> Sequence[PathLike]:
     """The files of a table, each of which can be opened as one."""
     return [_checked(part) for part in table_parts(path)]
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
 
 
 # ---- reading ----

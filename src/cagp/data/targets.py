@@ -94,4 +94,4 @@ def _target_values(values: pd.Series, column: str, name: str) -> np.ndarray:
             f"{name} holds text or categories in column {column!r}{first_text(values, 0)}. This is regression: "
             "targets are numbers. Convert numbers written as text with pandas.to_numeric; for classes use a classifier."
         )
-    return np.full(len(values), np.nan) if kind == EMPTY else numbers_of(values)
+    return np.full(len(values), np.nan) if kind == EMPTY else numbers_of(values, column)

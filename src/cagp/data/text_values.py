@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from cagp.column_kinds import DATETIME, DECIMAL_COMMA, NUMBER
+from cagp.column_kinds import AWARE, DATETIME, DECIMAL_COMMA, NAIVE, NUMBER
 
 ISO_DATE = r"\s*\d{4}-\d\d(-\d\d)?([T ].*)?"
 PLAIN_NUMBER = r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*"
@@ -24,6 +24,10 @@ DATE_FORMATS = [
     "year.month.day",
 ]
 """Dates besides those of ISO 8601, each with or without a time of day. Numbers with points have the day first."""
+
+
+OFFSET = r".*[T ]\s*\d{1,2}(:?\d\d)*([.,]\d+)?\s*(Z|z|[+-]\d\d(:?\d\d)?)\s*"
+"""A date with a time of day and a time zone, in the format of ISO 8601."""
 
 
 class TextKind(NamedTuple):
@@ -75,6 +79,21 @@ def read_text(values: pd.Series, kind: TextKind) -> pd.Series:
 def iso_dates(values: Any) -> pd.Series:
     """Text as dates in the format of ISO 8601, in UTC; missing where it cannot be read."""
     return pd.to_datetime(values.astype(object), format="ISO8601", utc=True, errors="coerce")
+
+
+def time_zones(values: Any) -> set[str]:
+    """Whether dates, or text that is read as dates, are ``AWARE`` or ``NAIVE``, or some of each."""
+    if values.dtype.kind == "M" or isinstance(values.dtype, pd.DatetimeTZDtype):
+        return {NAIVE if getattr(values.dt, "tz", None) is None else AWARE} if values.notna().any() else set()
+    known = pd.Series(values.dropna().unique(), dtype=object)
+    is_aware = known.map(
+        lambda date: (
+            re.fullmatch(OFFSET, date) is not None
+            if isinstance(date, str)
+            else getattr(date, "tzinfo", None) is not None
+        )
+    )
+    return {AWARE if aware else NAIVE for aware in is_aware.unique()}
 
 
 def with_decimal_commas_read(values: Any, name: str) -> pd.Series:
