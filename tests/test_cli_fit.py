@@ -190,7 +190,7 @@ def test_the_target_of_an_npz_file_is_y_and_other_tables_are_asked_about(tmp_pat
         (["--target", "price", "--n-actions", "0"], "--n-actions"),
         (["--target", "price", "--seed", "-1"], "--seed"),
         (["--target", "price", "--out", "houses.csv"], "a table by its name"),
-        (["--target", "price", "--out", "nowhere/m.cagp"], "there is no folder nowhere"),
+        (["--target", "price", "--out", "nowhere/m.cagp"], "the folder nowhere does not exist"),
         (["--target", "price", "--report", "report.txt"], "end its name with .html"),
         (
             ["--target", "price", "--drop", "id", "--test-fraction", "0", "--report", "r.html"],

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib import figure as figures
 
-    from cagp import memory, metrics, notices, plots
+    from cagp import estimators, memory, metrics, notices, plots
     from cagp.cli import scores, tables
 else:
     np, figures, plots = map(lazy_module, ("numpy", "matplotlib.figure", "cagp.plots"))
     memory, metrics, notices = map(lazy_module, ("cagp.memory", "cagp.metrics", "cagp.notices"))
     scores, tables = map(lazy_module, ("cagp.cli.scores", "cagp.cli.tables"))
+    estimators = lazy_module("cagp.estimators")
 
 DEFAULT = ["local", "hybrid", "opt", "sgpr", "svgp"]
 MOST_EXACT_ROWS = 5000
@@ -122,8 +123,8 @@ def _measure(method: str, arguments: argparse.Namespace, table: "tables.SplitTab
     try:
         start = time.perf_counter()
         model = regressor(method, arguments, verbose=not arguments.quiet)
-        with redirect_stdout(StringIO()):  # the fit report
-            model.fit(table.train.inputs, table.train.target, table.train.noise)
+        with redirect_stdout(StringIO()), notices.collected(estimators.CopiesWarning):  # both are in the fit report
+            model.fit(table.train.inputs, table.train.target, table.train.noise, **table.train.by)
         model.set_params(verbose=False)
         fit_s, start = time.perf_counter() - start, time.perf_counter()
         if any(result.interrupted for result in model.fit_results_):
@@ -212,5 +213,5 @@ def _draw(records: list[dict[str, Any]], arguments: argparse.Namespace) -> bool:
     figure = figures.Figure(figsize=(7, 4.5), layout="constrained")
     axes = plots.methods_against_time(figure.subplots(), points, "test NLL (nats per row), lower is better")
     axes.set_title(Path(arguments.table).stem, loc="left", fontweight="bold", parse_math=False)
-    figure.savefig(arguments.out, dpi=150)
+    plots.write_figure(figure, arguments.out)
     return True

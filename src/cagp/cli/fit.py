@@ -5,26 +5,26 @@ import json
 import os
 import shutil
 import time
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cagp.cli import options
 from cagp.cli.models import check_options, regressor
-from cagp.cli.words import UsageError, Voice, check_shared_table, count, names, print_json
+from cagp.cli.words import UsageError, Voice, check_shared_table, count, names, print_json, warn
 from cagp.lazy import lazy_module
 from cagp.quantities import size
 from cagp.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from cagp import memory, report, storage, training
+    from cagp import estimators, files, memory, notices, report, storage, training
     from cagp import ranks as processes
     from cagp.cli import in_pieces, scores, tables
     from cagp.data import tables as data_tables
-    from cagp.estimators import GPRegressor
 else:
-    memory, storage, training = map(lazy_module, ("cagp.memory", "cagp.storage", "cagp.training"))
+    estimators, notices = map(lazy_module, ("cagp.estimators", "cagp.notices"))
+    files, memory, storage, training = map(lazy_module, ("cagp.files", "cagp.memory", "cagp.storage", "cagp.training"))
     processes, report, in_pieces = map(lazy_module, ("cagp.ranks", "cagp.report", "cagp.cli.in_pieces"))
     scores, tables, data_tables = map(lazy_module, ("cagp.cli.scores", "cagp.cli.tables", "cagp.data.tables"))
 
@@ -46,7 +46,8 @@ same command with --resume continues from its last checkpoint. Without --resume,
 error, so that no work is lost. Ctrl-C ends training: the model is saved as it is then, and --resume continues.
 
 Started by torchrun, on one machine or several, the processes share the rows of every training step. All of them read
-the table; the first prints and writes. A run can be resumed with another number of processes."""
+the table; the first prints and writes. A run can be resumed with another number of processes. With --shards, each
+process reads its part of the table and keeps a region of it, in a file of its own beside the model."""
 
 EPILOG = f"""\
 examples:
@@ -59,6 +60,7 @@ examples:
   cagp fit 'parts/*.parquet' --target y --method local --max-memory 4GB
   zcat big.csv.gz | cagp fit - --target y --json > fit.json
   torchrun --nproc-per-node 4 -m cagp fit big.parquet --target y --method local
+  torchrun --nproc-per-node 4 -m cagp fit dir --target y --method local --shards
 
 {options.methods_in_words()}"""
 
@@ -97,7 +99,13 @@ def run(arguments: argparse.Namespace) -> int:
     ranks = processes.Ranks.here()
     check_shared_table(arguments.table, ranks.size)
     folder = arguments.out.with_name(arguments.out.name + ".checkpoints")
-    begun = ranks.from_first(lambda: {"has_checkpoint": _checked_out(arguments, folder)})["has_checkpoint"]
+    with ExitStack() as resources:
+        ranks.from_first(lambda: _checked_out(arguments, folder, resources))
+        return _run(arguments, ranks, folder)
+
+
+def _run(arguments: argparse.Namespace, ranks: "processes.Ranks", folder: Path) -> int:
+    begun = ranks.from_first(lambda: {"has_checkpoint": _has_checkpoint(folder)})["has_checkpoint"]
     voice = Voice(arguments.quiet or not ranks.is_first, data_on_stdout=arguments.json)
     reason = ranks.from_first(lambda: {"words": in_pieces.reason(arguments)})["words"]
     if arguments.report is not None and arguments.test_fraction == 0:
@@ -114,24 +122,33 @@ def run(arguments: argparse.Namespace) -> int:
 
     start = time.perf_counter()
     model = _fitted(arguments, source.train if isinstance(source, tables.SplitTable) else source, folder, ranks)
-    ranks.leave()
+    in_regions = in_pieces.is_sharded(arguments)
+    if not in_regions:
+        ranks.leave()
     seconds = time.perf_counter() - start
     voice.say(f"\nFitted in {seconds:.1f} s.\n{model.fit_report_}")
     interrupted = any(result.interrupted for result in model.fit_results_)
-    if not ranks.is_first:
+    if not ranks.is_first and not in_regions:
         return 130 if interrupted else 0
-    rows = "beside" if arguments.rows_beside or reason is not None else "inside"
+    rows = "beside" if arguments.rows_beside or (reason is not None and not in_regions) else "inside"
     model.save(arguments.out, dtype="float32" if arguments.store_float32 else None, rows=rows)
-    if not interrupted:
-        shutil.rmtree(folder)
-    table = source if isinstance(source, tables.SplitTable) else in_pieces.tested(source, model)
+    if ranks.is_first and not interrupted:
+        _remove_checkpoints(folder)
+    together = ranks if in_regions else processes.Ranks.alone()
+    table = source if isinstance(source, tables.SplitTable) else in_pieces.tested(source, model, together)
     tallies = None
     if len(table.test):
         tallies = scores.Tallies(model)
         tallies.add(table.test.targets.to_numpy(float), table.test.inputs, table.test.noise)
         voice.say(f"\nOn {count(len(table.test), 'test row')}, which were not trained on:\n{tallies.words()}")
+    if in_regions:
+        ranks.leave()
+        if not ranks.is_first:
+            return 130 if interrupted else 0
     num_bytes = arguments.out.stat().st_size
     beside = f", and its rows to {arguments.out}.rows beside it" if rows == "beside" else ""
+    if in_regions:
+        beside = f", and its regions to {arguments.out}.region-1-of-{ranks.size} and so on beside it"
     voice.say(
         f"\nSaved {arguments.out} ({size(num_bytes)}){beside}; it holds training data, see cagp info {arguments.out}."
     )
@@ -183,25 +200,41 @@ def run(arguments: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
-def _checked_out(arguments: argparse.Namespace, folder: Path) -> bool:
-    """Find what would go wrong at the end before hours of training; whether there is a checkpoint to resume from."""
+def _checked_out(arguments: argparse.Namespace, folder: Path, resources: ExitStack) -> dict[str, Any]:
+    """Find what would go wrong at the end before hours of training, and lock the folder for checkpoints."""
     if any(arguments.out.name.lower().endswith(ending) for ending in data_tables.READABLE):
         raise UsageError(f"--out is {arguments.out}, a table by its name; call the model e.g. model.cagp.")
     for path in (arguments.out, arguments.report):
         if path is None:
             continue
-        if path.is_dir():
-            raise UsageError(f"{path} is a folder, expected the name of a file to write.")
-        if not path.absolute().parent.is_dir():
-            raise UsageError(f"{path} cannot be written: there is no folder {path.parent}; create it.")
-        if not os.access(path.absolute().parent, os.W_OK):
-            raise PermissionError(f"{path} cannot be written: no permission to write in {path.absolute().parent}.")
+        try:
+            target = files.checked_destination(path)
+        except (ValueError, FileNotFoundError, IsADirectoryError) as error:
+            raise UsageError(str(error)) from error
+        if not os.access(target.parent, os.W_OK):
+            raise PermissionError(f"{path} cannot be written: no permission to write in {target.parent}.")
+    folder.mkdir(exist_ok=True)
+    resources.enter_context(files.locked_folder(folder, "another fit"))
+    resources.callback(_remove_if_empty, folder)
     if _has_checkpoint(folder) and not arguments.resume:
         raise UsageError(
             f"{folder} is left from a fit that did not end. Run the same command with --resume to continue it, or "
             "delete the folder to start from scratch."
         )
-    return _has_checkpoint(folder)
+    return {}
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    """Remove the folder. Its checkpoints go first: what is left of it if this is interrupted is not a fit to resume."""
+    for checkpoint in folder.glob(f"**/{training.CHECKPOINT}"):
+        checkpoint.unlink()
+    shutil.rmtree(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove a folder that has nothing but its lock."""
+    if {path.name for path in folder.glob("*")} <= {files.LOCK}:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _fitted(
@@ -209,7 +242,7 @@ def _fitted(
     train: "tables.Part | in_pieces.PiecesToFit",
     folder: Path,
     ranks: "processes.Ranks",
-) -> "GPRegressor":
+) -> "estimators.GPRegressor":
     """The regressor, fitted with checkpoints in the folder; it keeps neither their path nor that it showed progress."""
     model = regressor(
         arguments.method,
@@ -219,15 +252,17 @@ def _fitted(
         verbose=not arguments.quiet,
     )
     try:
-        with redirect_stdout(StringIO()):  # the fit report comes with the rest
+        with redirect_stdout(StringIO()), notices.collected(estimators.CopiesWarning) as found:  # told with the rest
             if isinstance(train, in_pieces.PiecesToFit):
                 model.fit(train.train)
             else:
-                model.fit(train.inputs, train.target, train.noise)
+                model.fit(train.inputs, train.target, train.noise, **train.by)
     except BaseException:
         if ranks.is_first and not _has_checkpoint(folder):
             shutil.rmtree(folder)
         raise
+    for warning in found:
+        warn(str(warning))
     model.set_params(checkpoint_dir=None, verbose=False, max_memory=arguments.max_memory)
     return model
 
@@ -257,18 +292,19 @@ def _memory(arguments: argparse.Namespace, train: "tables.Part | in_pieces.Piece
         return limit if given is None else given
     limit = memory.default_memory_limit() if given is None else given
     folder.mkdir(exist_ok=True)
-    storage.write_atomically(path, json.dumps({"fit": this, "memory": limit}).encode())
+    files.write_atomically(path, json.dumps({"fit": this, "memory": limit}).encode())
     return limit
 
 
 def _key(arguments: argparse.Namespace, train: "tables.Part | in_pieces.PiecesToFit") -> str:
     """What a fit depends on, as a short text: the rows, the method, its options."""
     plain: dict[str, Any] = options.options_of(arguments)
-    chosen = ("method", "kernel", "mean", "target_transform", "categories", "max_epochs", "seed", "device")
+    chosen = ("method", "kernel", "mean", "target_transform", "categories", "copies", "max_epochs", "seed", "device")
     plain |= {name: getattr(arguments, name) for name in chosen}
     if isinstance(train, in_pieces.PiecesToFit):
         chosen = [arguments.target, arguments.drop, arguments.noise, arguments.test_fraction]
         return storage.fingerprint(plain, train.key(arguments.table), chosen)
+    plain["split"] = str(arguments.split)
     arrays = [train.inputs.matrix, train.targets.to_numpy(float)]
     return storage.fingerprint(plain, *arrays, *([] if train.noise is None else [train.noise]))
 

@@ -89,6 +89,11 @@ def _holding(record: dict[str, Any]) -> str:
     trained = f"Trained on {count(record['train_rows'], 'row')}."
     if not record["holds_training_data"]:
         return f"{trained} It holds {count(record['inducing_points'], 'inducing point')}, and none of the rows."
+    if record["regions"]:
+        files = f"{record['file']}.region-1-of-{record['regions']} and so on, which belong to it"
+        return f"{trained} It holds all of them in {count(record['regions'], 'file')}, {files}, as " + (
+            f"{record['stored_dtype']}: share them as you would share these data."
+        )
     every = "all" if record["rows_held"] == record["train_rows"] else f"{record['rows_held']:,}"
     where = f" in {record['file']}.rows, which belongs to it" if record["rows_beside"] else ""
     held = f"{every} of them{where}, as {record['stored_dtype']}"

@@ -37,5 +37,6 @@ def regressor(method: str, arguments: argparse.Namespace, **choices: Any) -> "es
         "random_state": arguments.seed,
         "target": arguments.target_transform,
         "categories": tuple(arguments.categories),
+        "copies": arguments.copies,
     }
     return estimators.CaGPRegressor(method=method, **(parameters | options | choices))

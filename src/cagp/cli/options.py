@@ -9,7 +9,7 @@ from typing import Any
 from cagp import kernel_registry
 from cagp.quantities import bytes_of, seconds_of
 from cagp.recipes import OPTIONS, RECIPES, users_of
-from cagp.recipes.options import MEANS, TARGET_SCALES
+from cagp.recipes.options import COPIES, MEANS, TARGET_SCALES
 from cagp.split_rules import EXPECTED, SplitRule, split_rule
 
 PIECE_ROWS = 65_536
@@ -192,6 +192,10 @@ def add_noise(command: argparse.ArgumentParser) -> None:
 def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
     """The options of methods, and limits."""
     for option in OPTIONS.values():
+        if option.is_switch:
+            words = f"{option.help}; for {', '.join(users_of(option.name))}"
+            command.add_argument(option.flag, action="store_true", default=argparse.SUPPRESS, help=words)
+            continue
         shown = "none" if option.default is None else option.default
         command.add_argument(
             option.flag,
@@ -216,6 +220,14 @@ def add_model(command: argparse.ArgumentParser, max_time: str | None) -> None:
         metavar="NAME",
         help="fit the target as it is (identity) or its logarithm (log); auto: the logarithm of a positive, skewed "
         "target where that predicts held-out training rows better (default: %(default)s)",
+    )
+    command.add_argument(
+        "--copies",
+        choices=COPIES,
+        default="keep",
+        metavar="WHAT",
+        help="rows that are copies of others, targets included: keep all of them, or count each row once, if new rows "
+        "are not copies of old ones (default: %(default)s)",
     )
     command.add_argument(
         "--max-time",

@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"How many actions does {Path(arguments.table).stem} need?", loc="left", fontweight="bold", parse_math=False
         )
         picture = arguments.out / "search.png"
-        figure.savefig(picture, dpi=150)
+        plots.write_figure(figure, picture)
         print(f"\nPicture: {picture}")
     return int(any(trial.error is not None for trial in result.trials))
 

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
-from cagp.column_kinds import LEVELS, Column
-from cagp.data.column_values import column_codes, first_text, kind_of
+from cagp.column_kinds import DATETIME, LEVELS, Column
+from cagp.data.column_values import column_codes, first_text, kind_of, one_zone
 from cagp.data.table_checks import as_array
-from cagp.data.text_values import kind_of_text, read_text
+from cagp.data.text_values import kind_of_text, read_text, time_zones
 
 
 class Split(NamedTuple):
@@ -53,7 +53,7 @@ def split_by_time(values: Any, test_fraction: float) -> Split:
     Args:
         values: a number, date or duration for each row; none missing.
     """
-    times, name = _times(values), _name(values, "time")
+    times, name = times_of(values), _name(values, "time")
     wanted = _number_to_test(len(times), test_fraction)
     order = np.argsort(times, kind="stable")
     cuts = 1 + np.flatnonzero(times[order][1:] > times[order][:-1])  # between two times
@@ -77,10 +77,8 @@ def split_by_group(values: Any, test_fraction: float, seed: int = 0) -> Split:
     Args:
         values: numbers, text or dates that are the same for the rows of a group; none missing.
     """
-    series, name = _series(values), _name(values, "group")
-    _check_present(series, name)
-    codes, levels = pd.factorize(series)
-    if len(levels) < 2:
+    codes, name = group_codes(values)
+    if not codes.any():
         raise ValueError(
             f"{name} is the same for all {len(codes)} rows: there is one group. Choose another column, or split at "
             "random."
@@ -100,10 +98,21 @@ def split_by_group(values: Any, test_fraction: float, seed: int = 0) -> Split:
     return _split(np.flatnonzero(~is_tested), np.flatnonzero(is_tested))
 
 
+def group_codes(values: Any) -> tuple[Int[np.ndarray, " n"], str]:
+    """The number of the group of each row, from 0 in the order of their first rows, and what messages call the column.
+
+    Args:
+        values: numbers, text or dates; ValueError if some are missing.
+    """
+    series, name = as_column(values), _name(values, "group")
+    _check_present(series, name)
+    return pd.factorize(series)[0], name
+
+
 def shared_groups(train: Any, test: Any) -> np.ndarray:
     """Whether each test row has its group in common with a training row; a missing value is no group."""
-    tested = _series(test)
-    return tested.isin(_series(train).dropna().unique()).to_numpy() & tested.notna().to_numpy()
+    tested = as_column(test)
+    return tested.isin(as_column(train).dropna().unique()).to_numpy() & tested.notna().to_numpy()
 
 
 # ---- inside ----
@@ -121,7 +130,8 @@ def _split(train: np.ndarray, test: np.ndarray) -> Split:
     return Split(torch.from_numpy(train.astype(np.int64)), torch.from_numpy(test.astype(np.int64)))
 
 
-def _series(values: Any) -> pd.Series:
+def as_column(values: Any) -> pd.Series:
+    """Values of rows, an array or a column, as a column."""
     if isinstance(values, pd.Series):
         return values
     return pd.Series(as_array(values, "the column of the split"))
@@ -133,13 +143,15 @@ def _name(values: Any, otherwise: str) -> str:
     return otherwise if name is None else f"column {name!r}"
 
 
-def _times(values: Any) -> np.ndarray:
-    """Numbers, or days for dates and durations; text is read as the encoder reads it."""
-    series, name = _series(values), _name(values, "time")
+def times_of(values: Any) -> Float64[np.ndarray, " n"]:
+    """Numbers, or days for dates and durations; text is read as the encoder reads it. ValueError if one is missing."""
+    series, name = as_column(values), _name(values, "time")
     kind = kind_of(series, str(series.name))
     if kind == LEVELS and not isinstance(series.dtype, pd.CategoricalDtype):
         found = kind_of_text(series.dropna().astype(str), str(series.name))
         if found is not None:
+            if found.kind == DATETIME:
+                one_zone(str(series.name), time_zones(series))
             series, kind = read_text(series, found), found.kind
     if kind == LEVELS:
         raise ValueError(
@@ -147,6 +159,8 @@ def _times(values: Any) -> np.ndarray:
             "2024-03-31, or convert them with pandas.to_datetime."
         )
     _check_present(series, name)
+    if kind == DATETIME:
+        one_zone(str(series.name), time_zones(series))
     return column_codes(Column(str(series.name), kind), series, 0)
 
 

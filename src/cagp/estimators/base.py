@@ -1,6 +1,6 @@
 """The contract of every regressor: tables in, answers in the user's units out."""
 
-import time
+import time as clock
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -16,10 +16,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from cagp import notices
 from cagp.data.chunks import Chunks
 from cagp.data.encoding import Encoder
+from cagp.data.row_rules import judging_rule
 from cagp.data.scaling import Standardizer
 from cagp.estimators import answers, learned
+from cagp.estimators.copies import CopiesWarning, counted
 from cagp.estimators.mapped_rows import learn_chunks
 from cagp.estimators.predictive import Predictive
+from cagp.estimators.regions import learn_regions
 from cagp.estimators.saved import save_model
 from cagp.estimators.several_targets import train_targets
 from cagp.estimators.target_choice import choose_transforms
@@ -34,6 +37,7 @@ from cagp.posteriors import Posterior
 from cagp.quantities import size
 from cagp.ranks import Ranks
 from cagp.recipes import Recipe, check_processes
+from cagp.recipes.local import Local
 from cagp.training import FitResult
 from cagp.trees import Trees
 
@@ -95,6 +99,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         mean: str = "auto",
         target: str = "auto",
         categories: Sequence[Any] = (),
+        copies: str = "keep",
     ):
         self.kernel = kernel
         self.max_epochs = max_epochs
@@ -109,6 +114,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         self.mean = mean
         self.target = target
         self.categories = categories
+        self.copies = copies
 
     @abstractmethod
     def _recipe(self) -> Recipe:
@@ -122,7 +128,16 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # ---- fit ----
 
-    def fit(self, X: Any, y: Any = None, sample_noise: Any = None, **unknown: Any) -> "GPRegressor":
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_noise: Any = None,
+        *,
+        time: Any = None,
+        group: Any = None,
+        **unknown: Any,
+    ) -> "GPRegressor":
         """Learn from a table.
 
         Args:
@@ -134,11 +149,15 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 report says how many. Where rows have some targets but not all, each target is fitted alone, with its
                 own kernel, on the rows that have it.
             sample_noise: known noise variance of each row, in squared units of y, on top of the learned one.
+            time: a number or date for each row, where later rows are to be predicted: the rows that judge models are
+                then the latest ones. It is an input only if ``X`` has it as a column.
+            group: anything that is the same for the rows of a person, place or thing, where others are to be predicted:
+                the rows that judge models are then whole groups. Without time and group they are drawn at random.
             unknown: nothing else is accepted. For weights, pass ``sample_noise=variance / weight``.
         """
         if unknown:
             refuse_keywords(unknown)
-        began = time.perf_counter()
+        began, of_copies = clock.perf_counter(), None
         check_parameters(self)
         recipe, ranks = self._recipe(), Ranks.here()
         check_processes(recipe, ranks.size)
@@ -146,33 +165,51 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
         if y is not None and isinstance(X, Chunks):
             raise ValueError("y is given beside a table in pieces, which has its own targets; leave y out.")
+        sharded = recipe if isinstance(recipe, Local) and recipe.shards else None
+        if isinstance(X, Chunks) or sharded is not None:
+            where = "in pieces" if sharded is None else "in regions"
+            if self.copies == "once":
+                raise ValueError(f'copies is "once", which needs the table in memory, and it is {where}; use "keep".')
+            if time is not None or group is not None:
+                raise ValueError(f"time and group need the table in memory, and it is {where}; leave them out.")
         with notices.collected() as warned, ranks.listening():
             seed = int(ranks.agreed(float(seed_of(self.random_state))))
-            if isinstance(X, Chunks):
+            rows = None
+            if sharded is not None:
+                found = learn_regions(self, sharded, X, y, sample_noise, seed, began, ranks)
+                units, trained, num_rows, notes, scales = found
+            elif isinstance(X, Chunks):
                 units, rows, notes, scales = learn_chunks(self, recipe, X, sample_noise, seed, ranks)
-                check_same_table(ranks, units, rows.num_rows)
+                check_same_table(ranks, units, rows)
             else:
                 units, rows = Units.learn(X, y, sample_noise, self.categories)
-                check_same_table(ranks, units, rows.num_rows)
                 missing = rows.missing_words(), units.encoder.missing_words(rows.inputs)
                 notes = [words for words in missing if words is not None]
+                rule, judges = judging_rule(rows.num_rows + rows.num_missing, rows.places, time, group)
+                units, rows, found, of_copies = counted(self.copies, units, rows._replace(rule=rule))
+                notes += [*judges, *found]
+                check_same_table(ranks, units, rows)
                 units, rows, scales = choose_transforms(self, recipe, units, rows, seed, ranks)
-            trained = train_targets(self, recipe, units, rows, began, seed, ranks)
+            if rows is not None:
+                num_rows = rows.num_rows
+                trained = train_targets(self, recipe, units, rows, began, seed, ranks)
         counts = Counter(str(warning) for warning in warned)
         notes += [f"{text} ({times:,} times in this fit)" for text, times in counts.items()]
 
-        self._remember_columns(EncodedTable(units.encoder, rows.inputs) if isinstance(X, Chunks) else X)
-        self.units_, self.n_rows_ = units, rows.num_rows
+        self._remember_columns(EncodedTable(units.encoder, np.empty((0, 0))) if isinstance(X, Chunks) else X)
+        self.units_, self.n_rows_ = units, num_rows
         self.posteriors_, self.target_rows_, self._row_noise = trained.posteriors, trained.num_rows, trained.row_noise
         self.fit_results_ = [fitted.result for fitted in trained.fits]
         self.methods_ = [fitted.method for fitted in trained.fits]
         names = units.target_names
         self.choice_, self.choices_, self.trees_ = trained.choice(names), trained.tried(names), trained.trees
         self._left_out_scores = None
-        spent = f"The fit took {time.perf_counter() - began:,.1f} s; the process held at most {size(peak_memory())}."
+        spent = f"The fit took {clock.perf_counter() - began:,.1f} s; the process held at most {size(peak_memory())}."
         self.fit_report_ = "\n".join([*notes, *trained.notes, *scales, self.guarantee_, spent])
         if self.verbose and ranks.is_first:
             print(self.fit_report_)
+        if of_copies is not None and ranks.is_first:
+            notices.warn(of_copies, CopiesWarning, stacklevel=2)
         return self
 
     def _remember_columns(self, X: Any) -> None:
@@ -246,7 +283,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         it is the median that the prior mean of the logarithm stands for.
         """
         points = answers.points_of(self, X)
-        values = self.units_.restore(points.average(answers.trees_alone(self, points.inputs)), Quantity.VALUE)
+        values = self.units_.restore(points.average(answers.prior_mean(self, points.inputs)), Quantity.VALUE)
         return self.units_.answer(self.units_.inverse(values), points)
 
     def predict_interval(

@@ -10,6 +10,7 @@ from cagp.data.duplicates import NEAR, RowIndex
 from cagp.data.scaling import Standardizer
 from cagp.engine import kernel_product
 from cagp.posteriors import InducingPosterior, LocalPosterior, Posterior
+from cagp.shards import RegionPosterior
 
 if TYPE_CHECKING:
     from cagp.estimators.base import GPRegressor
@@ -121,15 +122,15 @@ class KnownRows:
 
     @classmethod
     def of_model(cls, model: "GPRegressor") -> "KnownRows | None":
-        """The rows that a fitted model keeps; None for inducing points, which are not rows.
+        """The rows that a fitted model keeps; None where it keeps none, or no process has all.
 
         Models of nearest rows keep the targets. Those of exact inference follow from the weights w of the mean:
         y = m(X) + K̂w. Others keep some rows or all of them, but no targets; so do models with trees in the mean, which
         keep what trees leave of the targets.
         """
         posteriors = model.posteriors_
-        if not posteriors or isinstance(posteriors[0], InducingPosterior):
-            return None
+        if not posteriors or isinstance(posteriors[0], InducingPosterior | RegionPosterior):
+            return None  # inducing points are not rows, and of a model in regions no process has all rows
         kept = [None] * len(posteriors) if model.trees_ is not None else range(len(posteriors))
         known = [None if j is None else _targets(posteriors[j], model, j) for j in kept]
         targets = [column for column in known if column is not None]

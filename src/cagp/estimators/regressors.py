@@ -68,6 +68,12 @@ class CaGPRegressor(GPRegressor):
             held-out training rows clearly better; ``fit_report_`` says what it found.
         categories: columns to take as levels although they hold numbers, for example codes: names of columns, or
             positions where ``X`` is an array.
+        shards: of "local", for tables that no machine can hold: each process that ``torchrun`` starts has a region of
+            the inputs. Arrays are then the part of the table that the process is given; of a table in pieces, it reads
+            its part. Predictions are made by all processes together, for the same rows. See docs/scaling.md.
+        copies: "keep" takes rows as they come, and warns if many are copies of others, inputs and targets alike: models
+            are then judged by how well they repeat them. "once" counts copies as one row, in training and judgement:
+            use it if new rows will not be copies of old ones.
     """
 
     def __init__(
@@ -92,6 +98,8 @@ class CaGPRegressor(GPRegressor):
         objective: str = "auto",
         target: str = "auto",
         categories: Sequence[Any] = (),
+        shards: bool = False,
+        copies: str = "keep",
     ):
         self.method = method
         self.n_actions = n_actions
@@ -100,8 +108,9 @@ class CaGPRegressor(GPRegressor):
         self.n_inducing = n_inducing
         self.effort = effort
         self.objective = objective
+        self.shards = shards
         limits = (max_epochs, max_time, max_memory)
-        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target, categories)
+        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target, categories, copies)
         super().__init__(kernel, *limits, *general)
 
     def _recipe(self) -> Recipe:
@@ -149,10 +158,11 @@ class InducingRegressor(GPRegressor):
         mean: str = "auto",
         target: str = "auto",
         categories: Sequence[Any] = (),
+        copies: str = "keep",
     ):
         self.n_inducing = n_inducing
         limits = (max_epochs, max_time, max_memory)
-        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target, categories)
+        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target, categories, copies)
         super().__init__(kernel, *limits, *general)
 
 

@@ -101,10 +101,7 @@ def _all_trees(fits: list[Fitted]) -> Trees | None:
     """The trees of targets that were fitted alone; a target without trees has the prior mean zero."""
     if all(fitted.trees is None for fitted in fits):
         return None
-    return Trees(
-        [() if fitted.trees is None else fitted.trees.texts[0] for fitted in fits],
-        [1.0 if fitted.trees is None else fitted.trees.shares[0] for fitted in fits],
-    )
+    return Trees([() if fitted.trees is None else fitted.trees.texts[0] for fitted in fits])
 
 
 def _row_noise(task: Task, fitted: Fitted, j: int) -> Tensor | None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from cagp import limits
+from cagp.data.row_rules import RowRule
 from cagp.data.scaling import Standardizer
-from cagp.data.splits import split
 from cagp.data.transforms import TRANSFORMS, Transform
 from cagp.estimators.units import TrainingRows, Units
 from cagp.kernels import Matern32, Scale
@@ -108,10 +108,10 @@ def _judge(
             f"{name} is positive and skewed; max_time leaves no time to try its logarithm, so it is fitted as it is. "
             'target="log" fits it on a log scale.'
         )
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:MOST_ROWS]
-    X = units.scaled(rows.inputs[known[order.numpy()]])
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:MOST_ROWS].numpy()
+    X, rule = units.scaled(rows.inputs[known[order]]), rows.rule.take(known[order])
     own, log = (
-        _held_out_nll(X, y[order.numpy()], TRANSFORMS[key], scaled, seed, TRIAL_SHARE * max_time)
+        _held_out_nll(X, y[order], rule, TRANSFORMS[key], scaled, seed, TRIAL_SHARE * max_time)
         for key in ("identity", "log")
     )
     takes_log = is_gain(own - log, GAIN)
@@ -134,14 +134,16 @@ def is_skewed(y: np.ndarray) -> bool:
     return skewness > SKEWNESS and float(y.max()) > RANGE * float(np.median(y))
 
 
-def _held_out_nll(X: Tensor, y: np.ndarray, transform: Transform, scaled: bool, seed: int, max_time: float) -> Tensor:
+def _held_out_nll(
+    X: Tensor, y: np.ndarray, rule: RowRule, transform: Transform, scaled: bool, seed: int, max_time: float
+) -> Tensor:
     """Negative log density of held-out rows in the unit of the target, after a short fit of CaGP-Local to the others.
 
     Args:
         X: in standard units.
         scaled: whether error bars may follow a local scale, as they may in the fit to come.
     """
-    train, test = split(len(y), HELD_OUT, seed)
+    train, test = rule.split(len(y), HELD_OUT, seed)
     values = torch.from_numpy(transform.forward(y))
     scaler = Standardizer.fit(X[train], values[train])
     rows = X[train], scaler.targets(values[train])
@@ -149,7 +151,12 @@ def _held_out_nll(X: Tensor, y: np.ndarray, transform: Transform, scaled: bool, 
     method = CaGPLocal(prior, NEIGHBOURS, batch_size=BATCH, seed=seed)
     fit(method, *rows, num_steps=STEPS, max_time=max_time if max_time < float("inf") else None)
     if scaled and method.num_neighbours_predict < len(train):
-        method = method.with_local_scale(method.choose_local_scale(*rows).local_scale)
+        learn, inner = rows, rule.take(train.numpy())
+        held_out = None
+        if inner.kind != "random":
+            inside, outside = inner.split(len(train), HELD_OUT, seed)
+            learn, held_out = (rows[0][inside], rows[1][inside]), (rows[0][outside], rows[1][outside], None)
+        method = method.with_local_scale(method.choose_local_scale(*learn, held_out=held_out).local_scale)
     found = method.condition(*rows).predict(X[test], noise=True)
     location, variance = scaler.restore_mean(found.mean), scaler.restore_variance(found.variance)
     return transform.row_scores(y[test.numpy()], location.numpy(), variance.sqrt().numpy()).nll

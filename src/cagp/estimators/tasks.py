@@ -19,7 +19,7 @@ from cagp.posteriors import InducingPosterior
 from cagp.quantities import bytes_of, seconds_of
 from cagp.ranks import Ranks
 from cagp.recipes import Recipe
-from cagp.recipes.options import MEANS, TARGET_SCALES, is_positive_integer
+from cagp.recipes.options import COPIES, MEANS, TARGET_SCALES, is_positive_integer
 from cagp.recipes.task import Task
 from cagp.storage import fingerprint
 
@@ -32,6 +32,12 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 def check_parameters(model: "GPRegressor") -> None:
     """Raise ValueError for a parameter that every regressor has and that is not right."""
+    check_fixed_parameters(model)
+    _check_device(model.device)
+
+
+def check_fixed_parameters(model: "GPRegressor") -> None:
+    """The same for those that mean the same on every computer."""
     if isinstance(model.kernel, str):
         if model.kernel not in (kernel_registry.AUTO, *kernel_registry.NAMES):
             listed = ", ".join(kernel_registry.NAMES)
@@ -46,10 +52,11 @@ def check_parameters(model: "GPRegressor") -> None:
         raise ValueError(f'dtype is {model.dtype!r}, expected "auto", "float32" or "float64".')
     if model.target not in TARGET_SCALES:
         raise ValueError(f'target is {model.target!r}, expected "auto", "identity" or "log".')
+    if model.copies not in COPIES:
+        raise ValueError(f'copies is {model.copies!r}, expected "keep" or "once".')
     if model.max_epochs is not None and not is_positive_integer(model.max_epochs):
         raise ValueError(f"max_epochs is {model.max_epochs!r}, expected a positive integer (or None).")
     seconds_of(model.max_time)
-    _check_device(model.device)
 
 
 def _check_device(device: str | torch.device) -> None:
@@ -67,9 +74,9 @@ def _check_device(device: str | torch.device) -> None:
         ) from error
 
 
-def check_same_table(ranks: Ranks, units: Units, num_rows: int) -> None:
+def check_same_table(ranks: Ranks, units: Units, rows: "TrainingRows | MappedRows") -> None:
     """Raise ValueError on all processes unless each was given the same table."""
-    scaler = units.scaler
+    scaler, num_rows, held_out = units.scaler, rows.num_rows, rows.rule.values
     numbers = {
         "the number of rows": float(num_rows),
         "the number of inputs": float(len(units.encoder.names_out)),
@@ -77,6 +84,7 @@ def check_same_table(ranks: Ranks, units: Units, num_rows: int) -> None:
         "the spread of the inputs": float(scaler.input_std.sum()),
         "the mean of the targets, without signs": float(scaler.target_mean.abs().sum()),
         "the spread of the targets": float(scaler.target_std.sum()),
+        "the times or groups": 0.0 if held_out is None else float(np.arange(1, num_rows + 1) @ held_out),
     }
     ranks.check_same(numbers, "give every process the whole table")
 
@@ -92,6 +100,7 @@ def new_task(
     ranks: Ranks,
     target: int | None = None,
     of_rows: int | None = None,
+    with_folder: bool = True,
 ) -> Task:
     """The rows in standard units, with the limits of the regressor and its starting values.
 
@@ -101,6 +110,7 @@ def new_task(
         ranks: the processes that train together.
         target: the number of the target that ``units`` and ``rows`` are of; None for all.
         of_rows: the number of rows of all targets together, which share a dtype; None for that of ``rows``.
+        with_folder: whether the task has a folder for its checkpoints, if the model has one.
     """
     num_rows, scratch = rows.num_rows if of_rows is None else of_rows, rows.scratch
     default = recipe.default_dtype(num_rows) if scratch is None else "float32"
@@ -139,9 +149,10 @@ def new_task(
         points=None if points is None else tensor(scaler.inputs(points)),
         began=began,
         ranks=ranks,
+        rule=rows.rule,
         scratch=scratch,
     )
-    if model.checkpoint_dir is None:
+    if model.checkpoint_dir is None or not with_folder:
         return task
     return replace(task, folder=Path(model.checkpoint_dir) / _key(task, recipe))
 
@@ -152,7 +163,11 @@ def _key(task: Task, recipe: Recipe) -> str:
     kernel = [_described(part) for part in task.kernel.modules()]
     plain = [recipe.name, vars(recipe), kernel, task.noise, task.from_data, task.seed, task.max_epochs]
     plain += [task.mean, task.kernels]
-    return fingerprint(plain, *(t.detach().cpu().numpy() for t in tensors))[:12]
+    arrays = [t.detach().cpu().numpy() for t in tensors]
+    if task.rule.values is not None:
+        plain.append(task.rule.kind)
+        arrays.append(task.rule.values)
+    return fingerprint(plain, *arrays)[:12]
 
 
 def _mean(model: "GPRegressor", warm: bool, target: int | None) -> str:
@@ -200,15 +215,15 @@ def _starting_values(
         chosen = [name for name in start.kernels if type(getattr(known, "kernel", None)) is kernel_class(name)]
         if not chosen or len(known.kernel.lengthscale) != len(units.encoder.names_out):
             return start
-        kernel = copy.deepcopy(known).requires_grad_(True)
+        kernel, names = copy.deepcopy(known).requires_grad_(True), tuple(chosen[:1])
     else:
-        kernel = start.kernel
+        kernel, names = start.kernel, start.kernels[:1]
         kernel.load_state_dict(known.state_dict())
     scaler, points = model.units_.scaler, None
     if isinstance(last[0], InducingPosterior):
         points = last[0].X.double().cpu() * scaler.input_std + scaler.input_mean
     noise = ((model.noise_std_ / scaler.target_std.numpy()) ** 2)[own].tolist()
-    return _Start(kernel, (), False, noise, points)
+    return _Start(kernel, names, False, noise, points)
 
 
 def _structure(kernel: Kernel) -> list[Any]:

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from cagp.files import write_atomically
 from cagp.plots import shortened
 from cagp.report import accuracy, choice_section, leakage, model_sections
 from cagp.report.columns import input_columns
@@ -23,7 +24,6 @@ from cagp.report.svg import Drawing, listed
 from cagp.report.targets import Target, targets_of
 from cagp.report.uncertainty import variance_figures, variance_parts_of
 from cagp.report.worst_rows import worst_rows
-from cagp.storage import write_atomically
 
 HEADINGS = {
     "metrics": ("Metrics", "How good the predictions are"),
