@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cagp import GP, CaGPRegressor, GaussianNoise, limits, trees
+from cagp.data.splits import split
 from cagp.kernels import Matern12, Matern32, Scale
 from cagp.recipes import auto, exact_choice, race, steps
 from cagp.recipes.task import Task
@@ -113,7 +114,7 @@ def test_leave_one_out_is_a_fit_without_each_row():
     row_noise = torch.linspace(0.01, 0.3, 40, dtype=torch.float64)
     prior = GP(Scale(Matern32(2, [0.7, 1.2]), 1.3), noise=GaussianNoise(0.05))
     for known in (None, row_noise):
-        mean, variance = exact_choice.leave_one_out(prior, X, y, known)
+        mean, variance = exact_choice.leave_out(prior, X, y, known)
         for row in range(0, 40, 3):
             rest = np.array([i for i in range(40) if i != row])
             noise = None if known is None else known[rest]
@@ -126,7 +127,7 @@ def test_leave_one_out_is_a_fit_without_each_row():
 def test_leave_one_out_of_a_matrix_without_factor(monkeypatch):
     monkeypatch.setattr("cagp.linalg.dense.LARGEST_JITTER", 0.0)
     prior = GP(Scale(Matern32(1)), noise=GaussianNoise(1e-30, noise_floor=0.0))
-    mean, variance = exact_choice.leave_one_out(prior, torch.zeros(20, 1).double(), torch.ones(20).double(), None)
+    mean, variance = exact_choice.leave_out(prior, torch.zeros(20, 1).double(), torch.ones(20).double(), None)
     assert bool(variance.isinf().all())
     assert bool(mean.isfinite().all())
 
@@ -333,7 +334,7 @@ def test_the_targets_of_held_out_rows_change_no_trial(monkeypatch):
 
     monkeypatch.setattr(race.Race, "_trained", watch)
     (held,) = {len(X)}
-    _, test = steps.split(held, steps.VALIDATION_SHARE, 0)
+    _, test = split(held, steps.VALIDATION_SHARE, 0)
     other = y.copy()
     other[test.numpy()] = y[np.roll(test.numpy(), 7)]  # the same values: standard units stay as they are
     for targets in (y, other):
@@ -358,7 +359,7 @@ def test_the_winner_is_trained_on_all_rows(monkeypatch):
         if model.trees_ is not None:  # the trees are those of all rows to learn from
             assert "of the variance" in model.fit_report_
             std = (y - y.mean()) / y.std(ddof=1)
-            train, _ = steps.split(300, steps.VALIDATION_SHARE, 0)
+            train, _ = split(300, steps.VALIDATION_SHARE, 0)
             rows = train.numpy()
             expected = trees.fit_trees(X[rows], std[rows, None])
             assert expected.trees.texts == model.trees_.texts
@@ -508,7 +509,7 @@ def test_control_c_while_methods_are_compared(monkeypatch):
 def test_control_c_in_the_choice_for_few_rows(at, monkeypatch):
     X, y = table(100)
     monkeypatch.setattr(exact_choice, "LEAST_TREE_ROWS", 50)
-    count, leave_one_out = [], exact_choice.leave_one_out
+    count, leave_one_out = [], exact_choice.leave_out
 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
@@ -521,7 +522,7 @@ def test_control_c_in_the_choice_for_few_rows(at, monkeypatch):
 
     if at == "trees":
         monkeypatch.setattr(trees, "fit_trees", interrupt)
-    monkeypatch.setattr(exact_choice, "leave_one_out", sometimes)
+    monkeypatch.setattr(exact_choice, "leave_out", sometimes)
     model = CaGPRegressor(max_epochs=20).fit(X, y)
     assert model.method_ == "exact"
     assert_ended(model, X)

@@ -33,12 +33,13 @@ def components(scale: float | None = None) -> list[Posterior]:
 
 @given(st.integers(1, 6), st.floats(0.01, 0.99), st.integers(0, 2**31))
 def test_the_covariance_bounds_that_of_any_coupling(size, weight, seed):
-    """Cov(Σ wⱼ fⱼ) ≼ Σ wⱼ Cov(fⱼ) for a random joint covariance of both processes."""
+    """Cov(Σ aⱼ fⱼ) ≼ Σ aⱼ Cov(fⱼ) aⱼ / wⱼ for a random joint covariance of both processes and any shares a."""
     rng = np.random.default_rng(seed)
     root = rng.normal(size=(2 * size, 2 * size))
-    joint = root @ root.T
-    mix = np.concatenate([(1 - weight) * np.eye(size), weight * np.eye(size)], 1)
-    bound = (1 - weight) * joint[:size, :size] + weight * joint[size:, size:]
+    joint, weights, shares = root @ root.T, (1 - weight, weight), rng.uniform(size=size)
+    first, second = np.diag(1 - shares), np.diag(shares)
+    mix = np.concatenate([first, second], 1)
+    bound = first @ joint[:size, :size] @ first / weights[0] + second @ joint[size:, size:] @ second / weights[1]
     assert np.linalg.eigvalsh(bound - mix @ joint @ mix.T).min() >= -1e-9 * np.trace(bound)
 
 
@@ -47,18 +48,60 @@ def test_it_is_a_posterior_like_any_other(scale):
     check_posterior(AveragedPosterior(components(scale), [0.25, 0.75]), problem(12, seed=1)[0])
 
 
-@pytest.mark.parametrize("noise", [False, True])
 @pytest.mark.parametrize("scale", [None, 8.0])
-def test_means_and_variances_are_averages(noise, scale):
+def test_new_targets_have_the_normalised_product_of_the_densities(scale):
+    """log p = Σ wⱼ log pⱼ + const: the same constant for all values of a target."""
     parts, X = components(scale), problem(15, seed=2)[0]
-    average = AveragedPosterior(parts, [0.3, 0.7])
-    found, own = average.predict(X, noise=noise), [part.predict(X, noise=noise) for part in parts]
-    torch.testing.assert_close(found.mean, 0.3 * own[0].mean + 0.7 * own[1].mean)
-    torch.testing.assert_close(found.variance, 0.3 * own[0].variance + 0.7 * own[1].variance)
-    covariance = average.covariance(X, noise=noise)
-    torch.testing.assert_close(
-        covariance, 0.3 * parts[0].covariance(X, noise=noise) + 0.7 * parts[1].covariance(X, noise=noise)
-    )
+    own = [part.predict(X, noise=True) for part in parts]
+    found = AveragedPosterior(parts, [0.3, 0.7]).predict(X, noise=True)
+
+    def log_density(prediction, value):
+        return torch.distributions.Normal(prediction.mean, prediction.variance.sqrt()).log_prob(value)
+
+    values = torch.linspace(-2, 3, 7, dtype=torch.float64)[:, None]
+    rest = log_density(found, values) - 0.3 * log_density(own[0], values) - 0.7 * log_density(own[1], values)
+    torch.testing.assert_close(rest, rest[:1].expand_as(rest))
+
+
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_covariances_are_those_of_scaled_processes(scale):
+    """f̄ = Σ wⱼ gⱼ with gⱼ = aⱼ fⱼ / wⱼ, and the covariance is the average of theirs."""
+    parts, X, Z = components(scale), problem(15, seed=2)[0], problem(6, seed=5)[0]
+    average, weights = AveragedPosterior(parts, [0.3, 0.7]), (0.3, 0.7)
+
+    def shares(points):
+        precision = [w / part.variance(points, noise=True) for w, part in zip(weights, parts, strict=True)]
+        return [own / sum(precision) for own in precision]
+
+    at_X, at_Z = shares(X), shares(Z)
+    expected = sum(at_X[j][:, None] * parts[j].covariance(X, Z) * at_Z[j] / weights[j] for j in range(2))
+    torch.testing.assert_close(average.covariance(X, Z), expected)
+    expected = sum(at_X[j].square() * parts[j].variance(X) / weights[j] for j in range(2))
+    torch.testing.assert_close(average.variance(X), expected)
+    noise = torch.diag(average.variance(X, noise=True) - average.variance(X))
+    torch.testing.assert_close(average.covariance(X, noise=True) - average.covariance(X), noise)
+
+
+def test_known_noise_of_test_points_is_added_once():
+    average, X = AveragedPosterior(components(8.0), [0.3, 0.7]), problem(15, seed=2)[0]
+    known = torch.linspace(0, 2, 15, dtype=torch.float64)
+    found, without = average.predict(X, noise=True, row_noise=known), average.predict(X, noise=True)
+    torch.testing.assert_close(found.variance, without.variance + known)
+    torch.testing.assert_close(found.mean, without.mean)
+
+
+@pytest.mark.parametrize("offset_of", [0, 1])
+def test_an_offset_counts_as_much_as_its_component(offset_of):
+    """The same as a component that has the offset in its targets: here a constant, for a prior mean of zero."""
+    parts, X = components(8.0), problem(15, seed=2)[0]
+    average, offset = AveragedPosterior(parts, [0.3, 0.7], offset_of), torch.full((15,), 5.0, dtype=torch.float64)
+    precision = [w / part.variance(X, noise=True) for w, part in zip((0.3, 0.7), parts, strict=True)]
+    own = [part.mean(X, offset if j == offset_of else None) for j, part in enumerate(parts)]
+    expected = sum(p * mean for p, mean in zip(precision, own, strict=True)) / sum(precision)
+    torch.testing.assert_close(average.predict(X, offset=offset).mean, expected)
+    torch.testing.assert_close(average.mean(X, offset), expected)
+    draws = [average.sample(X, 3, offset=value, generator=torch.Generator().manual_seed(0)) for value in (offset, None)]
+    torch.testing.assert_close(draws[0] - draws[1], (expected - average.mean(X)).expand(3, -1))
 
 
 @pytest.mark.parametrize("scale", [None, 8.0])
@@ -79,8 +122,10 @@ def test_left_out_rows_are_averages():
     found = AveragedPosterior(parts, [0.5, 0.5]).left_out(rows)
     own = [part.left_out(rows) for part in parts]
     assert found is not None
-    torch.testing.assert_close(found.error, (own[0].error + own[1].error) / 2)
-    torch.testing.assert_close(found.variance, (own[0].variance + own[1].variance) / 2)
+    precision = [0.5 / part.variance for part in own]
+    torch.testing.assert_close(found.variance, 1 / sum(precision))
+    expected = sum(p * part.error for p, part in zip(precision, own, strict=True)) / sum(precision)
+    torch.testing.assert_close(found.error, expected)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +138,14 @@ def test_wrong_weights_are_refused(weights, words):
 
 
 def test_files_hold_averages_to_the_bit():
-    average, X = AveragedPosterior(components(8.0), [0.25, 0.75]), problem(9, seed=4)[0]
+    average, X = AveragedPosterior(components(8.0), [0.25, 0.75], 1), problem(9, seed=4)[0]
     again = posterior_from_state(posterior_state(average))
     assert torch.equal(again.predict(X, noise=True).variance, average.predict(X, noise=True).variance)
-    assert torch.equal(again.mean(X), average.mean(X))
+    assert torch.equal(again.mean(X, X[:, 0]), average.mean(X, X[:, 0]))
     state = posterior_state(average)
-    for damage in ({"weights": [0.25, "x"]}, {"weights": [0.5, 0.75]}, {"components": [state, state]}):
-        with pytest.raises(ValueError, match=r"weights|averages"):
+    damaged = {"weights": [0.25, "x"]}, {"weights": [0.5, 0.75]}, {"components": [state, state]}, {"offset_of": 2}
+    for damage in damaged:
+        with pytest.raises(ValueError, match=r"weights|averages|offset_of"):
             posterior_from_state({**state, **damage})
 
 
@@ -137,20 +183,18 @@ def test_auto_averages_what_trees_and_a_process_say(problem_and_model, tmp_path)
     assert ", averaged with " in averaged.choice_
     assert "outcome" in averaged.choices_[-1]
     assert averaged.choices_[-1]["outcome"] == "better"
-    assert averaged.trees_.shares[0] in average.weights
     X, y = table(400, 1)
     mean, std = averaged.predict(X, return_std=True)
     assert 0.9 <= np.mean(np.abs(y - mean) < 1.96 * std) <= 0.995
 
-    # The prior mean of the average is the share of the trees; ``prior_mean`` shows the trees alone.
+    # The prior mean belongs to the model with trees, and counts as much as that model does.
     points = averaged.units_.points(X)
     Z = averaged.units_.standard(points.inputs, average)
-    share = averaged.trees_.shares[0]
-    expected = averaged.scaler_.restore_mean(
-        average.mean(Z)[:, None] + share * torch.from_numpy(averaged.trees_.predictions(points.inputs))
-    )
-    np.testing.assert_allclose(mean, expected[:, 0].numpy(), rtol=1e-9)
-    alone = averaged.scaler_.restore_mean(torch.from_numpy(averaged.trees_.predictions(points.inputs)))
+    trees = torch.from_numpy(averaged.trees_.mean(points.inputs))
+    own = [part.mean(Z) + (trees[:, 0] if j == average.offset_of else 0) for j, part in enumerate(average.components)]
+    pooled = (average.pooled(Z).shares * torch.stack(own)).sum(0)
+    np.testing.assert_allclose(mean, averaged.scaler_.restore_mean(pooled[:, None])[:, 0].numpy(), rtol=1e-9)
+    alone = averaged.scaler_.restore_mean(trees)
     np.testing.assert_allclose(averaged.prior_mean(X), alone[:, 0].numpy(), rtol=1e-9)
 
     averaged.save(tmp_path / "model.cagp")

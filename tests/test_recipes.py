@@ -22,6 +22,7 @@ CHANGED = {
     "n_inducing": 9,
     "objective": "ordered",
     "effort": "fast",
+    "shards": True,
 }
 """A value other than the default for each option."""
 
@@ -60,9 +61,10 @@ def test_an_option_that_the_method_does_not_use_is_an_error(method, option, tmp_
         model.fit(X, y)
     for user in users_of(option):
         assert user in str(error.value)
-    flag, value = OPTIONS[option].flag, "none" if CHANGED[option] is None else str(CHANGED[option])
+    value = [] if OPTIONS[option].is_switch else ["none" if CHANGED[option] is None else str(CHANGED[option])]
+    given = [OPTIONS[option].flag, *value]
     np.savez(tmp_path / "table.npz", X=X, y=y)
-    arguments = ["fit", tmp_path / "table.npz", "--method", method, flag, value, "--out", tmp_path / "model.cagp"]
+    arguments = ["fit", tmp_path / "table.npz", "--method", method, *given, "--out", tmp_path / "model.cagp"]
     assert main(list(map(str, arguments))) == 2
     assert f"{method} does not use it" in capsys.readouterr().err
 

@@ -12,15 +12,17 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int
 
 from cagp.lazy import lazy_module
 from cagp.tree_text import checked_tree_text
 
 lightgbm: Any = lazy_module("lightgbm")
 
-LEARNING_RATE, NUM_LEAVES, MOST_ROUNDS, PATIENCE, ROUNDS_AT_ONCE = 0.1, 63, 300, 20, 10
-"""Trees are added, some at once, until the out-of-fold error has not fallen for ``PATIENCE`` rounds."""
+LEARNING_RATE, NUM_LEAVES, MOST_ROUNDS, ROUNDS_AT_ONCE = 0.1, 63, 1000, 10
+PATIENCE, WINDOW, LEAST_FALL = 20, 100, 0.005
+"""Trees are added, some at once, until the squared out-of-fold error has not fallen for ``PATIENCE`` rounds, or by a
+share of less than ``LEAST_FALL`` in ``WINDOW`` rounds. A heuristic: the process learns what further trees would add."""
 
 QUICK_RATE, QUICK_ROUNDS = 0.2, 60
 """Of trees that only give a first idea."""
@@ -39,20 +41,12 @@ class Trees:
     Args:
         texts: the models of each target, one for each fold, in LightGBM's text format. They are data: nothing in them
             can run. A target without models has the mean zero.
-        shares: what the predictions of each target are multiplied by, above 0 and at most 1: where a process with trees
-            in its mean is averaged with one that has none, its weight. None for 1.
     """
 
-    def __init__(self, texts: Sequence[Sequence[str]], shares: Sequence[float] | None = None):
+    def __init__(self, texts: Sequence[Sequence[str]]):
         self.texts = tuple(tuple(_checked(text) for text in models) for models in texts)
         if not any(self.texts):
             raise ValueError("texts has no models, expected some for at least one target.")
-        self.shares = (1.0,) * len(self.texts) if shares is None else tuple(float(share) for share in shares)
-        if len(self.shares) != len(self.texts) or not all(0 < share <= 1 for share in self.shares):
-            raise ValueError(
-                f"shares are {list(self.shares)}, expected a number above 0 and at most 1 for each of the "
-                f"{len(self.texts)} targets."
-            )
         self._boosters = [[lightgbm.Booster(model_str=text) for text in models] for models in self.texts]
 
     @property
@@ -70,15 +64,7 @@ class Trees:
         """The trees that a prediction of each target adds up, those of one fold."""
         return [models[0].num_trees() if models else 0 for models in self._boosters]
 
-    def with_share(self, share: float) -> "Trees":
-        """The same trees with another share of all targets."""
-        return Trees(self.texts, [share] * self.num_targets)
-
     def mean(self, inputs: Float64[np.ndarray, "n p"]) -> Float64[np.ndarray, "n q"]:
-        """The prior mean: ``predictions`` times the share of each target."""
-        return self.predictions(inputs) * np.array(self.shares)
-
-    def predictions(self, inputs: Float64[np.ndarray, "n p"]) -> Float64[np.ndarray, "n q"]:
         """The mean of the predictions of all folds, a thread for each. Time O(n · trees · depth)."""
         if inputs.shape[1] != self.num_inputs:
             raise ValueError(f"inputs have {inputs.shape[1]} columns, the trees were fitted to {self.num_inputs}.")
@@ -106,6 +92,7 @@ def fit_trees(
     *,
     categorical: Sequence[int] = (),
     seed: int = 0,
+    fold: Int[np.ndarray, " n"] | None = None,
     max_seconds: float = float("inf"),
 ) -> OutOfFold:
     """Fit trees to each target, out of fold; the number of rounds is the one with the least out-of-fold error.
@@ -116,12 +103,13 @@ def fit_trees(
         inputs: may have NaN for missing values.
         row_noise: known noise variances; rows with much noise have less weight.
         categorical: columns that hold codes of levels.
+        fold: the fold of each row, from 0; None for ``number_of_folds`` folds of rows drawn by seed.
 
     Time O(rounds · n p · folds) for each target.
     """
-    num_folds = min(next((folds for rows, folds in FOLDS if len(y) <= rows), 2), len(y))
-    fold = np.random.default_rng(seed).permutation(len(y)) % num_folds
-    folds = [(np.flatnonzero(fold != f), np.flatnonzero(fold == f)) for f in range(num_folds)]
+    if fold is None:
+        fold = np.random.default_rng(seed).permutation(len(y)) % number_of_folds(len(y))
+    folds = [(np.flatnonzero(fold != f), np.flatnonzero(fold == f)) for f in range(fold.max() + 1)]
     mean, texts, finished = np.empty(y.shape), [], True
     deadline = time.perf_counter() + max_seconds
     for j in range(y.shape[1]):
@@ -135,6 +123,11 @@ def fit_trees(
         texts.append([booster.model_to_string(num_iteration=rounds) for booster in boosters])
         finished &= whole
     return OutOfFold(Trees(texts), mean, finished)
+
+
+def number_of_folds(num_rows: int) -> int:
+    """The number of folds for this many rows; see ``FOLDS``."""
+    return min(next((folds for rows, folds in FOLDS if num_rows <= rows), 2), num_rows)
 
 
 def quick_prediction(
@@ -213,9 +206,15 @@ def _cross_fitted(
             found = list(pool.map(advance, boosters))
             rounds = min(map(len, found))
             errors += [float(np.average([part[r] for part in found], weights=sizes)) for r in range(rounds)]
-            if len(errors) - int(np.argmin(errors)) > PATIENCE or rounds < ROUNDS_AT_ONCE:
+            if _is_over(errors) or rounds < ROUNDS_AT_ONCE:
                 break
     return boosters, int(np.argmin(errors)) + 1, time.perf_counter() < until
+
+
+def _is_over(errors: list[float]) -> bool:
+    """Whether further trees would gain too little, by the squared errors after each round so far."""
+    stands_still = len(errors) - int(np.argmin(errors)) > PATIENCE
+    return stands_still or (len(errors) > WINDOW and errors[-1] > (1 - LEAST_FALL) * errors[-1 - WINDOW])
 
 
 def _predict(booster: Any, inputs: np.ndarray, rounds: int | None = None) -> np.ndarray:

@@ -58,16 +58,13 @@ def tiles(model: "GPRegressor", points: Points) -> Iterator[tuple[Rows, Tensor]]
 
 
 def prior_mean(model: "GPRegressor", inputs: Float[np.ndarray, "m c"]) -> Float[np.ndarray, "m q"]:
-    """The prior mean for some codes, in standard units; the posteriors are of what it leaves.
-
-    It is what trees predict, times their share in an average of models.
-    """
+    """What trees predict for some codes, in standard units, or zero; the posteriors are of what it leaves."""
     return np.zeros((len(inputs), model.n_outputs_)) if model.trees_ is None else model.trees_.mean(inputs)
 
 
-def trees_alone(model: "GPRegressor", inputs: Float[np.ndarray, "m c"]) -> Float[np.ndarray, "m q"]:
-    """What the trees predict for some codes, in standard units; zero without trees."""
-    return np.zeros((len(inputs), model.n_outputs_)) if model.trees_ is None else model.trees_.predictions(inputs)
+def offset(trees: Float[np.ndarray, "m q"], j: int, like: Tensor) -> Tensor:
+    """The prior mean of the j-th target for its posterior."""
+    return torch.from_numpy(np.ascontiguousarray(trees[:, j])).to(like)
 
 
 def mean(model: "GPRegressor", points: Points, known: Known = None, noise: bool = True) -> Float[np.ndarray, "n q"]:
@@ -78,7 +75,8 @@ def mean(model: "GPRegressor", points: Points, known: Known = None, noise: bool 
     for rows, Z in tiles(model, points):
         trees = prior_mean(model, points.inputs[rows])
         for j, posterior in enumerate(model.posteriors_):
-            found[rows, j] = as_array(posterior.mean(Z.to(posterior.X))) + trees[:, j]
+            own = Z.to(posterior.X)
+            found[rows, j] = as_array(posterior.mean(own, offset(trees, j, own)))
     return model.units_.restore(points.average(found), Quantity.VALUE)
 
 
@@ -90,8 +88,8 @@ def predictive(model: "GPRegressor", points: Points, known: Known = None, noise:
         for j, posterior in enumerate(model.posteriors_):
             own = Z.to(posterior.X)
             row_noise = model.units_.standard_noise(known, j, rows, own)
-            found = posterior.predict(own, noise=noise, row_noise=row_noise)
-            mean[rows, j] = as_array(found.mean) + trees[:, j]
+            found = posterior.predict(own, noise=noise, row_noise=row_noise, offset=offset(trees, j, own))
+            mean[rows, j] = as_array(found.mean)
             variance[rows, j] = as_array(found.variance)
     restore = model.units_.restore
     std = np.sqrt(points.average(variance) + points.spread(mean))
@@ -154,7 +152,8 @@ def covariance(
         row_noise = model.units_.standard_noise(known, j, slice(None), Z)
         found = as_array(posterior.covariance(Z, noise=noise, row_noise=row_noise))
         if points.has_stand_ins:
-            found = points.joint(found, as_array(posterior.mean(Z)) + prior_mean(model, points.inputs)[:, j])
+            trees = offset(prior_mean(model, points.inputs), j, Z)
+            found = points.joint(found, as_array(posterior.mean(Z, trees)))
         parts.append(found)
     restored = model.units_.restore(np.stack(parts, -1), Quantity.VARIANCE, axis=2)
     transforms = enumerate(model.units_.transforms)
@@ -168,14 +167,13 @@ def samples(
     _check_joint(len(points.inputs))
     seed = seed_of(random_state)
     generator = torch.Generator().manual_seed(seed)
-    draws = []
+    draws, trees = [], prior_mean(model, points.inputs)
     for j, posterior in enumerate(model.posteriors_):
         Z = model.units_.standard(points.inputs, posterior)
         row_noise = model.units_.standard_noise(known, j, slice(None), Z)
-        drawn = posterior.sample(Z, num_samples, noise=noise, row_noise=row_noise, generator=generator)
-        draws.append(as_array(drawn.mT))
-    values = np.stack(draws, 1) + prior_mean(model, points.inputs)[:, :, None]
-    values = points.choose(values, np.random.default_rng(seed))
+        given = {"noise": noise, "row_noise": row_noise, "offset": offset(trees, j, Z), "generator": generator}
+        draws.append(as_array(posterior.sample(Z, num_samples, **given).mT))
+    values = points.choose(np.stack(draws, 1), np.random.default_rng(seed))
     return model.units_.inverse(model.units_.restore(values, Quantity.VALUE))
 
 

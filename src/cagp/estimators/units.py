@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cagp.data.encoding import Encoder
+from cagp.data.row_rules import RowRule
 from cagp.data.scaling import Standardizer
 from cagp.data.targets import encode_target
 from cagp.data.transforms import TRANSFORMS, Transform
@@ -50,6 +51,7 @@ class TrainingRows(NamedTuple):
     noise: np.ndarray | None  # (n, q), known variances
     num_missing: int  # rows left out, for want of any target
     places: np.ndarray  # (n,), of the rows in the user's table
+    rule: RowRule = RowRule()  # how rows are held out to compare models
 
     @property
     def num_rows(self) -> int:
@@ -85,12 +87,18 @@ class TrainingRows(NamedTuple):
         which = "target is missing" if self.targets.shape[1] == 1 else "targets are all missing"
         return f"Left out {self.num_missing:,} of {len(self.inputs) + self.num_missing:,} rows, whose {which}."
 
+    def take(self, kept: np.ndarray) -> "TrainingRows":
+        """Some of the rows, by number."""
+        noise = None if self.noise is None else self.noise[kept]
+        places, rule = self.places[kept], self.rule.take(kept)
+        return TrainingRows(self.inputs[kept], self.targets[kept], noise, self.num_missing, places, rule)
+
     def of_target(self, j: int) -> "TrainingRows":
         """The rows that have the j-th target, and this target alone."""
-        known = ~np.isnan(self.targets[:, j])
-        noise = None if self.noise is None else self.noise[known, j : j + 1]
-        targets, num_missing = self.targets[known, j : j + 1], self.num_missing + int((~known).sum())
-        return TrainingRows(self.inputs[known], targets, noise, num_missing, self.places[known])
+        known = np.flatnonzero(~np.isnan(self.targets[:, j]))
+        found, own = self.take(known), slice(j, j + 1)
+        noise, num_missing = None if found.noise is None else found.noise[:, own], self.num_rows - len(known)
+        return found._replace(targets=found.targets[:, own], noise=noise, num_missing=self.num_missing + num_missing)
 
 
 class Points(NamedTuple):
@@ -195,8 +203,12 @@ class Units:
         if all(transform.name == "identity" for transform in transforms):
             return self, rows
         values = np.stack([t.forward(rows.targets[:, j]) for j, t in enumerate(transforms)], axis=1)
-        units = replace(self, transforms=transforms, scaler=_scaler(self.encoder.expand(rows.inputs), values))
-        return units, rows._replace(targets=values)
+        rows = rows._replace(targets=values)
+        return replace(self, transforms=transforms).scaled_by(rows), rows
+
+    def scaled_by(self, rows: TrainingRows) -> "Units":
+        """The same units with means and standard deviations of these rows."""
+        return replace(self, scaler=_scaler(self.encoder.expand(rows.inputs), rows.targets))
 
     def of_target(self, j: int) -> "Units":
         """The units of the j-th target alone."""

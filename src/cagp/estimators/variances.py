@@ -46,8 +46,9 @@ def variance_parts(
             for name, part in parts.items():
                 part[rows, j] = as_array(getattr(found, name))
             if points.has_stand_ins:
-                means[rows, j] = as_array(posterior.mean(Z.to(posterior.X)))
-                means[rows, j] += answers.prior_mean(model, points.inputs[rows])[:, j]
+                own = Z.to(posterior.X)
+                trees = answers.offset(answers.prior_mean(model, points.inputs[rows]), j, own)
+                means[rows, j] = as_array(posterior.mean(own, trees))
     parts = {name: points.average(values) for name, values in parts.items()}
     parts["latent"] = parts["latent"] + points.spread(means)
     parts = {name: model.units_.restore(values, Quantity.VARIANCE) for name, values in parts.items()}

@@ -2,41 +2,61 @@
 
 import copy
 from collections.abc import Sequence
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cagp.checks import check_new_inputs
-from cagp.posteriors.base import LeftOut, Posterior, Prediction
+from cagp.posteriors.base import LeftOut, Posterior
 from cagp.prior import GP, GaussianNoise
+
+
+class Pooled(NamedTuple):
+    """How much each process counts in the average at each test point."""
+
+    shares: Float[Tensor, "j t"]  # aⱼ(x), with the sum 1
+    squares: Float[Tensor, "j t"]  # aⱼ(x)² / wⱼ: what the variances of the processes count for
+
+    @classmethod
+    def of(cls, variances: Float[Tensor, "j t"], weights: Sequence[float]) -> "Pooled":
+        """aⱼ ∝ wⱼ / vⱼ with the variances vⱼ of new targets."""
+        fixed = variances.new_tensor(weights)[:, None]
+        precision = fixed / variances.clamp_min(torch.finfo(variances.dtype).tiny)
+        shares = precision / precision.sum(0)
+        return cls(shares, shares.square() / fixed)
 
 
 @final
 class AveragedPosterior(Posterior):
-    """f̄ = Σ wⱼ fⱼ with the mean Σ wⱼ mⱼ and the covariance Σ wⱼ Cⱼ, which is an upper bound.
+    """f̄(x) = Σ aⱼ(x) fⱼ(x), in which each process counts most where it is sure: aⱼ(x) ∝ wⱼ / vⱼ(x).
+
+    vⱼ(x) is the variance of a new target at x, so that the density of a new target is ∏ pⱼ^wⱼ, normalised.
 
     The processes fⱼ learn from the same rows, so they are not independent, and nothing says how they depend on each
-    other. Whatever their joint distribution is, Cov(Σ wⱼ fⱼ) ≼ Σ wⱼ Cov(fⱼ), because squares are convex: averaging
-    lowers errors and never adds to them. Derivation: docs/derivations.md, "Averages of processes".
+    other. Whatever their joint distribution is, the covariance of f̄ is at most Σ aⱼ(x) Cⱼ(x, z) aⱼ(z) / wⱼ, because
+    squares are convex. That bound is the covariance here. Derivation: docs/derivations.md, "Averages of processes".
 
     ``prior`` has the kernel of the component with the largest weight, and the average of the noise variances.
 
     Args:
         components: posteriors at inputs of the same columns.
-        weights: positive, with the sum 1.
+        weights: wⱼ, positive, with the sum 1.
+        offset_of: the component that an ``offset`` belongs to: the one that learned what it leaves of the targets.
     """
 
-    def __init__(self, components: Sequence[Posterior], weights: Sequence[float]):
+    def __init__(self, components: Sequence[Posterior], weights: Sequence[float], offset_of: int = 0):
         if len(components) != len(weights) or not components:
             raise ValueError(f"there are {len(components)} components and {len(weights)} weights, expected as many.")
         if not all(0 < weight <= 1 for weight in weights) or abs(sum(weights) - 1) > 1e-9:
             raise ValueError(f"weights are {list(weights)}, expected positive numbers whose sum is 1.")
+        if not 0 <= offset_of < len(components):
+            raise ValueError(f"offset_of is {offset_of}, expected the number of one of {len(components)} components.")
         columns = sorted({component.X.shape[1] for component in components})
         if len(columns) > 1:
             raise ValueError(f"the components have {columns} columns, expected the same number.")
         self.components, self.weights = tuple(components), tuple(float(weight) for weight in weights)
+        self.offset_of = offset_of
         main = self.components[max(range(len(weights)), key=lambda j: self.weights[j])]
         prior = self._averaged_prior(main.prior)
         super().__init__(prior, main.X, main._representer, main.max_bytes, shares_rows=True)  # a snapshot already
@@ -46,12 +66,10 @@ class AveragedPosterior(Posterior):
         noises = [part.noise.detach() for part in parts if isinstance(part, GaussianNoise)]
         prior = copy.deepcopy(prior)
         if isinstance(prior.noise, GaussianNoise) and len(noises) == len(parts):
-            prior.noise.noise = self.average(noises)
+            noise = sum(weight * float(noise) for weight, noise in zip(self.weights, noises, strict=True))
+            if noise > prior.noise.noise_floor:  # else all are at their floor, and so is that of the main component
+                prior.noise.noise = noise
         return prior
-
-    def average(self, values: Sequence[Tensor]) -> Tensor:
-        """Σ wⱼ vⱼ of a value for each component."""
-        return torch.stack([weight * value for weight, value in zip(self.weights, values, strict=True)]).sum(0)
 
     @property
     def never_below_exact(self) -> bool:
@@ -65,47 +83,61 @@ class AveragedPosterior(Posterior):
     def _width(self) -> int:
         return sum(component._width for component in self.components)
 
-    def predict(
-        self, X: Float[Tensor, "t d"], *, noise: bool = False, row_noise: Float[Tensor, " t"] | None = None
-    ) -> Prediction:
-        """The averages of means and variances."""
-        found = [component.predict(X, noise=noise, row_noise=row_noise) for component in self.components]
-        return Prediction(*(self.average(column) for column in zip(*found, strict=True)))
+    def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
+        """The order of the first component that has one."""
+        found = (component.order(X) for component in self.components)
+        return next((order for order in found if order is not None), None)
 
-    def mean(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"]:
-        """The average of the means."""
-        return self.average([component.mean(X) for component in self.components])
+    def pooled(self, X: Float[Tensor, "t d"]) -> Pooled:
+        """How much each component counts at each test point."""
+        return Pooled.of(torch.stack([part.variance(X, noise=True).double() for part in self.components]), self.weights)
+
+    def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
+        means, variances, noises = [], [], []
+        for component in self.components:
+            mean, variance, *scale = component._moments(X)
+            learned = component.prior.noise.learned(X)
+            means.append(mean)
+            variances.append(variance.clamp_min(0))
+            noises.append(learned * scale[0] if scale else learned)
+        mean, variance, noise = map(torch.stack, (means, variances, noises))
+        shares, squares = Pooled.of(variance + noise, self.weights)
+        own = self.prior.noise.learned(X)
+        scale = torch.where(own > 0, (squares * noise).sum(0) / own, 1.0)
+        return (shares * mean).sum(0), (squares * variance).sum(0), scale, shares[self.offset_of]
+
+    def _with_offset(self, moments: tuple[Tensor, ...], offset: Tensor) -> Tensor:
+        return moments[0] + moments[3] * offset
+
+    def mean(self, X: Float[Tensor, "t d"], offset: Float[Tensor, " t"] | None = None) -> Float[Tensor, " t"]:
+        """The mean at each test point; it costs as much as mean and variance."""
+        return self.predict(X, offset=offset).mean
 
     def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
         """What the averaged noise is multiplied by around each test point."""
-        check_new_inputs(X, self.X)
-        if not self.has_local_scale:
-            return None
-        noises = []
-        for component in self.components:
-            own, scale = component.prior.noise.learned(X), component.scale(X)
-            noises.append(own if scale is None else own * scale)
-        return self.average(noises) / self.prior.noise.learned(X)
+        return self._moments_in_tiles(X)[2]
 
     def left_out(self, rows: Int[Tensor, " r"]) -> LeftOut | None:
-        """The averages of errors and variances, if every component holds the same rows and has them."""
+        """The averages of what the components say, if every one holds the same rows and leaves rows out."""
         if len({len(component.X) for component in self.components}) > 1:
             return None
         found = [component.left_out(rows) for component in self.components]
         known = [part for part in found if part is not None]
         if len(known) < len(found):
             return None
-        return LeftOut(*(self.average(column) for column in zip(*known, strict=True)))
-
-    def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
-        found = [component._moments(X)[:2] for component in self.components]
-        return tuple(self.average(column) for column in zip(*found, strict=True))
+        error, variance = (torch.stack(column) for column in zip(*known, strict=True))
+        shares, squares = Pooled.of(variance, self.weights)
+        return LeftOut((shares * error).sum(0), (squares * variance).sum(0))
 
     def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
-        return self.average([component._covariance(X, Z) for component in self.components])
+        rows = self.pooled(X).shares
+        columns = rows if Z is None else self.pooled(Z).shares
+        parts = zip(self.components, self.weights, rows, columns, strict=True)
+        found = [row[:, None] * part._covariance(X, Z) * column / weight for part, weight, row, column in parts]
+        return torch.stack(found).sum(0)
 
-    def _covariance_of_targets(self, X: Tensor, Z: Tensor | None, noise: bool, row_noise: Tensor | None) -> Tensor:
-        return self.average([c._covariance_of_targets(X, Z, noise, row_noise) for c in self.components])
-
-    def _joint_mean(self, X: Tensor) -> Tensor:
-        return self.average([component._joint_mean(X) for component in self.components])
+    def _joint_mean(self, X: Tensor, offset: Tensor | None = None) -> Tensor:
+        means = [component._joint_mean(X).double() for component in self.components]
+        if offset is not None:
+            means[self.offset_of] = means[self.offset_of] + offset
+        return (self.pooled(X).shares * torch.stack(means)).sum(0)

@@ -88,7 +88,7 @@ def guarantee_words(
     subject = "On the scale of the fit, the variance" if on_log_scale else "The variance"
     exact = "that of the exact Gaussian process"
     if is_average:
-        exact = "the average of the variances of the two exact Gaussian processes"
+        exact = "that of the same average of the two exact Gaussian processes"
     if never_below_exact:
         return f"{subject} is never below {exact} with the same hyperparameters."
     if has_local_scale:

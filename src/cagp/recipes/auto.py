@@ -9,7 +9,7 @@ from cagp.lazy import lazy_module
 from cagp.recipes import plans
 from cagp.recipes.base import REST_START, Recipe
 from cagp.recipes.checks import check_neighbours
-from cagp.recipes.exact import Exact
+from cagp.recipes.exact import train_exact
 from cagp.recipes.opt import started_at, train_opt
 from cagp.recipes.options import EFFORT, LOCAL_SCALE, N_ACTIONS, N_NEIGHBORS, OBJECTIVE
 
@@ -141,7 +141,7 @@ class Auto(Recipe):
         reason = f"Chose exact inference: {task.num_rows:,} rows are few enough (at most {limits.EXACT_ROWS:,})."
         effort = EFFORTS[self.effort]
         choice = exact_choice.choose_exact(task, effort.kernels, effort.trees)
-        fitted = _trained_exact(task, choice.best, choice.trees)
+        fitted = _trained_exact(task, choice.best, choice.trees, 1.0 if choice.average is None else 0.5)
         words = choice.best.candidate.words
         if choice.average is not None:
             other, weight = choice.average
@@ -429,10 +429,16 @@ def _on_all_rows(
     return contest, trial if stays else second
 
 
-def _trained_exact(task: "tasks.Task", model: "exact_choice.Model", trees: "OutOfFold | None") -> "tasks.Fitted":
-    """Exact inference with one of the models that were compared; each has a folder of its own for checkpoints."""
+def _trained_exact(
+    task: "tasks.Task", model: "exact_choice.Model", trees: "OutOfFold | None", share: float = 1.0
+) -> "tasks.Fitted":
+    """Exact inference with one of the models that were compared; each has a folder of its own for checkpoints.
+
+    Args:
+        share: of the time that is left, which it may take.
+    """
     mean, folder = model.candidate.mean, None if task.folder is None else task.folder / model.candidate.mean
-    fitted = Exact().train(replace(model.learned, folder=folder))
+    fitted = train_exact(replace(model.learned, folder=folder), model.is_near, share)
     if mean == "zero" or trees is None:
         return fitted
     return fitted._replace(trees=trees.trees, notes=[means.words_of(trees, task), *fitted.notes])

@@ -1,26 +1,52 @@
-"""The choice of a kernel and a mean for exact inference: every row judges, predicted from all others."""
+"""The choice of a kernel and a mean for exact inference: rows judge, each predicted from all others."""
 
 import math
 import time
 from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from cagp.engine import kernel_product
+from cagp import trees
+from cagp.engine import precise_product
 from cagp.linalg import NotPositiveDefiniteError, safe_cholesky
 from cagp.methods import CholeskyGP, Several
 from cagp.prior import GP, GaussianNoise
 from cagp.quantities import seconds_of
 from cagp.recipes import means
-from cagp.recipes.race import Candidate, Mean, Score, average_words, best_average, difference, left_out, record
+from cagp.recipes.exact import exact_method
+from cagp.recipes.race import (
+    TREES_BEHIND,
+    Candidate,
+    Mean,
+    Score,
+    average_words,
+    best_average,
+    difference,
+    left_out,
+    record,
+    take_over,
+)
+from cagp.recipes.steps import Neighbours, hold_out, local_methods
 from cagp.recipes.task import Task
 from cagp.training import FitResult
 from cagp.trees import OutOfFold
 
 FEW_ROWS, FEW_STEPS = 500, 30
-"""Models that are only compared learn from at most this many rows, in this many steps."""
+"""Up to this many rows, models that are compared learn from the likelihood of all of them, in this many steps."""
+
+LOCAL_STEPS, OTHER_STEPS = 100, 40
+"""Beyond, they learn from nearest rows, whose steps cost a hundredth: the first model of each mean in this many steps,
+other kernels, which start where the best one is, in fewer. The winner continues with all rows."""
+
+JUDGING_ROWS = 1000
+"""Rows that judge, at most: each is predicted from the others of them."""
+
+LATER_SHARE = 0.2
+"""The share of the rows that judges where later rows are to be predicted: rows of a small table are few."""
 
 LEAST_TREE_ROWS = 200
 """With fewer rows, trees have too little to learn from."""
@@ -34,6 +60,7 @@ class Model(NamedTuple):
 
     candidate: Candidate
     learned: Task  # what the mean leaves of the targets, with the kernel
+    is_near: bool  # whether the hyperparameters are those of a trial, and not starting values
 
 
 class Choice(NamedTuple):
@@ -46,50 +73,58 @@ class Choice(NamedTuple):
     interrupted: bool = False  # by Ctrl-C, before all were compared: the task then allows one step
 
 
-def choose_exact(task: Task, kernels: tuple[str, ...], trees: bool) -> Choice:
+def choose_exact(task: Task, kernels: tuple[str, ...], tries_trees: bool) -> Choice:
     """The kernel and the mean with which each row is predicted best from all others.
 
     Args:
         kernels: names to compare with the task's own kernel.
-        trees: whether trees in the mean are tried, if the task leaves that open.
+        tries_trees: whether trees in the mean are tried, if the task leaves that open.
     """
     possible = {
         "zero": task.mean != "trees",
-        "trees": task.mean == "trees" or (task.mean == "auto" and trees and task.num_rows >= LEAST_TREE_ROWS),
+        "trees": task.mean == "trees" or (task.mean == "auto" and tries_trees and task.num_rows >= LEAST_TREE_ROWS),
     }
     own = task.kernels[0] if len(task.kernels) > 1 else None
     others = [name for name in kernels if name in task.kernels and own not in (name, None)]
     first = [Candidate(own, mean) for mean in get_args(Mean) if possible[mean]]
     contest = _Contest(task)
-    if len(first) == 1 and not others:
-        return Choice(Model(first[0], contest.rest(first[0].mean)), None, contest.trees, [])
+    alone = len(first) == 1 and not others
+    if alone and (task.num_rows <= FEW_ROWS or not task.from_data):
+        return Choice(Model(first[0], contest.whole(first[0].mean), False), None, contest.whole_trees, [])
     for candidate in first:
         contest.challenge(candidate)
     for name in others:
         contest.challenge(replace(contest.best.candidate, kernel=name))
-    best = contest.best
-    learned = replace(best.learned, max_epochs=1) if contest.interrupted else best.learned
-    chosen = Model(best.candidate, learned)
-    return Choice(chosen, contest.average(), contest.trees, contest.tried, contest.interrupted)
+    best, average = contest.model(contest.best), contest.average()
+    if contest.interrupted:
+        best = best._replace(learned=replace(best.learned, max_epochs=1))
+    return Choice(best, average, contest.whole_trees, [] if alone else contest.tried, contest.interrupted)
 
 
 class _Trial(NamedTuple):
-    """A candidate, the task at hyperparameters that some of its rows taught, and the score of all rows there."""
+    """A candidate with the hyperparameters that it learned, and the score of the rows that judge."""
 
     candidate: Candidate
-    learned: Task
+    priors: list[GP]
     score: Score
     num_steps: int
 
 
 class _Contest:
-    """The best candidate so far, and what was tried."""
+    """The best candidate so far, and what was tried.
+
+    Rows judge by what is predicted for them from all others, or from other groups. Where later rows are to be
+    predicted, the latest ones are held out.
+    """
 
     def __init__(self, task: Task):
         self.task = task
-        self.trees: OutOfFold | None = None
+        self.later = hold_out(task, task.num_rows, LATER_SHARE) if task.rule.kind == "time" else None
+        self.learning = task if self.later is None else self.later.train
         self.interrupted = False
         self.tried: list[dict[str, Any]] = []
+        self.whole_trees: OutOfFold | None = None  # for the rows of the task
+        self._trees: OutOfFold | None = None  # for those to learn from
         self._best: _Trial | None = None
         self._first: dict[Mean, _Trial] = {}  # of each mean
 
@@ -98,13 +133,21 @@ class _Contest:
         assert self._best is not None
         return self._best
 
-    def rest(self, mean: Mean) -> Task:
-        """What the mean leaves of the targets."""
+    def whole(self, mean: Mean) -> Task:
+        """What the mean leaves of the targets of the whole task."""
         if mean == "zero":
             return replace(self.task, mean="zero")
-        if self.trees is None:
-            self.trees = means.trees_of(self.task)
-        return replace(self.task.without_mean(self.trees.mean), mean="zero")
+        if self.whole_trees is None:
+            self.whole_trees = (
+                means.trees_of(self.task) if self.later is not None or self._trees is None else self._trees
+            )
+        return replace(self.task.without_mean(self.whole_trees.mean), mean="zero")
+
+    def model(self, trial: _Trial) -> Model:
+        """The whole task at the hyperparameters of a trial."""
+        noise = [float(part.noise.noise.detach()) for part in trial.priors if isinstance(part.noise, GaussianNoise)]
+        rest, kernel = self.whole(trial.candidate.mean), trial.priors[0].kernel
+        return Model(trial.candidate, replace(rest, kernel=kernel, from_data=False, noise=noise), True)
 
     def challenge(self, candidate: Candidate) -> None:
         """Try a candidate, and keep it if it is better than the best so far; after Ctrl-C, nothing further is tried."""
@@ -116,7 +159,10 @@ class _Contest:
             return
         start = time.perf_counter()
         try:
-            trial, result = _tried(candidate, self.rest(candidate.mean).with_kernel(candidate.kernel))
+            if candidate.mean == "trees" and self._trees_are_hopeless():
+                self.tried.append(left_out(candidate, "a few trees alone err more than twice as much"))
+                return
+            trial, result = self._tried(candidate)
         except KeyboardInterrupt:
             if self._best is None:  # there is nothing to end with
                 raise
@@ -146,42 +192,114 @@ class _Contest:
         outcome = "better" if found.gain.is_clear else "not better"
         num_steps = best.num_steps + other.num_steps
         self.tried.append(record(words, found.score, found.gain, num_steps, 0.0, outcome))
-        return (Model(other.candidate, other.learned), found.weight) if found.gain.is_clear else None
+        return (self.model(other), found.weight) if found.gain.is_clear else None
 
     @property
     def _is_late(self) -> bool:
         """Whether too little of ``max_time`` is left for another model."""
         return self.task.time_left() < LEAST_TIME * seconds_of(self.task.max_time) < math.inf
 
+    def _trees_are_hopeless(self) -> bool:
+        """Whether a few trees alone err so much more than the best model that many of them are not worth their time."""
+        task, holder = self.learning, self._best
+        if holder is None or self._trees is not None:
+            return False
+        parts = hold_out(task, task.num_rows, LATER_SHARE)
+        options = {"categorical": task.categorical, "seed": task.seed}
+        found = trees.quick_prediction(
+            parts.train.inputs, means.as_array(parts.train.y), parts.held_out.inputs, **options
+        )
+        error = np.square(means.as_array(parts.held_out.y) - found).mean() ** 0.5
+        return bool(task.ranks.agreed(float(error > TREES_BEHIND * float(holder.score.square.mean()) ** 0.5)))
 
-def _tried(candidate: Candidate, task: Task) -> tuple[_Trial, FitResult]:
-    """A trial of the candidate, and how its fit ended."""
-    rows = torch.randperm(task.num_rows, generator=torch.Generator().manual_seed(task.seed))[:FEW_ROWS]
-    few = replace(task.rows(rows.to(task.X.device)), folder=None, verbose=False)
-    priors = few.priors()
-    method = Several([CholeskyGP(prior, task.max_bytes) for prior in priors])
-    result = few.run(method, "", optimizer="lbfgs", most_steps=FEW_STEPS, min_improvement=1e-3, window=5)
-    columns = [task.column(j) for j in range(len(priors))]
-    score = Score.of((y, *leave_one_out(p, X, y, noise)) for p, (X, y, noise) in zip(priors, columns, strict=True))
-    score = score.agreed(task.ranks)
-    noise = [float(part.noise.noise.detach()) for part in priors if isinstance(part.noise, GaussianNoise)]
-    learned = replace(task, kernel=priors[0].kernel, from_data=False, noise=noise)
-    return _Trial(candidate, learned, score, len(result.steps)), result
+    def _rest(self, mean: Mean) -> Task:
+        """What the mean leaves of the targets of the rows to learn from."""
+        if mean == "zero":
+            return replace(self.learning, mean="zero")
+        if self._trees is None:
+            self._trees = means.trees_of(self.learning)
+        return replace(self.learning.without_mean(self._trees.mean), mean="zero")
+
+    def _tried(self, candidate: Candidate) -> tuple[_Trial, FitResult]:
+        """A trial of the candidate, and how its fit ended."""
+        task = replace(self._rest(candidate.mean).with_kernel(candidate.kernel), folder=None, verbose=False)
+        priors, like = task.priors(), self._best
+        if like is not None and like.candidate.mean == candidate.mean and task.from_data:
+            for prior, known in zip(priors, like.priors, strict=True):
+                take_over(prior, known)
+            num_steps = OTHER_STEPS
+        else:
+            num_steps = LOCAL_STEPS
+        half = 0.0 if task.max_time is None else 0.5 * task.time_left()  # for what comes after
+        if task.num_rows <= FEW_ROWS:
+            exact = Several([exact_method(task, prior) for prior in priors])
+            result = task.run(
+                exact, "", optimizer="lbfgs", most_steps=FEW_STEPS, min_improvement=1e-3, window=5, reserve=half
+            )
+        else:
+            local = Several(local_methods(task, priors, Neighbours()))
+            result = task.run(local, "", most_steps=num_steps, reserve=half)
+        return _Trial(candidate, priors, self._score(candidate.mean, task, priors), len(result.steps)), result
+
+    def _score(self, mean: Mean, task: Task, priors: list[GP]) -> Score:
+        """How well the rows that judge are predicted."""
+        if self.later is None:
+            rows = torch.randperm(task.num_rows, generator=torch.Generator().manual_seed(task.seed))[:JUDGING_ROWS]
+            few, found = task.rows(rows.to(task.X.device)), []
+            group = None if few.rule.values is None else torch.from_numpy(few.rule.values).to(task.X.device)
+            for j, prior in enumerate(priors):
+                X, y, noise = few.column(j)
+                found.append((y, *leave_out(prior, X, y, noise, group)))
+            return Score.of(found).agreed(task.ranks)
+        later, found = self.later.held_out, []
+        if mean == "trees":
+            assert self._trees is not None
+            later = later.without_mean(self._trees.trees.mean(later.inputs))
+        for j, prior in enumerate(priors):
+            X, y, noise = later.column(j)
+            try:
+                posterior = CholeskyGP(prior, task.max_bytes).condition(*task.column(j))
+                found.append((y, *posterior.predict(X, noise=True, row_noise=noise)))
+            except NotPositiveDefiniteError:
+                found.append((y, *_nothing(y.double())))
+        return Score.of(found).agreed(task.ranks)
 
 
 @torch.no_grad()
-def leave_one_out(prior: GP, X: Tensor, y: Tensor, row_noise: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each target given all others: yᵣ - wᵣ / Pᵣᵣ and 1 / Pᵣᵣ, with P = K̂⁻¹ and w = P(y - m).
+def leave_out(
+    prior: GP,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    row_noise: Float[Tensor, " n"] | None,
+    group: Int[Tensor, " n"] | None = None,
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Mean and variance of each target given all others, or given those of other groups.
 
-    Time O(n³), memory O(n²).
+    With P = K̂⁻¹ and w = P(y - m), the targets of a group B given all others have the mean y_B - P_BB⁻¹ w_B and the
+    covariance P_BB⁻¹; a row alone has yᵣ - wᵣ / Pᵣᵣ and 1 / Pᵣᵣ. Time O(n³), memory O(n²).
     """
-    K = kernel_product(prior.kernel, X, X).double()
+    K = precise_product(prior.kernel, X, X)
     K = K.diagonal_scatter(K.diagonal() + prior.noise_variance(X, row_noise))
-    residual = (y - prior.mean(X)).double()
+    residual = y.double() - prior.mean(X.double())
     try:
-        chol = safe_cholesky(K, "K̂")
+        precision = torch.cholesky_inverse(safe_cholesky(K, "K̂"))
+        weights = precision @ residual
+        if group is None:
+            variance = 1 / precision.diagonal()
+            return y.double() - weights * variance, variance
+        mean, variance = torch.empty_like(residual), torch.empty_like(residual)
+        for value in group.unique():
+            rows = (group == value).nonzero()[:, 0]
+            covariance = torch.cholesky_inverse(
+                safe_cholesky(precision[rows[:, None], rows], "the precision of a group")
+            )
+            mean[rows] = y[rows].double() - covariance @ weights[rows]
+            variance[rows] = covariance.diagonal()
+        return mean, variance
     except NotPositiveDefiniteError:
-        return torch.zeros_like(residual), torch.full_like(residual, torch.inf)
-    precision = torch.cholesky_inverse(chol)
-    variance = 1 / precision.diagonal()
-    return y.double() - (precision @ residual) * variance, variance
+        return _nothing(residual)
+
+
+def _nothing(like: Tensor) -> tuple[Tensor, Tensor]:
+    """What a model that cannot be computed predicts."""
+    return torch.zeros_like(like), torch.full_like(like, torch.inf)

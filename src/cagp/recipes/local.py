@@ -7,7 +7,7 @@ from cagp.lazy import lazy_module
 from cagp.recipes import plans
 from cagp.recipes.base import Recipe
 from cagp.recipes.checks import check_neighbours
-from cagp.recipes.options import LOCAL_SCALE, N_NEIGHBORS, OBJECTIVE
+from cagp.recipes.options import LOCAL_SCALE, N_NEIGHBORS, OBJECTIVE, SHARDS
 
 if TYPE_CHECKING:
     from cagp.recipes import far_apart, steps
@@ -24,6 +24,7 @@ class Local(Recipe):
     n_neighbors: int | str = N_NEIGHBORS.field()
     local_scale: float | str | None = LOCAL_SCALE.field()
     objective: str = OBJECTIVE.field()
+    shards: bool = SHARDS.field()
 
     name: ClassVar[str] = "local"
     words: ClassVar[str] = "CaGP-Local, which predicts each test point from its nearest rows"

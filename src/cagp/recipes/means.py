@@ -52,9 +52,11 @@ def trees_of(task: "tasks.Task") -> "trees.OutOfFold":
 def _found(task: "tasks.Task", max_seconds: float) -> "trees.OutOfFold":
     path = None if task.folder is None else task.folder / f"trees-{task.num_rows}.cagp"
     if path is not None and path.exists():
-        return _read(path)
+        return _read(path, tuple(task.y.shape))
     y, row_noise = as_array(task.y), None if task.row_noise is None else as_array(task.row_noise)
     limits = {"categorical": task.categorical, "seed": task.seed, "max_seconds": max_seconds}
+    if task.rule.kind != "random":
+        limits["fold"] = task.rule.folds(task.num_rows, trees.number_of_folds(task.num_rows), task.seed)
     found = trees.fit_trees(task.inputs, y, row_noise, **limits)
     if path is not None and found.finished:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,17 +82,31 @@ def words_of(found: "trees.OutOfFold", task: "tasks.Task") -> str:
 def state_of(found: "trees.Trees") -> dict[str, Any]:
     """Trees as tensors of bytes, for a file."""
     models = [[torch.tensor(list(text.encode()), dtype=torch.uint8) for text in m] for m in found.texts]
-    return {"models": models, "shares": list(found.shares)}
+    return {"models": models}
 
 
 def trees_from_state(state: dict[str, Any]) -> "trees.Trees":
-    """The inverse of ``state_of``; older files have no shares."""
-    models = [[bytes(text.numpy()).decode() for text in models] for models in state["models"]]
-    return trees.Trees(models, state.get("shares"))
+    """The inverse of ``state_of``; ValueError where it is not such a state."""
+    if not _is_state_of_trees(state):
+        raise ValueError("the stored trees cannot be read: they are not lists of text; save the model again.")
+    return trees.Trees([[bytes(text.numpy()).decode() for text in models] for models in state["models"]])
 
 
-def _read(path: Path) -> "trees.OutOfFold":
-    return _of_state(tensor_files.load_state(path, KIND, VERSION), finished=True)
+def _is_state_of_trees(state: Any) -> bool:
+    models = state.get("models") if isinstance(state, dict) else None
+    if not isinstance(models, list) or not all(isinstance(texts, list) for texts in models):
+        return False
+    tensors = [text for texts in models for text in texts]
+    return all(isinstance(text, torch.Tensor) and text.dtype == torch.uint8 and text.ndim == 1 for text in tensors)
+
+
+def _read(path: Path, shape: tuple[int, ...]) -> "trees.OutOfFold":
+    state = tensor_files.load_state(path, KIND, VERSION, remedy="delete it to fit them again")
+    mean = state.get("mean")
+    right = isinstance(mean, torch.Tensor) and mean.dtype == torch.float64 and tuple(mean.shape) == shape
+    if mean is None or not right or not bool(torch.isfinite(mean).all()):
+        raise ValueError(f"{path} does not hold the trees of these rows; delete it to fit them again.")
+    return _of_state(state, finished=True)
 
 
 def _state(found: "trees.OutOfFold") -> dict[str, Any]:

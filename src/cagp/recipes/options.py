@@ -13,6 +13,9 @@ MEANS = ("auto", "zero", "trees")
 TARGET_SCALES = ("auto", "identity", "log")
 """On which scale targets are fitted, see ``cagp.data.transforms``: values that users can choose."""
 
+COPIES = ("keep", "once")
+"""What is done with rows that are copies of others: values that users can choose."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -22,6 +25,7 @@ class Option:
         expected: what a value must be, in words.
         accepts: whether a value is one.
         parse: a value from text; raises ValueError where the text is not one.
+        is_switch: False or True; on the command line it takes no value.
     """
 
     name: str
@@ -31,6 +35,7 @@ class Option:
     expected: str
     accepts: Callable[[Any], bool]
     parse: Callable[[str], Any]
+    is_switch: bool = False
 
     @property
     def flag(self) -> str:
@@ -132,5 +137,17 @@ N_INDUCING = Option(
     int,
 )
 
-OPTIONS = {option.name: option for option in (N_ACTIONS, N_NEIGHBORS, LOCAL_SCALE, OBJECTIVE, EFFORT, N_INDUCING)}
+SHARDS = Option(
+    "shards",
+    False,
+    "",
+    "cut the table into regions, one for each process that torchrun starts: no process holds all rows",
+    "True or False",
+    lambda value: isinstance(value, bool),
+    lambda text: text == "True",
+    is_switch=True,
+)
+
+_ALL = (N_ACTIONS, N_NEIGHBORS, LOCAL_SCALE, OBJECTIVE, EFFORT, N_INDUCING, SHARDS)
+OPTIONS = {option.name: option for option in _ALL}
 """Every option that some method has."""

@@ -15,7 +15,8 @@ from cagp import kernel_registry, metrics, trees
 from cagp.actions import BlockActions
 from cagp.kernels import Kernel, Scale, Stationary, entry_of
 from cagp.methods import CaGPLocal, Several
-from cagp.prior import GP, GaussianNoise
+from cagp.posteriors.averaged import Pooled
+from cagp.prior import GP
 from cagp.ranks import Ranks
 from cagp.recipes import means, steps
 from cagp.recipes.steps import Neighbours, Parts
@@ -84,8 +85,10 @@ class Score(NamedTuple):
     @classmethod
     def average(cls, first: "Score", second: "Score", weight: float) -> "Score":
         """The score of an average of two models, ``weight`` is that of the second; see ``AveragedPosterior``."""
-        pairs = (first.error, second.error), (first.variance, second.variance)
-        return cls._of_errors(*((1 - weight) * one + weight * other for one, other in pairs))
+        error, variance = torch.stack([first.error, second.error]), torch.stack([first.variance, second.variance])
+        shares, squares = Pooled.of(variance.flatten(1), (1 - weight, weight))
+        pairs = (shares, error), (squares, variance)
+        return cls._of_errors(*((factor.view_as(part) * part).sum(0) for factor, part in pairs))
 
     @classmethod
     def _of_errors(cls, error: Tensor, variance: Tensor) -> "Score":
@@ -368,8 +371,7 @@ def take_over(prior: GP, known: GP) -> None:
     new.lengthscale = old.lengthscale.detach() * (_reach(new) / _reach(old))
     if isinstance(prior.kernel, Scale) and isinstance(known.kernel, Scale):
         prior.kernel.outputscale = known.kernel.outputscale.detach()
-    if isinstance(prior.noise, GaussianNoise) and isinstance(known.noise, GaussianNoise):
-        prior.noise.noise = known.noise.noise.detach()
+    prior.noise.load_state_dict(known.noise.state_dict())
 
 
 def _inner(kernel: Kernel) -> Kernel:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from cagp import limits, metrics
 from cagp.actions import BlockActions
-from cagp.data.splits import split
 from cagp.inducing import InducingPoints, choose_inducing_points
 from cagp.kernels import Kernel
 from cagp.methods import SGPR, SVGP, CaGPLocal, Method, Several
@@ -38,6 +37,9 @@ VALIDATION_SHARE, VALIDATION_ROWS = 0.1, 2000
 LOCAL_RESERVE, FEW_SCALE_ROWS = 0.25, 250
 """The share of ``max_time`` that training with nearest rows leaves for the local scale and the posterior, and the rows
 by which the time for a local scale is estimated."""
+
+START_SHARE = 0.3
+"""The share of the time that is left which the choice of inducing points may take."""
 
 MARGIN = 0.02
 """Nats per row that a more expensive method must gain on the validation rows, beyond chance, to be chosen."""
@@ -107,10 +109,16 @@ class Parts(NamedTuple):
     held_rows: Tensor  # of the whole task, those of ``held_out``
 
 
-def hold_out(task: Task, most_rows: int = VALIDATION_ROWS) -> Parts:
-    """A tenth of the rows, at most ``most_rows``, drawn with the task's seed."""
+def hold_out(task: Task, most_rows: int = VALIDATION_ROWS, share: float = VALIDATION_SHARE) -> Parts:
+    """A tenth of the rows, at most ``most_rows``, by the rule and the seed of the task.
+
+    Where a group, or the rows of one time, are more than ``most_rows``, some of them judge and none is learned from.
+    """
     n, device = task.num_rows, task.X.device
-    train, test = (rows.to(device) for rows in split(n, min(VALIDATION_SHARE, most_rows / n), task.seed))
+    train, test = task.rule.split(n, min(share, most_rows / n), task.seed)
+    if len(test) > most_rows and task.rule.kind != "random":
+        test = test[torch.randperm(len(test), generator=torch.Generator().manual_seed(task.seed))[:most_rows]]
+    train, test = train.to(device), test.to(device)
     return Parts(train, task.rows(train), task.rows(test), test)
 
 
@@ -186,23 +194,25 @@ def with_local_scales(
 ) -> tuple[list[CaGPLocal], list[str]]:
     """The methods with the local scale that suits each target, and what was found, in words.
 
-    Where predictions see all rows, nothing is local.
+    Where predictions see all rows, nothing is local. Rows that choose are predicted from all others, or by the rule of
+    the task from earlier rows or other groups.
 
     Args:
         num_rows: rows that choose, at most; fewer where the time is short.
     """
     scaled, notes = [], []
+    parts = None if task.rule.kind == "random" else hold_out(task, num_rows)
     for j, method in enumerate(methods):
         if method.num_neighbours_predict >= task.num_rows:
             scaled.append(method)
             continue
         if task.max_time is not None:
-            num_rows = _scale_rows_in_time(method, task, j, len(methods) - j, num_rows)
+            num_rows = _scale_rows_in_time(method, task, parts, j, len(methods) - j, num_rows)
             if num_rows == 0:
                 scaled.append(method)
                 notes.append("One scale everywhere: no time was left to choose a local one.")
                 continue
-        scale, nll, without, num_used = _agreed_scale(method, task, j, num_rows)
+        scale, nll, without, num_used = _agreed_scale(method, task, parts, j, num_rows)
         scaled.append(method.with_local_scale(scale))
         found = f"negative log density of {num_used:,} rows, each predicted from others: {without:.3f}"
         if scale is None:
@@ -215,24 +225,32 @@ def with_local_scales(
     return scaled, notes
 
 
-def _agreed_scale(method: CaGPLocal, task: Task, j: int, num_rows: int) -> ScaleChoice:
+def _scale(method: CaGPLocal, task: Task, parts: Parts | None, j: int, num_rows: int) -> ScaleChoice:
+    """The choice by rows of the task, or by those that its rule holds out."""
+    if parts is None:
+        return method.choose_local_scale(*task.column(j), num_rows=num_rows)
+    return method.choose_local_scale(*parts.train.column(j), num_rows=num_rows, held_out=parts.held_out.column(j))
+
+
+def _agreed_scale(method: CaGPLocal, task: Task, parts: Parts | None, j: int, num_rows: int) -> ScaleChoice:
     """What process 0 chooses, for all processes."""
     if task.ranks.size == 1:
-        return method.choose_local_scale(*task.column(j), num_rows=num_rows)
-    chosen = task.ranks.from_first(lambda: method.choose_local_scale(*task.column(j), num_rows=num_rows)._asdict())
-    return ScaleChoice(**chosen)
+        return _scale(method, task, parts, j, num_rows)
+    return ScaleChoice(**task.ranks.from_first(lambda: _scale(method, task, parts, j, num_rows)._asdict()))
 
 
-def _scale_rows_in_time(method: CaGPLocal, task: Task, j: int, num_left: int, num_rows: int) -> int:
+def _scale_rows_in_time(
+    method: CaGPLocal, task: Task, parts: Parts | None, j: int, num_left: int, num_rows: int
+) -> int:
     """The number of rows, at most ``num_rows``, whose local scales half of the time that is left allows to compare."""
     few = min(FEW_SCALE_ROWS, num_rows)
     if task.time_left() <= 0:
         return 0
     start = time.perf_counter()
-    method.choose_local_scale(*task.column(j), num_rows=few)  # builds the index, which is kept
+    _scale(method, task, parts, j, few)  # builds the index, which is kept
     first = time.perf_counter() - start
     start = time.perf_counter()
-    method.choose_local_scale(*task.column(j), num_rows=few)
+    _scale(method, task, parts, j, few)
     pace = (time.perf_counter() - start) / few
     allowed = task.ranks.agreed((task.time_left() - first) / 2 / num_left / pace)
     return min(num_rows, int(allowed)) if allowed >= few else 0
@@ -276,11 +294,30 @@ def train_inducing(task: Task, n_inducing: int, name: str, make: MakeInducing) -
     priors, m = task.priors(), min(int(n_inducing), task.num_rows)
     Z = task.points
     if Z is None or len(Z) != m:
-        Z = choose_inducing_points(priors[0], task.X, m, "greedy", lengthscale_of(priors[0].kernel), task.seed)
+        Z = _first_points(task, priors[0], m)
     first = make(priors[0], Z)
     several = Several([first, *(make(prior, first.inducing_points) for prior in priors[1:])])
     result = task.run(several, "inducing")
     return Fitted(name, several.condition(*task.data), result, [], None)
+
+
+def _first_points(task: Task, prior: GP, num_points: int) -> Tensor:
+    """Inducing points to start from, chosen among all rows, or among as many as ``START_SHARE`` of the time allows."""
+
+    def chosen(num_rows: int) -> Tensor:
+        X = task.X
+        if num_rows < len(X):
+            rows = torch.randperm(len(X), generator=torch.Generator().manual_seed(task.seed))[:num_rows]
+            X = X[rows.to(X.device)]
+        return choose_inducing_points(prior, X, num_points, "greedy", lengthscale_of(prior.kernel), task.seed)
+
+    few = 2 * num_points
+    if task.max_time is None or task.num_rows <= 2 * few:
+        return chosen(task.num_rows)
+    began, allowed = time.perf_counter(), START_SHARE * task.time_left()
+    found = chosen(few)
+    rows = int(task.ranks.agreed(few * allowed / max(time.perf_counter() - began, 1e-9)))  # the cost is linear in them
+    return found if rows < 2 * few else chosen(min(rows, task.num_rows))
 
 
 # ---- the choice between local, shared actions, and both ----

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cagp.data.row_rules import RowRule
 from cagp.kernels import Kernel, Stationary, named_kernel
 from cagp.mapped import gathered
 from cagp.methods import Several
@@ -54,6 +55,7 @@ class Task:
     points: Tensor | None  # inducing points of the last fit, where this one continues it
     began: float = field(default_factory=time.perf_counter)
     ranks: Ranks = field(default_factory=Ranks.alone)  # the processes that train together, each with all rows
+    rule: RowRule = field(default_factory=RowRule)  # how rows are held out to compare models
     scratch: Path | None = None  # a folder for rows that are too many for memory; ``inputs`` then has no columns
 
     @property
@@ -103,8 +105,9 @@ class Task:
     def rows(self, rows: Tensor) -> "Task":
         """The same task with some of its rows."""
         X, y, row_noise = (None if part is None else gathered(part, rows, self.scratch) for part in self.data)
-        inputs = self.inputs[rows.cpu().numpy()]
-        return replace(self, X=X, y=y, row_noise=row_noise, inputs=inputs)
+        chosen = rows.cpu().numpy()
+        rule = self.rule.take(chosen)
+        return replace(self, X=X, y=y, row_noise=row_noise, inputs=self.inputs[chosen], rule=rule)
 
     def in_double(self) -> "Task":
         """The same task in float64."""
