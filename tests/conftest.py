@@ -1,6 +1,7 @@
 """Shape annotations are checked, property tests are reproducible, and real data is found or its tests are skipped."""
 
 import os
+import signal
 import warnings
 from pathlib import Path
 
@@ -23,6 +24,9 @@ settings.register_profile(
     "cagp", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("cagp")
+
+# Started in the background, a shell has its programs ignore Ctrl-C, and their children with them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The workers share the cores: more threads would only wait. ThreadSanitizer needs some (CONTRIBUTING.md).
 torch.set_num_threads(int(os.environ.get("CAGP_TEST_THREADS", "1")))

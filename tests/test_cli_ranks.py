@@ -1,16 +1,19 @@
 """``cagp fit`` and ``cagp predict`` in several processes, as torchrun starts them."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from processes import run_together, started_together, wait_for
 
+from cagp import load
 from cagp.cli import main
 from cagp.ranks import LAUNCHED
 
@@ -89,3 +92,69 @@ def test_other_commands_run_in_one_process(folder, monkeypatch, capsys):
     launched(monkeypatch, "1")  # the first process has said it
     assert main(["info", str(folder / "one.cagp")]) == 2
     assert capsys.readouterr().err == ""
+
+
+# ---- the choice of a model, and tables in pieces ----
+
+
+def torchrun(size: int, *words: str) -> str:
+    """What ``cagp WORDS`` prints in so many processes of torchrun."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), "-m", "cagp"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*start, *words], env=environment, capture_output=True, text=True, timeout=2 * SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """A table of 3,000 rows in three files."""
+    folder = tmp_path_factory.mktemp("parts")
+    (folder / "parts").mkdir()
+    rng = np.random.default_rng(1)
+    X = rng.uniform(size=(3000, 2))
+    y = np.sin(12 * X[:, 0]) * np.cos(9 * X[:, 1]) + 0.1 * rng.normal(size=3000)
+    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "y": y})
+    frame.to_parquet(folder / "table.parquet")
+    for number, rows in enumerate(np.array_split(np.arange(3000), 3)):
+        frame.iloc[rows].to_parquet(folder / "parts" / f"part-{number}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("table", "options"),
+    [("table.parquet", ["--method", "auto", "--max-epochs", "2", "--mean", "zero"]), ("parts", FIT[2:])],
+    ids=["auto", "in pieces"],
+)
+def test_two_processes_choose_and_predict_as_one(parts, capsys, table, options):
+    words = ["fit", str(parts / table), "--target", "y", *options, "--json", "--quiet"]
+    capsys.readouterr()
+    assert main([*words, "--out", str(parts / f"{table}.one")]) == 0
+    one = json.loads(capsys.readouterr().out)
+    two = json.loads(torchrun(2, *words, "--out", str(parts / f"{table}.two")))
+    assert two["method"] == one["method"]
+    assert [(t["model"], t["outcome"]) for t in two["tried"]] == [(t["model"], t["outcome"]) for t in one["tried"]]
+    if table == "table.parquet":
+        assert len(one["tried"]) > 3
+        assert two["choice"].split("(")[0] == one["choice"].split("(")[0]
+    X = pd.read_parquet(parts / "table.parquet")[["a", "b"]][:200]
+    answers = [np.stack(load(parts / f"{table}.{name}").predict(X, return_std=True)) for name in ("one", "two")]
+    np.testing.assert_allclose(answers[1], answers[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [[], ["--shards"]], ids=["in pieces", "in regions"])
+def test_a_folder_is_fitted_and_predicted_in_order(parts, options):
+    model, outs = str(parts / f"model{len(options)}"), [str(parts / f"p{len(options)}-{size}.csv") for size in (1, 2)]
+    words = torchrun(2, "fit", str(parts / "parts"), *FIT, *options, "--out", model)
+    assert "On 300 test rows" in words
+    predict = ["predict", model, str(parts / "parts"), "--rows-at-a-time", "450", "--keep", "a", "--quiet"]
+    assert main([*predict, "--out", outs[0]]) == 0
+    torchrun(2, *predict, "--out", outs[1])
+    found = [Path(out).read_bytes() for out in outs]
+    assert found[0] == found[1]
+    frame = pd.read_parquet(parts / "table.parquet")
+    read = pd.read_csv(outs[0])
+    np.testing.assert_array_equal(read["a"], frame["a"])
+    assert np.std(read["y_mean"] - frame["y"]) < 0.2

@@ -81,7 +81,7 @@ def test_a_fit_resumes_with_another_number_of_processes(found, name):
         assert process[f"begun {name}"] == 1
         np.testing.assert_allclose(process[f"resumed {name}"]["losses"], one["losses"], rtol=1e-6)
         np.testing.assert_allclose(process[f"resumed {name}"]["parameters"], one["parameters"], rtol=1e-6, atol=1e-9)
-    assert found[0]["files"] == ["checkpoint.safetensors"] * 2 + ["history.jsonl"] * 2
+    assert found[0]["files"] == ["checkpoint.safetensors"] * 2 + ["history.jsonl"] * 2 + ["lock"] * 2
     assert found[1]["files"] == found[2]["files"] == []
 
 

@@ -9,11 +9,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
+from cagp import heartbeat
+from cagp.heartbeat import Heartbeat
 from cagp.lazy import lazy_module
 
 if TYPE_CHECKING:
@@ -31,8 +33,11 @@ LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What ``torchrun`` and other launchers tell every process, in environment variables."""
 
 TIMEOUT = timedelta(minutes=30)
-"""The longest time that processes wait for one that is at work. One that dies is noticed at once: it leaves its
-connections."""
+"""The longest time that processes wait for one that is at work. One that dies is noticed at once, since it leaves its
+connections; one that falls silent after ``heartbeat.SILENCE``."""
+
+LOOK = timedelta(seconds=1)
+"""How often a process that waits for others looks whether they still give signs of life."""
 
 SAME = 1e-6
 """Numbers that processes compute from the same table may differ by this, relatively: machines round differently."""
@@ -60,6 +65,7 @@ class Ranks:
     size: int  # the number of processes
     group: Any = None  # of torch.distributed; None for its default group
     devices: tuple[str, ...] = ("cpu",)  # the kinds of devices whose tensors can be sent
+    beating: Heartbeat | None = field(default=None, compare=False)  # None: silent processes are not noticed
     interrupted: threading.Event = field(default_factory=threading.Event, compare=False)  # by Ctrl-C, see ``listening``
 
     @classmethod
@@ -77,9 +83,12 @@ class Ranks:
                 return cls.alone()
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
             with _noticing("joined"):
-                distributed.init_process_group(backend, timeout=TIMEOUT)
+                meeting = distributed.rendezvous("env://", timeout=TIMEOUT)  # pyright: ignore[reportPrivateImportUsage]
+                store, rank, size = next(meeting)
+                distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+                _Beating.start(store)
         devices = tuple(pair.split(":")[0] for pair in distributed.get_backend_config().split(","))
-        return cls(distributed.get_rank(), distributed.get_world_size(), None, devices)
+        return cls(distributed.get_rank(), distributed.get_world_size(), None, devices, _Beating.of_group())
 
     @property
     def is_first(self) -> bool:
@@ -192,20 +201,11 @@ class Ranks:
 
     # ---- answers in order ----
 
-    def send_to_first(self, values: "Tensor") -> None:
-        """Send a matrix of float64 to process 0, which waits for it in ``collect``."""
-        with _noticing("sent"):
-            distributed.send(self._sendable(torch.tensor(values.shape)), 0, self.group)
-            distributed.send(self._sendable(values.contiguous()), 0, self.group)
-
-    def collect(self, rank: int) -> "Tensor":
-        """On process 0: the matrix that process ``rank`` sends."""
-        with _noticing("received"):
-            shape = self._sendable(torch.zeros(2, dtype=torch.int64))
-            distributed.recv(shape, rank, self.group)
-            found = self._sendable(torch.empty(*shape.tolist(), dtype=torch.float64))
-            distributed.recv(found, rank, self.group)
-        return found.cpu()
+    def to_first(self, values: "Tensor") -> "list[Tensor]":
+        """The matrices of all processes, on process 0; the others get empty ones. On all processes."""
+        if self.size == 1:
+            return [values]
+        return self.exchange([values if rank == 0 else values[:0] for rank in range(self.size)])
 
     def exchange(self, parts: "Sequence[Tensor]") -> "list[Tensor]":
         """Matrices for each process become the matrices from each process, on all processes."""
@@ -215,14 +215,21 @@ class Ranks:
         counts = [len(part) for part in parts]
         told, expected = self._sendable(torch.tensor(counts)), self._sendable(torch.zeros(self.size, dtype=torch.int64))
         with _noticing("exchanged"):
-            distributed.all_to_all_single(expected, told, group=self.group)
+            self._done(distributed.all_to_all_single(expected, told, group=self.group, async_op=True))
             found = sent.new_empty(int(expected.sum()), sent.shape[1])
-            distributed.all_to_all_single(found, sent, expected.tolist(), counts, group=self.group)
+            sizes = expected.tolist(), counts
+            self._done(distributed.all_to_all_single(found, sent, *sizes, group=self.group, async_op=True))
         return list(found.to(parts[0].device).split(expected.tolist()))
 
     def leave(self) -> None:
-        """End what ``here`` began, at the end of a program."""
+        """End what ``here`` began, at the end of a program. On all processes.
+
+        They wait for each other: the store ends with process 0, and until then a heartbeat may still ask it.
+        """
         if self.size > 1:
+            _Beating.stop()
+            with suppress(RuntimeError):  # one that has ended without a word keeps nobody from leaving
+                distributed.barrier(self.group, async_op=True).wait(timedelta(seconds=heartbeat.SILENCE))
             distributed.destroy_process_group(self.group)
 
     # ---- Ctrl-C ----
@@ -244,6 +251,28 @@ class Ranks:
 
     # ---- inside ----
 
+    def _done(self, work: Any) -> None:
+        """Wait for an exchange, as long as all processes give signs of life."""
+        if self.beating is None or self.devices != ("cpu",):  # NCCL waits elsewhere, and has a watch of its own
+            work.wait()
+            return
+        while True:
+            try:
+                work.wait(LOOK)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            lost = self.beating.lost()
+            if lost is not None:
+                # Process 0 has the store, by which the others find out who is lost.
+                heartbeat.end_without_peers(heartbeat.SILENCE / 4 if self.is_first else 0.0)
+                raise LostProcessError(
+                    f"process {lost[0]} of this computation has given no sign of life for {lost[1]:.0f} s: its machine "
+                    "has stopped or cannot be reached. With checkpoints, the same call resumes on any number of "
+                    "processes."
+                )
+
     def _sendable(self, values: "Tensor") -> "Tensor":
         return values if values.device.type in self.devices else values.to(self.device(self.devices[0]))
 
@@ -253,13 +282,14 @@ class Ranks:
         total = self._sendable(values)
         total = total.clone() if total is values else total
         with _noticing("added up"):
-            distributed.all_reduce(total, getattr(distributed.ReduceOp, operation), self.group)
+            how = getattr(distributed.ReduceOp, operation)
+            self._done(distributed.all_reduce(total, how, self.group, async_op=True))
         return total.to(values.device)
 
     def _broadcast(self, values: "Tensor", rank: int) -> "Tensor":
         sent = self._sendable(values)
         with _noticing("told"):
-            distributed.broadcast(sent, rank, self.group)
+            self._done(distributed.broadcast(sent, rank, self.group, async_op=True))
         return sent.to(values.device)
 
     def _message(self, rank: int, content: bytes, failed: bool = False) -> tuple[bool, bytes]:
@@ -272,6 +302,28 @@ class Ranks:
             return bool(head[0]), b""
         text = torch.frombuffer(bytearray(content or num_bytes), dtype=torch.uint8)
         return bool(head[0]), self._broadcast(text, rank).numpy().tobytes()
+
+
+class _Beating:
+    """The signs of life of the default process group, if ``Ranks.here`` has made it: a group lasts as long as they."""
+
+    _current: "tuple[Any, Heartbeat] | None" = None
+
+    @classmethod
+    def start(cls, store: Any) -> None:
+        group = distributed.group.WORLD
+        beating = Heartbeat(store, distributed.get_rank(), distributed.get_world_size(), heartbeat.SILENCE)
+        cls._current = group, beating
+
+    @classmethod
+    def of_group(cls) -> Heartbeat | None:
+        return cls._current[1] if cls._current is not None and cls._current[0] is distributed.group.WORLD else None
+
+    @classmethod
+    def stop(cls) -> None:
+        if cls._current is not None:
+            cls._current[1].stop()
+        cls._current = None
 
 
 def launched_size(environment: Mapping[str, str] | None = None) -> int:

@@ -5,6 +5,7 @@ as neighbours, and answers the test points of its region. A neighbour that is mi
 may be any unit vectors.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, final
 
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from cagp.methods.cagp_local import CaGPLocal
 from cagp.neighbours import NeighbourIndex
-from cagp.posteriors import LocalPosterior, Prediction
+from cagp.posteriors import LocalPosterior, Posterior, Prediction
+from cagp.posteriors.base import LeftOut
+from cagp.prior import GP
 from cagp.ranks import Ranks
 from cagp.training import ParameterGroup, Trainable
 from cagp.training.trainable import AnyNoise, AnyTargets, Inputs, Rows, Terms
@@ -226,3 +229,84 @@ def predict_in_regions(
         answers[0, own], answers[1, own] = found.mean.double(), found.variance.double()
     mean, variance = ranks.add_up(answers).to(X.dtype)
     return Prediction(mean, variance)
+
+
+@final
+class RegionPosterior(Posterior):
+    """CaGP-Local in regions: each test point is answered by the process that has its region.
+
+    Region r belongs to process r modulo the number of processes. All processes ask for the same test points, together.
+    The variance at a test point is never below the exact one, as that of ``LocalPosterior``.
+
+    Args:
+        like: rows whose dtype, device and number of columns test points have; none are kept.
+        local_scale: that of all regions.
+        open_region: the posterior of a region of this process, given its shard; asked for when it is first needed.
+    """
+
+    def __init__(
+        self,
+        prior: GP,
+        regions: Regions,
+        ranks: Ranks,
+        like: Float[Tensor, "_ d"],
+        local_scale: float | None,
+        open_region: Callable[[int], LocalPosterior],
+        max_bytes: int,
+    ):
+        super().__init__(prior, like[:0], like.new_zeros(0), max_bytes)
+        self.regions, self.ranks, self.local_scale = regions, ranks, local_scale
+        self._open, self._opened = open_region, dict[int, LocalPosterior]()
+
+    @property
+    def own(self) -> list[int]:
+        """The numbers of the regions of this process."""
+        return list(range(self.ranks.rank, self.regions.num_regions, self.ranks.size))
+
+    def of_region(self, region: int) -> LocalPosterior:
+        """The posterior of a region of this process."""
+        if region not in self._opened:
+            self._opened[region] = self._open(region)
+        return self._opened[region]
+
+    @property
+    def never_below_exact(self) -> bool:
+        return self.local_scale is None
+
+    @property
+    def has_local_scale(self) -> bool:
+        return self.local_scale is not None
+
+    @property
+    def _width(self) -> int:
+        return 4
+
+    def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
+        answers = torch.zeros(2 + self.has_local_scale, X.shape[0], dtype=torch.float64, device=X.device)
+        home = self.regions.of(X)
+        for region in self.own:
+            mine = (home == region).nonzero()[:, 0]
+            if len(mine):
+                answers[:, mine] = torch.stack(self.of_region(region)._moments_in_tiles(X[mine])).double()
+        return tuple(self.ranks.add_up(answers))
+
+    def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
+        """As for ``LocalPosterior``."""
+        return self._moments_in_tiles(X)[2] if self.has_local_scale else None
+
+    def mean(self, X: Float[Tensor, "t d"], offset: Float[Tensor, " t"] | None = None) -> Float[Tensor, " t"]:
+        """The mean at each test point; it costs as much as mean and variance."""
+        return self.predict(X, offset=offset).mean
+
+    def left_out(self, rows: Int[Tensor, " r"]) -> LeftOut | None:
+        """No process has all rows."""
+        raise ValueError(
+            "a model in regions does not predict training rows without their own targets, since no process has all "
+            "of them; pass calibration=(X, y) with rows that were not trained on."
+        )
+
+    def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
+        raise ValueError(
+            "a model in regions has no joint answers: test points of different regions share no rows. Ask for the "
+            "mean and standard deviation of each."
+        )

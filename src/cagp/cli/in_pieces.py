@@ -8,13 +8,17 @@ import numpy as np
 import pandas as pd
 
 from cagp.cli.tables import Part, SplitTable, default_targets
+from cagp.cli.words import UsageError
 from cagp.data import Chunks, open_chunks
 from cagp.data.pieces import CSV_ENDINGS
 from cagp.data.tables import is_several_files, stream_table, table_parts, table_rows, table_size
 from cagp.estimators import EncodedTable, GPRegressor
+from cagp.estimators.agreement import gathered
 from cagp.memory import default_memory_limit
 from cagp.quantities import size
+from cagp.ranks import Ranks
 from cagp.recipes import RECIPES
+from cagp.recipes.options import SHARDS
 
 MOST_TEST_ROWS = 100_000
 """Rows of a table in pieces that are held out at most: more would tell little, and take long."""
@@ -29,7 +33,11 @@ LEAST_BYTES = 10**9
 
 def reason(arguments: argparse.Namespace) -> str | None:
     """Why a table is read in pieces, in words; None if it is read at once, as methods that need all of it want it."""
+    if is_sharded(arguments):
+        _check_shards(arguments)
+        return "Each process reads its part of the table, and tests on its part of the test rows."
     path, needs_all = arguments.table, arguments.mean == "trees" or arguments.split.kind != "random"
+    needs_all |= arguments.copies == "once"
     recipe = RECIPES[arguments.method]()
     if path == "-" or needs_all or recipe.planned_bytes(1, 1, 1) is None:
         return None
@@ -42,6 +50,20 @@ def reason(arguments: argparse.Namespace) -> str | None:
     return (
         f"The table would take about {size(needed)} of memory, of {size(limit)} that are allowed; it is read in pieces."
     )
+
+
+def is_sharded(arguments: argparse.Namespace) -> bool:
+    """Whether each process is to have a region of the table."""
+    return bool(getattr(arguments, SHARDS.name, False))
+
+
+def _check_shards(arguments: argparse.Namespace) -> None:
+    if arguments.table == "-":
+        raise UsageError('--shards needs a table that is read several times, and "-" can be read once; name a file.')
+    if arguments.split.kind != "random":
+        raise UsageError(f"--shards tests on random rows, and --split is {arguments.split}; leave one of them out.")
+    if arguments.report is not None:
+        raise UsageError("--report needs the test rows in one process; with --shards, leave it out.")
 
 
 def _bytes_in_memory(path: str) -> int:
@@ -64,6 +86,7 @@ class PiecesToFit(NamedTuple):
     inputs: list[str]
     targets: list[str]
     dropped: list[str]
+    has_noise: bool
 
     def key(self, path: str) -> list[Any]:
         """What the rows depend on, without reading them: the files, their sizes and when they were written."""
@@ -90,17 +113,24 @@ def split_in_pieces(arguments: argparse.Namespace) -> PiecesToFit:
 
     train = chunks.where(lambda start, stop: ~is_test(start, stop), num_rows - num_test)
     names = [str(name) for name in first.inputs.columns]
-    return PiecesToFit(train, chunks.where(is_test, num_test), num_rows, num_test, names, targets, arguments.drop)
+    of_table = (num_rows, num_test, names, targets, arguments.drop, arguments.noise is not None)
+    return PiecesToFit(train, chunks.where(is_test, num_test), *of_table)
 
 
-def tested(table: PiecesToFit, model: GPRegressor) -> SplitTable:
-    """The rows to test on, as a fitted model takes them; of the rows that were trained on, the columns alone."""
+def tested(table: PiecesToFit, model: GPRegressor, ranks: Ranks) -> SplitTable:
+    """The rows to test on, as a fitted model takes them; of the rows that were trained on, the columns alone.
+
+    Args:
+        ranks: the processes that read a part of these rows each; all of them get all rows.
+    """
     encoder = model.encoder_
     nothing = pd.DataFrame(columns=table.inputs)
     empty = Part(nothing, EncodedTable(encoder, np.empty((0, encoder.num_columns))), nothing, None, nothing)
     targets = pd.DataFrame(columns=table.targets)
     left_out = table.num_rows - table.num_test - model.n_rows_
     train = Part(nothing, empty.inputs, targets, None, nothing)
+    if ranks.size > 1:
+        return SplitTable(train, _gathered(table, model, ranks), table.num_rows, max(left_out, 0))
     chunks = list(table.test.read(encoder.text_names)) if table.num_test else []
     if not chunks:
         return SplitTable(train, train, table.num_rows, left_out)
@@ -116,3 +146,18 @@ def tested(table: PiecesToFit, model: GPRegressor) -> SplitTable:
     inputs = EncodedTable(encoder, encoder.codes(frame) if len(frame) else empty.inputs.matrix)
     left_out += len(has_target) - len(kept)
     return SplitTable(train, Part(frame, inputs, values, noise, dropped), table.num_rows, left_out)
+
+
+def _gathered(table: PiecesToFit, model: GPRegressor, ranks: Ranks) -> Part:
+    """The test rows of all processes that have a target, on all of them; every input is a number."""
+    encoder, found = model.encoder_, [np.empty((0, model.encoder_.num_columns + 2))]
+    for chunk in table.test.part(ranks.rank, ranks.size).read():
+        y = np.asarray(chunk.targets, dtype=np.float64).reshape(len(chunk.inputs), -1)
+        noise = np.zeros_like(y) if chunk.noise is None else np.asarray(chunk.noise, dtype=np.float64)[:, None]
+        rows = np.concatenate([encoder.codes(chunk.inputs, chunk.rows_from), y, noise], 1)
+        found.append(rows[~np.isnan(y[:, 0])])
+    rows = gathered(np.concatenate(found), ranks)
+    codes, values, noise = rows[:, :-2], pd.DataFrame(rows[:, -2:-1], columns=table.targets), rows[:, -1]
+    frame = pd.DataFrame(codes, columns=list(encoder.names_in or range(codes.shape[1])))
+    known = noise if table.has_noise else None
+    return Part(frame, EncodedTable(encoder, codes), values, known, pd.DataFrame(index=frame.index))

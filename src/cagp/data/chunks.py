@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from cagp.data.array_files import open_npy
 from cagp.data.pieces import CSV_ENDINGS, PathLike
-from cagp.data.tables import stream_table, table_parts, table_rows
+from cagp.data.tables import stream_parts, table_parts, table_rows
 
 CHUNK_ROWS = 65_536
 """Rows of a piece."""
@@ -35,6 +35,7 @@ class Chunks:
     num_rows: int | None  # None where only reading tells
     reader: Callable[[Sequence[str]], Iterator[ChunkOfRows]]
     has_types: bool  # False for CSV, where a column can be read as text
+    sharer: "Callable[[int, int], Chunks] | None" = None  # what ``part`` returns, where it knows better
 
     def read(self, text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
         """All pieces, in order, from the first row on.
@@ -61,7 +62,28 @@ class Chunks:
                     inputs, targets, noise = (None if part is None else part[kept] for part in chunk[:3])
                     yield ChunkOfRows(inputs, targets, noise, chunk.rows_from)
 
-        return Chunks(self.words, num_rows, reader, self.has_types)
+        def sharer(part: int, num_parts: int) -> "Chunks":
+            return self.part(part, num_parts).where(rows, None)
+
+        return Chunks(self.words, num_rows, reader, self.has_types, sharer)
+
+    def part(self, part: int, num_parts: int) -> "Chunks":
+        """One of several parts that together have all rows: some files of it, where these are Parquet; else pieces.
+
+        Rows keep their numbers.
+
+        Args:
+            part: its number, from 0.
+        """
+        if num_parts == 1:
+            return self
+        if self.sharer is not None:
+            return self.sharer(part, num_parts)
+
+        def reader(text: Sequence[str]) -> Iterator[ChunkOfRows]:
+            return (chunk for number, chunk in enumerate(self.read(text)) if number % num_parts == part)
+
+        return Chunks(f"part {part + 1} of {num_parts} of {self.words}", None, reader, self.has_types)
 
 
 def open_chunks(
@@ -128,13 +150,39 @@ def _of_files(path: PathLike, columns: _Columns, rows: int) -> Chunks:
     parts, words = table_parts(path), str(path)
 
     def reader(text: Sequence[str]) -> Iterator[ChunkOfRows]:
-        for chunk in stream_table(path, rows, text):
+        for chunk in stream_parts(parts, rows, text):
             yield columns.split(chunk.frame, chunk.rows_from, words)
 
     is_csv = any(Path(parts[0]).name.lower().endswith(ending) for ending in CSV_ENDINGS)
-    opened = Chunks(words, table_rows(path), reader, not is_csv)
+    num_rows = table_rows(path)
+    opened = Chunks(words, num_rows, reader, not is_csv)
+    if num_rows is not None:
+        opened = replace(opened, sharer=_shares_of_files(opened, parts, columns, rows))
     next(opened.read())  # a column that is not there is found at once
     return opened
+
+
+def _shares_of_files(whole: Chunks, parts: Sequence[PathLike], columns: _Columns, rows: int) -> Any:
+    """Whole files for each part, as even in their rows as their order allows; pieces where there are too few files."""
+
+    def sharer(part: int, num_parts: int) -> Chunks:
+        counts = [table_rows(path) or 0 for path in parts]
+        first_rows = np.cumsum([0, *counts])
+        middles = (first_rows[:-1] + first_rows[1:]) / 2
+        owners = (middles * num_parts / first_rows[-1]).astype(int)
+        if len(np.unique(owners)) < num_parts:  # a part would have no file
+            return replace(whole, sharer=None).part(part, num_parts)
+        own = np.flatnonzero(owners == part).tolist()
+        words = f"part {part + 1} of {num_parts} of {whole.words}"
+
+        def reader(text: Sequence[str]) -> Iterator[ChunkOfRows]:
+            for k in own:
+                for chunk in stream_parts([parts[k]], rows, text):
+                    yield columns.split(chunk.frame, int(first_rows[k]) + chunk.rows_from, str(parts[k]))
+
+        return Chunks(words, sum(counts[k] for k in own), reader, whole.has_types)
+
+    return sharer
 
 
 def _of_arrays(source: tuple[Any, ...], columns: _Columns, rows: int) -> Chunks:

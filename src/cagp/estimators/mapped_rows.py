@@ -14,9 +14,11 @@ from torch import Tensor
 from cagp.data.chunks import ChunkOfRows, Chunks
 from cagp.data.column_values import MixedKindsError, quantile_stride
 from cagp.data.encoding import Encoder, EncoderScan
+from cagp.data.row_rules import RowRule
 from cagp.data.scaling import ColumnMoments, Standardizer
 from cagp.data.targets import encode_target_rows
 from cagp.data.transforms import TRANSFORMS, Transform
+from cagp.estimators.agreement import FAILURES, agreed_moments, agreed_scan
 from cagp.estimators.target_choice import MOST_ROWS, NO_NOISE, choose_transforms
 from cagp.estimators.tasks import DTYPES
 from cagp.estimators.units import TrainingRows, Units, is_float32, is_matrix, known_variances
@@ -28,6 +30,11 @@ from cagp.recipes import Recipe
 
 if TYPE_CHECKING:
     from cagp.estimators.base import GPRegressor
+
+
+REGION, EXCHANGED = 1.5, 5
+"""Of a fit in regions: rows of a region and its halo, as a multiple of an even share of the table, and how many copies
+of them an exchange between processes holds; heuristics."""
 
 
 @final
@@ -50,6 +57,11 @@ class MappedRows:
     def num_targets(self) -> int:
         """q."""
         return self.y.shape[1]
+
+    @property
+    def rule(self) -> RowRule:
+        """Rows are held out at random: times and groups would have to be in memory."""
+        return RowRule()
 
     @property
     def inputs(self) -> np.ndarray:
@@ -105,15 +117,33 @@ class LearnedChunks(NamedTuple):
 
 
 def learn_chunks(
-    model: "GPRegressor", recipe: Recipe, chunks: Chunks, sample_noise: Any, seed: int, ranks: Ranks
+    model: "GPRegressor",
+    recipe: Recipe,
+    chunks: Chunks,
+    sample_noise: Any,
+    seed: int,
+    ranks: Ranks,
+    *,
+    in_parts: bool = False,
 ) -> LearnedChunks:
     """The units of a table that comes in pieces, and its rows in a file. It reads the table three times.
 
     The encoder is that of the whole table in memory, and so are means and standard deviations up to round-off.
+
+    Args:
+        in_parts: the chunks of each process are a part of the table: units are those of all parts together, and the
+            rows those of the part.
     """
     _check(model, recipe, sample_noise)
-    scan = _scanned(chunks, model.categories)
-    found = _moments(chunks, scan, model.target, seed)
+    if in_parts:
+        scan = ranks.together(lambda: _scanned(chunks, model.categories), FAILURES)
+        scan = agreed_scan(scan, ranks)
+        agreed = scan
+        found = ranks.together(lambda: _moments(chunks, agreed, model.target, seed), FAILURES)
+        found = agreed_moments(found, ranks)
+    else:
+        scan = _scanned(chunks, model.categories)
+        found = _moments(chunks, scan, model.target, seed)
     units = Units(
         scan.encoder.with_quantiles(found.spaced),
         Standardizer.from_moments(found.inputs, found.targets),
@@ -129,12 +159,23 @@ def learn_chunks(
         targets = ColumnMoments(*(torch.where(logs, log, plain) for plain, log in pairs))
         units = replace(units, transforms=transforms, scaler=Standardizer.from_moments(found.inputs, targets))
     dtype = DTYPES["float32" if model.dtype == "auto" else model.dtype]
-    plan = _plan(model, recipe, scan, len(units.encoder.names_out), dtype)
+    plan = _plan(model, recipe, scan, len(units.encoder.names_out), dtype, in_parts)
     if model.verbose and ranks.is_first:
         print(plan.words(), file=sys.stderr)
-    plan.check()
-    rows = _written(chunks, scan, units, dtype, _scratch(model), plan.on_disk)
-    return LearnedChunks(units, rows, [*_notes(model, scan, chunks, found), plan.words()], scales)
+
+    def written() -> MappedRows:
+        return _written(chunks, scan, units, dtype, _scratch(model), plan.on_disk)
+
+    if in_parts:
+        ranks.together(plan.check, (MemoryError,))
+        rows = ranks.together(written, FAILURES)
+    else:
+        plan.check()
+        rows = written()
+    notes = _notes(model, scan, chunks, found)
+    if in_parts:
+        notes[0] = f"Process {ranks.rank} read {chunks.words}: {scan.num_rows + scan.num_missing:,} rows."
+    return LearnedChunks(units, rows, [*notes, plan.words()], scales)
 
 
 def _check(model: "GPRegressor", recipe: Recipe, sample_noise: Any) -> None:
@@ -155,7 +196,7 @@ def _check(model: "GPRegressor", recipe: Recipe, sample_noise: Any) -> None:
         )
 
 
-def _notes(model: "GPRegressor", scan: "_Scan", chunks: Chunks, found: "_Moments") -> list[str]:
+def _notes(model: "GPRegressor", scan: "Scan", chunks: Chunks, found: "Moments") -> list[str]:
     notes = [f"Read {chunks.words} in pieces: {scan.num_rows + scan.num_missing:,} rows, which stay on disk."]
     if scan.num_missing:
         which = "target is missing" if len(scan.target_names) == 1 else "targets are all missing"
@@ -164,13 +205,16 @@ def _notes(model: "GPRegressor", scan: "_Scan", chunks: Chunks, found: "_Moments
         notes.append(scan.encoder.missing_in_words(found.missing, scan.num_rows))
     if model.mean == "auto":
         notes.append("The prior mean is zero: trees would need the table in memory, and were not tried.")
+    notes.append("Rows that are copies of others were not looked for: that would need the table in memory.")
     return notes
 
 
 # ---- first pass: what the columns hold ----
 
 
-class _Scan(NamedTuple):
+class Scan(NamedTuple):
+    """What the columns of a table hold."""
+
     encoder: Encoder
     text: tuple[str, ...]  # columns to read as text
     target_names: tuple[str, ...]
@@ -181,7 +225,7 @@ class _Scan(NamedTuple):
     num_missing: int
 
 
-def _scanned(chunks: Chunks, categories: Sequence[Any]) -> _Scan:
+def _scanned(chunks: Chunks, categories: Sequence[Any]) -> Scan:
     """What the columns hold; where a CSV file has text among the numbers of a column, all of it is read as text."""
     text: tuple[str, ...] = () if chunks.has_types else tuple(map(str, categories))
     while True:
@@ -193,7 +237,7 @@ def _scanned(chunks: Chunks, categories: Sequence[Any]) -> _Scan:
             text = (*text, error.name)
 
 
-def _scan(chunks: Chunks, categories: Sequence[Any], text: tuple[str, ...]) -> _Scan:
+def _scan(chunks: Chunks, categories: Sequence[Any], text: tuple[str, ...]) -> Scan:
     columns, num_rows, num_missing, first = EncoderScan(categories), 0, 0, None
     counts = np.zeros(0, dtype=np.int64)
     for chunk in chunks.read(text):
@@ -222,7 +266,7 @@ def _scan(chunks: Chunks, categories: Sequence[Any], text: tuple[str, ...]) -> _
         raise ValueError(f"Found n_samples={num_rows} with a target, while a minimum of 2 is required to learn.")
     y, dtype = first[0].targets, np.dtype(np.float32 if is_float32(first[0].targets) else np.float64)
     has_noise = first[0].noise is not None
-    return _Scan(columns.encoder(), text, first[1], is_matrix(y), dtype, has_noise, num_rows, num_missing)
+    return Scan(columns.encoder(), text, first[1], is_matrix(y), dtype, has_noise, num_rows, num_missing)
 
 
 # ---- second pass: means and deviations ----
@@ -238,7 +282,7 @@ class _Rows(NamedTuple):
     rows_from: int  # the number of the first row of the piece
 
 
-def _rows(chunks: Chunks, scan: _Scan) -> Iterator[_Rows]:
+def _rows(chunks: Chunks, scan: Scan) -> Iterator[_Rows]:
     first = 0
     for chunk in chunks.read(scan.text):
         rows = _encoded(chunk, scan.encoder, first)
@@ -265,7 +309,9 @@ def _encoded(chunk: ChunkOfRows, encoder: Encoder, first: int) -> _Rows:
     return _Rows(codes, values, noise, first, chunk.rows_from)
 
 
-class _Moments(NamedTuple):
+class Moments(NamedTuple):
+    """Statistics of the rows that have a target, and some of these rows."""
+
     inputs: ColumnMoments
     targets: ColumnMoments
     logs: ColumnMoments  # of the logarithms of positive targets
@@ -274,7 +320,7 @@ class _Moments(NamedTuple):
     sample: TrainingRows
 
 
-def _moments(chunks: Chunks, scan: _Scan, target: str, seed: int) -> _Moments:
+def _moments(chunks: Chunks, scan: Scan, target: str, seed: int) -> Moments:
     drawn = np.sort(np.random.default_rng(seed).choice(scan.num_rows, min(MOST_ROWS, scan.num_rows), replace=False))
     total: list[ColumnMoments] | None = None
     missing, sample, spaced = np.zeros(scan.encoder.num_columns, dtype=np.int64), [], []
@@ -304,11 +350,11 @@ def _moments(chunks: Chunks, scan: _Scan, target: str, seed: int) -> _Moments:
     noise = np.zeros_like(values) if scan.has_noise else None
     inputs, targets, logs = total
     sampled = TrainingRows(codes, values, noise, 0, places)
-    return _Moments(inputs, targets, logs, missing, np.concatenate(spaced), sampled)
+    return Moments(inputs, targets, logs, missing, np.concatenate(spaced), sampled)
 
 
 def _transforms(
-    model: "GPRegressor", recipe: Recipe, units: Units, found: _Moments, seed: int, ranks: Ranks
+    model: "GPRegressor", recipe: Recipe, units: Units, found: Moments, seed: int, ranks: Ranks
 ) -> tuple[tuple[Transform, ...], list[str]]:
     """The scale of each target, chosen with a sample of the rows, and what was found in words."""
     chosen = choose_transforms(model, recipe, units, found.sample, seed, ranks)
@@ -318,13 +364,18 @@ def _transforms(
 # ---- the plan ----
 
 
-def _plan(model: "GPRegressor", recipe: Recipe, scan: _Scan, num_inputs: int, dtype: torch.dtype) -> MemoryPlan:
+def _plan(
+    model: "GPRegressor", recipe: Recipe, scan: Scan, num_inputs: int, dtype: torch.dtype, in_parts: bool
+) -> MemoryPlan:
     num_targets = len(scan.target_names)
-    needed = recipe.planned_bytes(scan.num_rows, num_inputs, num_targets)
+    num_rows = round(REGION * scan.num_rows) if in_parts else scan.num_rows
+    needed = recipe.planned_bytes(num_rows, num_inputs, num_targets)
     assert needed is not None
     limit = default_memory_limit() if model.max_memory is None else bytes_of(model.max_memory)
     width = num_inputs + num_targets * (2 if scan.has_noise else 1)
     held = {"the program": current_memory(), **needed}
+    if in_parts:
+        held["the exchange of rows"] = EXCHANGED * num_rows * width * dtype.itemsize
     return MemoryPlan(held, scan.num_rows * width * dtype.itemsize, limit)
 
 
@@ -338,7 +389,7 @@ def _scratch(model: "GPRegressor") -> Path:
 # ---- third pass: the rows ----
 
 
-def _written(chunks: Chunks, scan: _Scan, units: Units, dtype: torch.dtype, folder: Path, num_bytes: int) -> MappedRows:
+def _written(chunks: Chunks, scan: Scan, units: Units, dtype: torch.dtype, folder: Path, num_bytes: int) -> MappedRows:
     """All rows in standard units, in files without names."""
     check_room(folder, num_bytes)
     n, p, q = scan.num_rows, len(units.encoder.names_out), len(scan.target_names)
