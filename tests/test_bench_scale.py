@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.spatial import cKDTree
 
-from cagp.bench import table_on_disk
+from cagp.bench import cluster, table_on_disk
 from cagp.cli import main
 
 
@@ -44,3 +45,44 @@ def test_a_table_in_files_is_made_once_and_predicted_to_its_noise(tmp_path, caps
     assert record["n"] == 60_000
     assert record["true_nll"] < record["nll"]  # no model beats the truth
     assert 0.9 < record["coverage"] < 0.99
+
+
+def test_rows_per_second_of_predictions(tmp_path, capsys):
+    options = ["--rows", "400", "--test-rows", "700", "--methods", "exact", "local", "--fit-time", "2s", "--json"]
+    assert main(["bench", "predict", *options, "--records", str(tmp_path / "r.jsonl")]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [(r["method"], r["fitted"], r["predicted_rows"]) for r in records] == [
+        ("exact", "exact", 700),
+        ("local", "local", 700),
+    ]
+    for record in records:
+        assert record["rows_per_cpu_second"] == pytest.approx(700 / record["predict_cpu_seconds"])
+    written = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert written == records
+
+
+def test_many_machines_are_modelled_from_what_is_measured(capsys):
+    options = ["--rows", "1000000", "--machines", "8", "--measured-rows", "5000", "--json"]
+    assert main(["bench", "cluster", *options]) == 0
+    found = {r["what"]: r for r in json.loads(capsys.readouterr().out)}
+    assert found["rows of a region"]["value"] == 125_000
+    assert found["sums of all processes in a step"]["value"] == 3
+    # Two flags; whether each of two processes failed; the same, 16 terms, 3 tensors of 5 parameters.
+    assert found["bytes of these sums"]["value"] == 8 * (2 + 2 + 2 + 16 + 3 + 5)
+    parts = ("reading Parquet", "exchange of rows", "building trees", "300 steps, computing")
+    total = sum(found[name]["value"] for name in (*parts, "300 steps, waiting for sums"))
+    assert found["the fit"]["value"] == pytest.approx(total)
+    assert {r["source"] for r in found.values()} == {"measured", "given", "modelled"}
+
+
+def test_the_halo_of_a_cube_holds_the_neighbours_of_its_rows():
+    rng = np.random.default_rng(0)
+    n = 40_000
+    X = rng.uniform(size=(n, 3))
+    own = (np.abs(X - 0.5) < 0.25).all(1)
+    per_row = n ** (-1 / 3)
+    width = cluster.WIDTH * (cluster.NEIGHBOURS / (4 / 3 * np.pi)) ** (1 / 3) * per_row
+    near = (np.abs(X - 0.5) < 0.25 + width).all(1) & ~own
+    assert cluster.halo_rows(float(own.sum()), 3) == pytest.approx(near.sum(), rel=0.05)
+    last = cKDTree(X).query(X[own], cluster.NEIGHBOURS + 1)[0][:, -1]
+    assert np.mean(last < width) > 0.99

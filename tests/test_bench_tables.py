@@ -177,7 +177,7 @@ def test_what_was_tried_is_recorded_where_a_model_says_it(table, monkeypatch):
 
 
 def test_metrics_are_those_of_test_rows_in_standard_units(table, monkeypatch):
-    def known(name, X, y, X_test, y_test, seed):
+    def known(name, X, y, X_test, y_test, seed, fit_time):
         mean, std = np.full(len(X_test), 43.0), np.full(len(X_test), 9.0)
         return Answers(mean, std, stats.norm.logpdf(y_test, 43.0, 9.0), None, 1.5, 0.25, {})
 
@@ -440,3 +440,17 @@ def test_one_split_has_no_standard_errors():
     text = summary_text(summarize([scored("bike", "default", 0, -1.5), scored("bike", "gpboost", 0, -1.25)]), 100)
     assert "±" not in text
     assert "+0.25" in text
+
+
+def test_the_fit_time_limits_our_regressors_and_sets_runs_apart(monkeypatch, table):
+    given = []
+
+    def stopped(**options):
+        given.append(options)
+        raise InterruptedError
+
+    monkeypatch.setattr("cagp.bench.contenders.CaGPRegressor", stopped)
+    limited = run(table, method="opt")._replace(fit_time="3s")
+    assert "InterruptedError" in measure(limited)["error"]
+    assert given == [{"method": "opt", "max_time": "3s"}]
+    assert table_quality._key(limited) != table_quality._key(run(table, method="opt"))

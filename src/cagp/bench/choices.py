@@ -8,6 +8,18 @@ METHODS = ("local", "local-scale", "hybrid", "opt", "gpboost")
 SCALED = ("local", "opt")
 """What ``cagp bench scale`` takes a step of."""
 
+PREDICTED: dict[str, int | None] = {
+    "exact": 2_000,
+    "local": None,
+    "hybrid": None,
+    "opt": None,
+    "cg": 4_000,
+    "sgpr": None,
+    "svgp": None,
+    "auto": None,
+}
+"""What ``cagp bench predict`` predicts with, and the most training rows that suit a method; None: any number."""
+
 NUM_ACTIONS = 512
 BLOCKS = ("spatial", "ordered")
 STARTS = ("neighbours", "data", "paper")
@@ -26,6 +38,10 @@ CONTENDERS = {
     "before": Contender("the default of version 0.1.0, frozen"),
     "local": Contender('CaGPRegressor(method="local")', {"method": "local"}),
     "hybrid": Contender('CaGPRegressor(method="hybrid")', {"method": "hybrid"}),
+    "opt": Contender('CaGPRegressor(method="opt")', {"method": "opt"}),
+    "svgp": Contender('CaGPRegressor(method="svgp", n_inducing=1024)', {"method": "svgp", "n_inducing": 1024}),
+    "thorough": Contender('CaGPRegressor(effort="thorough")', {"effort": "thorough"}),
+    "once": Contender('CaGPRegressor(copies="once")', {"copies": "once"}),
     "lightgbm": Contender("LightGBM"),
     "catboost": Contender("CatBoost with the loss RMSEWithUncertainty"),
     "gpboost": Contender("GPBoost's Vecchia approximation"),

@@ -34,14 +34,25 @@ class Answers(NamedTuple):
 
 
 def answers_of(
-    name: str, X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, y_test: np.ndarray, seed: int
+    name: str,
+    X: pd.DataFrame,
+    y: np.ndarray,
+    X_test: pd.DataFrame,
+    y_test: np.ndarray,
+    seed: int,
+    fit_time: str | None = None,
 ) -> Answers:
-    """Fit a contender to training rows and predict test rows; ``y_test`` is for the densities alone."""
+    """Fit a contender to training rows and predict test rows; ``y_test`` is for the densities alone.
+
+    Args:
+        fit_time: ``max_time`` of the regressors of this package.
+    """
     if name not in CONTENDERS:
         raise ValueError(f"method is {name!r}, expected one of {', '.join(CONTENDERS)}.")
     options = CONTENDERS[name].options
     if options is not None:
-        return _regressor(options, X, y, X_test, y_test)
+        limit = {} if fit_time is None else {"max_time": fit_time}
+        return _regressor({**options, **limit}, X, y, X_test, y_test)
     outcome = _before(X, y, X_test) if name == "before" else peer_outcome(name, X, y, X_test, seed)
     mean, std = outcome.prediction.mean.numpy(), outcome.prediction.variance.sqrt().numpy()
     density = _gaussian_log_density(y_test, mean, std)

@@ -31,6 +31,8 @@ class Choices(NamedTuple):
     num_steps: int = 300
     blocks: Blocks = "spatial"
     start: Start = "neighbours"
+    noise_floor: float = 1e-6
+    double: bool = False  # whether float64 is used
 
 
 def run(tables: list[Path], seeds: list[int], choices: Choices, as_json: bool) -> int:
@@ -54,6 +56,7 @@ def _show(records: list[dict[str, Any]], as_json: bool) -> None:
             "seed": lambda r: str(r["seed"]),
             "blocks": lambda r: r["blocks"],
             "start": lambda r: r["start"],
+            "noise floor": lambda r: f"{r['noise_floor']:g}",
             **score_columns(),
             "NLL before calibration": lambda r: f"{r['nll_before_calibration']:.3f}" if "error" not in r else "",
             "kept step": lambda r: str(r.get("best_step", "")),
@@ -77,10 +80,11 @@ def _measure(table: Path, seed: int, choices: Choices) -> dict[str, Any]:
 
 
 def _quality(X: Tensor, y: Tensor, seed: int, choices: Choices) -> dict[str, Any]:
-    parts = standardized(X, y, *rows_by_purpose(len(y), seed), dtype=torch.float32)
+    dtype = torch.float64 if choices.double else torch.float32
+    parts = standardized(X, y, *rows_by_purpose(len(y), seed), dtype=dtype)
     (X, y), (X_validation, y_validation), (X_test, y_test) = parts
     begin = time.perf_counter()
-    method = new_method(X, y, choices.num_actions, choices.blocks, choices.start, seed)
+    method = new_method(X, y, choices.num_actions, choices.blocks, choices.start, seed, choices.noise_floor)
     start_s = time.perf_counter() - begin
     result = fit(
         method,

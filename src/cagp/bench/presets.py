@@ -45,7 +45,7 @@ def run(table: Path, max_time: str, num_rows: int | None, num_actions: int, out:
     fitted = [record for record in records if "error" not in record]
     if fitted:
         title = f"{table.stem}: {fitted[0]['n']:,} rows, {num_actions:,} actions"
-        draw(fitted, title).savefig(out, dpi=150)
+        plots.write_figure(draw(fitted, title), out)
     show(
         records,
         {

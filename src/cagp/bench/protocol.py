@@ -48,9 +48,12 @@ def rows_by_purpose(num_rows: int, seed: int) -> Rows:
     return Rows(outer.train[inner.train], outer.train[inner.test], outer.test)
 
 
-def new_method(X: Tensor, y: Tensor, num_actions: int, blocks: Blocks, start: Start, seed: int) -> CaGPOpt:
+def new_method(
+    X: Tensor, y: Tensor, num_actions: int, blocks: Blocks, start: Start, seed: int, noise_floor: float = 1e-6
+) -> CaGPOpt:
     """CaGP-Opt with a Matérn 3/2 kernel; "ordered" blocks are those of the paper, with its random weights."""
-    prior = GP(Scale(Matern32(X.shape[1], PAPER_START), PAPER_START), noise=GaussianNoise(PAPER_START))
+    noise = GaussianNoise(PAPER_START, noise_floor)
+    prior = GP(Scale(Matern32(X.shape[1], PAPER_START), PAPER_START), noise=noise)
     if start == "neighbours":
         start_from_neighbours(prior, X, y, seed=seed)
     elif start == "data":

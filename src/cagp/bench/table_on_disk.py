@@ -18,6 +18,7 @@ from cagp.bench.processes import answer, in_new_process
 from cagp.bench.records import machine, show
 from cagp.data import open_chunks
 from cagp.estimators import CaGPRegressor
+from cagp.files import replacing
 from cagp.memory import peak_memory
 
 COLUMNS = ("x", "y", "z")
@@ -63,9 +64,8 @@ def make_table(folder: Path, rows: int) -> None:
         path = folder / f"part-{number:05d}.parquet"
         if not path.exists():
             X, y, _ = sample(min(PART_ROWS, rows - first), number)
-            unfinished = path.with_suffix(".unfinished")
-            pd.DataFrame({**dict(zip(COLUMNS, X.T, strict=True)), TARGET: y}).to_parquet(unfinished, index=False)
-            unfinished.rename(path)
+            with replacing(path) as file:
+                pd.DataFrame({**dict(zip(COLUMNS, X.T, strict=True)), TARGET: y}).to_parquet(file, index=False)
 
 
 def sample(rows: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -37,6 +37,7 @@ class Run(NamedTuple):
     rows: int | None
     method: str
     seed: int
+    fit_time: str | None = None  # ``max_time`` of the regressors of this package
 
 
 def run_all(runs: list[Run], max_time: str, records: Path | None, as_json: bool) -> int:
@@ -140,7 +141,7 @@ def _quality(run: Run) -> dict[str, Any]:
     y_train, y_test = y[train], y[test]
     X_train, X_test = (X.iloc[part].reset_index(drop=True) for part in (train, test))
     began = time.process_time()
-    answers = answers_of(run.method, X_train, y_train, X_test, y_test, run.seed)
+    answers = answers_of(run.method, X_train, y_train, X_test, y_test, run.seed, run.fit_time)
     spent = time.process_time() - began  # of all threads: other work on the machine does not count
     return {
         "n": len(train),

@@ -4,21 +4,26 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cagp.bench.choices import BLOCKS, CONTENDERS, METHODS, NUM_ACTIONS, OBJECTIVES, SCALED, STARTS
-from cagp.cli.options import HelpFormatter, positive
+from cagp.bench.choices import BLOCKS, CONTENDERS, METHODS, NUM_ACTIONS, OBJECTIVES, PREDICTED, SCALED, STARTS
+from cagp.cli.options import HelpFormatter, positive, rate
 from cagp.cli.words import UsageError
+from cagp.kernel_registry import CHOICES
 from cagp.lazy import lazy_module
 
 if TYPE_CHECKING:
     from cagp.bench import (
+        cluster,
         engine,
+        far_blocks,
         local_quality,
         local_speed,
         minibatches,
         neighbour_speed,
         opt_quality,
+        predict_speed,
         presets,
         scale,
+        small_tables,
         step,
         structure_quality,
         table_on_disk,
@@ -29,7 +34,9 @@ else:
     local_quality, local_speed = map(lazy_module, ("cagp.bench.local_quality", "cagp.bench.local_speed"))
     opt_quality, table_quality = map(lazy_module, ("cagp.bench.opt_quality", "cagp.bench.table_quality"))
     structure_quality, scale = map(lazy_module, ("cagp.bench.structure_quality", "cagp.bench.scale"))
-    table_on_disk = lazy_module("cagp.bench.table_on_disk")
+    cluster, small_tables = map(lazy_module, ("cagp.bench.cluster", "cagp.bench.small_tables"))
+    table_on_disk, predict_speed = map(lazy_module, ("cagp.bench.table_on_disk", "cagp.bench.predict_speed"))
+    far_blocks = lazy_module("cagp.bench.far_blocks")
     minibatches, neighbour_speed = map(lazy_module, ("cagp.bench.minibatches", "cagp.bench.neighbour_speed"))
 
 
@@ -41,14 +48,18 @@ def add_to(command: argparse.ArgumentParser) -> None:
     _add_engine(_suite(suites, "engine", "kernel evaluations per second of every backend"))
     _add_step(_suite(suites, "step", "time and peak memory of a training step of CaGP-Opt"))
     _add_scale(_suite(suites, "scale", "time and memory of a minibatch step at growing numbers of rows"))
+    _add_predict(_suite(suites, "predict", "rows per second that each method predicts, with error bars"))
+    _add_cluster(_suite(suites, "cluster", "what a fit on many machines costs, modelled from what is measured here"))
     _add_disk(_suite(suites, "disk", "a generated table in files, fitted in pieces: quality, time and memory"))
     _add_fit(_suite(suites, "fit", "errors and error bars of CaGP-Opt on your tables"))
     _add_minibatches(_suite(suites, "minibatches", "CaGP-Opt in minibatches of your tables: which sizes"))
+    _add_far_blocks(_suite(suites, "far-blocks", "how many rows of your tables the kernel of CaGP-Opt does not reach"))
     _add_presets(_suite(suites, "presets", "loss and validation NLL against time, for each training preset"))
     _add_local(_suite(suites, "local", "speed of CaGP-Local, or its quality on your tables"))
     _add_neighbours(_suite(suites, "neighbours", "time and memory to index rows and to find the nearest ones"))
     _add_tables(_suite(suites, "tables", "the default regressor beside boosted trees and GPBoost on your tables"))
     _add_structures(_suite(suites, "structures", "what the default regressor chooses on data with known structure"))
+    _add_small(_suite(suites, "small", "time to cross-validate a small table, beside one local fit of a large one"))
 
 
 def _suite(suites: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, words: str):
@@ -110,6 +121,63 @@ def _add_scale(suite: argparse.ArgumentParser) -> None:
     suite.set_defaults(run=lambda a: scale.run(a.rows, a.methods, a.n_actions, a.json))
 
 
+def _add_predict(suite: argparse.ArgumentParser) -> None:
+    suite.description = (
+        "Fit each method to a generated table with 3 columns, and count the rows that it predicts in a second, with "
+        "standard deviations; each in a process of its own. exact has at most 2,000 training rows, cg 4,000."
+    )
+    suite.epilog = "example:\n  cagp bench predict --methods local opt --test-rows 100000"
+    suite.add_argument(
+        "--rows", type=positive, default=100_000, metavar="N", help="training rows (default: %(default)s)"
+    )
+    suite.add_argument(
+        "--test-rows", type=positive, default=1_000_000, metavar="N", help="rows to predict (default: %(default)s)"
+    )
+    suite.add_argument(
+        "--methods", nargs="+", choices=PREDICTED, default=list(PREDICTED), metavar="METHOD", help="default: all"
+    )
+    suite.add_argument("--fit-time", default="30s", metavar="TIME", help="max_time of each fit (default: %(default)s)")
+    suite.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="predictions end after these: the rate is then that of the rows so far (default: %(default)s)",
+    )
+    _add_max_time(suite)
+    _add_records(suite)
+    suite.set_defaults(
+        run=lambda a: predict_speed.run(
+            a.rows, a.test_rows, a.methods, a.fit_time, a.seconds, a.max_time, a.records, a.json
+        )
+    )
+
+
+def _add_records(suite: argparse.ArgumentParser) -> None:
+    suite.add_argument("--records", type=Path, metavar="FILE", help="append a JSON line for each run to FILE")
+
+
+def _add_cluster(suite: argparse.ArgumentParser) -> None:
+    suite.description = (
+        "Measure what reading, a tree, a training step and a sum over processes cost on this machine, in processor "
+        "time of one thread, and model a fit of CaGP-Local in regions on many machines; see docs/scaling.md."
+    )
+    suite.epilog = "example:\n  cagp bench cluster --rows 1000000000 --machines 64"
+    suite.add_argument(
+        "--rows", type=positive, default=1_000_000_000, metavar="N", help="rows of the model (default: %(default)s)"
+    )
+    suite.add_argument(
+        "--machines", type=positive, default=64, metavar="M", help="machines of the model (default: %(default)s)"
+    )
+    suite.add_argument(
+        "--network", type=rate, default=1.25, metavar="GB", help="gigabytes a second (default: %(default)s)"
+    )
+    suite.add_argument(
+        "--measured-rows", type=positive, default=1_000_000, metavar="N", help="to measure with (default: %(default)s)"
+    )
+    suite.set_defaults(run=lambda a: cluster.run(a.rows, a.machines, a.network, a.measured_rows, a.json))
+
+
 def _add_disk(suite: argparse.ArgumentParser) -> None:
     suite.description = (
         "Generate a table with 3 columns in Parquet files, fit CaGP-Local to it in pieces, and predict new rows. "
@@ -150,6 +218,14 @@ def _add_fit(suite: argparse.ArgumentParser) -> None:
         help="where the hyperparameters start: at those of a short fit of CaGP-Local, at values from the data, or at "
         "those of the paper (default: %(default)s)",
     )
+    suite.add_argument(
+        "--noise-floor",
+        type=float,
+        default=1e-6,
+        metavar="V",
+        help="the smallest noise variance (default: 1e-6)",
+    )
+    suite.add_argument("--double", action="store_true", help="compute in float64, which floors below 1e-6 need")
     suite.set_defaults(run=_run_fit)
 
 
@@ -168,6 +244,23 @@ def _add_minibatches(suite: argparse.ArgumentParser) -> None:
     suite.add_argument("--seconds", type=float, default=20.0, metavar="S", help="for each (default: %(default)s)")
     suite.add_argument("--rows", type=int, metavar="N", help="use N random rows of each table (default: all)")
     suite.set_defaults(run=_run_minibatches)
+
+
+def _add_far_blocks(suite: argparse.ArgumentParser) -> None:
+    suite.description = (
+        "Kernel evaluations in a step of CaGP-Opt on tables (.npz with X and y; 1,024 rows, 32 rows with weight in a "
+        "block), and how many are left without pairs of blocks farther apart than the kernel reaches: where it is "
+        "below round-off of float32. Products with the compiled kernels leave these pairs out. Distances are in "
+        "lengthscales: those of CaGP-Local (0 steps), or of CaGP-Opt after some steps."
+    )
+    suite.epilog = "example:\n  cagp bench far-blocks terrain.npz --kernels matern32 rbf --steps 0 100"
+    suite.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help=".npz files")
+    suite.add_argument("--kernels", nargs="+", choices=CHOICES, default=[CHOICES[0]], help="(default: %(default)s)")
+    many = {"type": int, "nargs": "+", "metavar": "N"}
+    suite.add_argument("--n-actions", **many, default=[NUM_ACTIONS], help="numbers of actions (default: 512)")
+    suite.add_argument("--steps", **many, default=[0, 100], help="steps of CaGP-Opt before counting (default: 0 100)")
+    suite.add_argument("--rows", type=int, metavar="N", help="use N random rows of each table (default: all)")
+    suite.set_defaults(run=_run_far_blocks)
 
 
 def _add_presets(suite: argparse.ArgumentParser) -> None:
@@ -280,6 +373,9 @@ def _add_tables(suite: argparse.ArgumentParser) -> None:
     _add_seeds(suite)
     _add_contenders(suite, ["default", "before", "lightgbm", "catboost", "gpboost"])
     suite.add_argument("--rows", type=int, metavar="N", help="use N random rows of each table (default: all)")
+    suite.add_argument(
+        "--fit-time", metavar="TIME", help="max_time of the regressors of this package, e.g. 10min (default: none)"
+    )
     _add_max_time(suite)
     suite.add_argument(
         "--records",
@@ -302,6 +398,25 @@ def _add_structures(suite: argparse.ArgumentParser) -> None:
     suite.add_argument("--only", nargs="+", metavar="NAME", help="names of structures (default: all)")
     _add_max_time(suite)
     suite.set_defaults(run=lambda a: structure_quality.run_all(a.only, a.rows, a.seeds, a.methods, a.max_time, a.json))
+
+
+def _add_small(suite: argparse.ArgumentParser) -> None:
+    suite.description = (
+        "Cross-validate the default regressor on a small generated table, and fit nearest rows to a large one, in one "
+        "process: processor seconds of both."
+    )
+    suite.epilog = "example:\n  OMP_NUM_THREADS=1 cagp bench small --folds 3 5"
+    suite.add_argument(
+        "--structure", default="product", metavar="NAME", help="of cagp bench structures (default: %(default)s)"
+    )
+    suite.add_argument("--rows", type=positive, default=3000, metavar="N", help="rows (default: %(default)s)")
+    suite.add_argument(
+        "--folds", type=positive, nargs="+", default=[3, 5], metavar="K", help="numbers of folds (default: 3 5)"
+    )
+    suite.add_argument(
+        "--many-rows", type=positive, default=300_000, metavar="N", help="rows of the local fit (default: %(default)s)"
+    )
+    suite.set_defaults(run=lambda a: small_tables.run(a.structure, a.rows, a.folds, a.many_rows, a.json))
 
 
 def _add_contenders(suite: argparse.ArgumentParser, chosen: list[str]) -> None:
@@ -327,7 +442,7 @@ def _run_tables(arguments: argparse.Namespace) -> int:
     if not arguments.tables and arguments.records is None:
         raise UsageError("name tables to fit, or --records FILE to show what was measured.")
     runs = [
-        table_quality.Run(str(table), arguments.target, arguments.rows, method, seed)
+        table_quality.Run(str(table), arguments.target, arguments.rows, method, seed, arguments.fit_time)
         for table in arguments.tables
         for seed in arguments.seeds
         for method in arguments.methods
@@ -353,12 +468,18 @@ def _run_neighbours(arguments: argparse.Namespace) -> int:
 
 def _run_fit(arguments: argparse.Namespace) -> int:
     choices = (arguments.n_actions, arguments.steps, arguments.blocks, arguments.start)
+    choices += (arguments.noise_floor, arguments.double)
     return opt_quality.run(arguments.tables, arguments.seeds, opt_quality.Choices(*choices), arguments.json)
 
 
 def _run_minibatches(arguments: argparse.Namespace) -> int:
     choices = minibatches.Choices(arguments.n_actions, arguments.support, arguments.batch, arguments.seconds)
     return minibatches.run(arguments.tables, arguments.rows, arguments.seeds, choices, arguments.json)
+
+
+def _run_far_blocks(arguments: argparse.Namespace) -> int:
+    choices = far_blocks.Choices(arguments.kernels, arguments.n_actions, arguments.steps)
+    return far_blocks.run(arguments.tables, arguments.rows, choices, arguments.json)
 
 
 def _run_local(arguments: argparse.Namespace) -> int:
