@@ -229,7 +229,8 @@ class Ranks:
         if self.size > 1:
             _Beating.stop()
             with suppress(RuntimeError):  # one that has ended without a word keeps nobody from leaving
-                distributed.barrier(self.group, async_op=True).wait(timedelta(seconds=heartbeat.SILENCE))
+                together: Any = distributed.barrier(self.group, async_op=True)
+                together.wait(timedelta(seconds=heartbeat.SILENCE))
             distributed.destroy_process_group(self.group)
 
     # ---- Ctrl-C ----
