@@ -227,17 +227,20 @@ def test_the_crps_of_quantiles_agrees_with_the_closed_form_for_gaussians():
     assert quantile_crps(y, quantiles) == pytest.approx(exact, rel=1e-3)
 
 
-def test_a_regressor_whose_intervals_are_not_gaussian_is_noticed(table, monkeypatch):
-    class Skewed(CaGPRegressor):
-        def predict_interval(self, X, level=0.95, **options):
-            lower, upper = super().predict_interval(X, level, **options)
-            return lower, upper + 1.0
-
-    plain = measure(run(table, "default"))
-    monkeypatch.setattr(contenders, "CaGPRegressor", Skewed)
-    record = measure(run(table, "default"))
-    assert (plain["gaussian"], record["gaussian"]) == (True, False)
-    assert record["crps"] == pytest.approx(plain["crps"], rel=1e-2)
+def test_a_target_on_a_log_scale_is_scored_by_its_density_and_quantiles():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(rng.uniform(size=(300, 2)), columns=["a", "b"])
+    y = np.exp(np.sin(5 * X["a"].to_numpy()) + 0.3 * rng.normal(size=300))
+    options = {"method": "local", "target": "log", "max_epochs": 20}
+    answers = contenders._regressor(options, X[:200], y[:200], X[200:], y[200:])
+    model = CaGPRegressor(**options).fit(X[:200], y[:200])
+    mean, std = model.predict(X[200:], return_std=True)
+    np.testing.assert_allclose(answers.mean, mean, rtol=1e-12)
+    np.testing.assert_allclose(answers.std, std, rtol=1e-12)
+    np.testing.assert_allclose(answers.log_density, model.log_predictive_density(X[200:], y[200:]), rtol=1e-12)
+    median = np.array([np.interp(0.5, contenders._levels(), row) for row in answers.quantiles])
+    np.testing.assert_allclose(median, model.predict_quantiles(X[200:], 0.5), rtol=1e-4)
+    assert contenders._regressor({**options, "target": "identity"}, X, y, X, y).quantiles is None
 
 
 # ---- tables ----

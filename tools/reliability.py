@@ -547,8 +547,13 @@ def _damaged(content: bytes, rng: random.Random) -> bytes:
     )
 
 
-def mutations(count: int, seed: int = 0, megabytes: int = 1500, seconds: float = 5.0) -> int:
-    """Damaged and forged models and checkpoints: ValueError, or finite answers; the number of broken promises."""
+def mutations(count: int, seed: int = 0, megabytes: int = 1500, seconds: int = 5) -> int:
+    """Damaged and forged models and checkpoints: ValueError, or finite answers; the number of broken promises.
+
+    Args:
+        megabytes: of further address space, for each file.
+        seconds: of processor time for each file, which other work on the machine does not change.
+    """
     outcomes: Counter[str] = Counter()
     bad = []
     X = table(20, seed=1)[["a", "b", "c"]]
@@ -589,6 +594,7 @@ def mutations(count: int, seed: int = 0, megabytes: int = 1500, seconds: float =
 
         def limited(path: Path, kind: str, errors: Path) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (_virtual() + megabytes * 2**20, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
             try:
                 answer(path, kind)
             except (ValueError, FileNotFoundError):
@@ -617,7 +623,7 @@ def mutations(count: int, seed: int = 0, megabytes: int = 1500, seconds: float =
                     tensor_files.save_state(target, state, kind, version)
             else:
                 target.write_bytes(_damaged(content, rng))
-            code = in_process(lambda: limited(target, kind, errors), seconds)  # noqa: B023
+            code = in_process(lambda: limited(target, kind, errors), 20 * seconds)  # noqa: B023
             word = {DONE: "answered", REFUSED: "ValueError"}.get(code, "broken")
             outcomes[
                 f"{'forged' if number % 2 else 'damaged'} {'model' if kind == KIND else 'checkpoint'}: {word}"
@@ -626,6 +632,8 @@ def mutations(count: int, seed: int = 0, megabytes: int = 1500, seconds: float =
                 why = errors.read_text()[:300] if errors.exists() else f"exit code {code}"
                 bad.append(f"{number}: {path.name}, {what}: {why}")
                 print(bad[-1], flush=True)
+            if number % 500 == 499:
+                print(f"{number + 1:,} of {count:,} files, {len(bad)} broken promises so far", flush=True)
             if kind == "checkpoint":
                 target.write_bytes(content)
                 if lines is not None:
