@@ -18,7 +18,7 @@ SECONDS = 150
 TEST, _ = table(60, seed=1)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[3])
 def found(request, tmp_path_factory):
     """What each of some processes found, and the folder that they wrote to."""
     folder, size = tmp_path_factory.mktemp("regions"), request.param

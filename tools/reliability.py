@@ -295,7 +295,7 @@ def stops(most: int | None = None, only: str = "") -> int:
             if most is not None and counted.count > most:
                 numbers = sorted(random.Random(0).sample(numbers, most))
             for number in numbers:
-                for how in ways if most is None else random.Random(number).sample(ways, 2):
+                for how in ways if most is None else random.Random(number).sample(ways, 1):
                     restore()
 
                     def work(case: Case = case, number: int = number, how: int | str = how) -> None:
@@ -510,8 +510,9 @@ def _mutated(value: Any, rng: random.Random) -> Any:
 
 
 def _within(number: float, dtype: torch.dtype) -> float:
+    """The number as a value of this dtype: infinite, or the nearest integer, where it has no such value."""
     if dtype.is_floating_point:
-        return number
+        return torch.tensor(number, dtype=torch.float64).to(dtype).item()
     about = torch.iinfo(dtype)
     return max(about.min, min(about.max, int(number)))
 
