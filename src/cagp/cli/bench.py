@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cagp.bench.choices import BLOCKS, CONTENDERS, METHODS, NUM_ACTIONS, OBJECTIVES, PREDICTED, SCALED, STARTS
-from cagp.cli.options import HelpFormatter, positive, rate
+from cagp.cli.options import HelpFormatter, add_data_dir, positive, rate, table_path
 from cagp.cli.words import UsageError
 from cagp.kernel_registry import CHOICES
 from cagp.lazy import lazy_module
@@ -65,6 +65,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
 def _suite(suites: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, words: str):
     suite = suites.add_parser(name, help=words, formatter_class=HelpFormatter)
     suite.add_argument("--json", action="store_true", help="print JSON records instead of a table")
+    add_data_dir(suite)
     return suite
 
 
@@ -200,7 +201,7 @@ def _add_fit(suite: argparse.ArgumentParser) -> None:
         "standardised with the training rows. The step is chosen on validation rows. Errors are in standard units."
     )
     suite.epilog = "example:\n  cagp bench fit parkinsons.npz --seeds 0 1 2 3 4"
-    suite.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help=".npz files")
+    suite.add_argument("tables", type=table_path, nargs="+", metavar="TABLE", help=".npz files")
     _add_seeds(suite)
     _add_actions(suite)
     suite.add_argument("--steps", type=int, default=300, metavar="N", help="training steps (default: %(default)s)")
@@ -235,7 +236,7 @@ def _add_minibatches(suite: argparse.ArgumentParser) -> None:
         "rows with weight in a block, and of rows of a step. Each is trained for the same processor time."
     )
     suite.epilog = "example:\n  cagp bench minibatches terrain.npz --rows 30000 --support 8 16 32"
-    suite.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help=".npz files")
+    suite.add_argument("tables", type=table_path, nargs="+", metavar="TABLE", help=".npz files")
     _add_seeds(suite)
     many = {"type": int, "nargs": "+", "metavar": "N"}
     suite.add_argument("--n-actions", **many, default=[NUM_ACTIONS], help="numbers of actions (default: 512)")
@@ -254,7 +255,7 @@ def _add_far_blocks(suite: argparse.ArgumentParser) -> None:
         "lengthscales: those of CaGP-Local (0 steps), or of CaGP-Opt after some steps."
     )
     suite.epilog = "example:\n  cagp bench far-blocks terrain.npz --kernels matern32 rbf --steps 0 100"
-    suite.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help=".npz files")
+    suite.add_argument("tables", type=table_path, nargs="+", metavar="TABLE", help=".npz files")
     suite.add_argument("--kernels", nargs="+", choices=CHOICES, default=[CHOICES[0]], help="(default: %(default)s)")
     many = {"type": int, "nargs": "+", "metavar": "N"}
     suite.add_argument("--n-actions", **many, default=[NUM_ACTIONS], help="numbers of actions (default: 512)")
@@ -269,7 +270,7 @@ def _add_presets(suite: argparse.ArgumentParser) -> None:
         "time each. Print a table and draw loss and validation NLL against time."
     )
     suite.epilog = "example:\n  cagp bench presets bike.npz --max-time 2min --rows 3000 --n-actions 128"
-    suite.add_argument("table", type=Path, metavar="TABLE", help="an .npz file")
+    suite.add_argument("table", type=table_path, metavar="TABLE", help="an .npz file")
     suite.add_argument(
         "--max-time", default="2min", metavar="TIME", help="for each preset, e.g. 90s (default: %(default)s)"
     )
@@ -288,7 +289,7 @@ def _add_local(suite: argparse.ArgumentParser) -> None:
         "training rows) with fixed settings, each run in a process of its own. Errors are in standard units."
     )
     suite.epilog = "examples:\n  cagp bench local\n  cagp bench local bike.npz protein.npz --seeds 0 1 2 3 4 --json"
-    suite.add_argument("tables", type=Path, nargs="*", metavar="TABLE", help=".npz files; none to measure speed")
+    suite.add_argument("tables", type=table_path, nargs="*", metavar="TABLE", help=".npz files; none to measure speed")
     _add_seeds(suite)
     suite.add_argument(
         "--n-neighbors", type=int, default=32, metavar="K", help="neighbours in training (default: %(default)s)"
@@ -324,7 +325,9 @@ def _add_neighbours(suite: argparse.ArgumentParser) -> None:
     suite.epilog = (
         "examples:\n  cagp bench neighbours --rows 1000000\n  cagp bench neighbours bike.npz --methods tree scan"
     )
-    suite.add_argument("tables", type=Path, nargs="*", metavar="TABLE", help=".npz files; none for generated rows")
+    suite.add_argument(
+        "tables", type=table_path, nargs="*", metavar="TABLE", help=".npz files; none for generated rows"
+    )
     suite.add_argument("--rows", type=int, nargs="+", metavar="N", help="rows (default: 100000, of tables all of them)")
     suite.add_argument("--columns", type=int, default=3, metavar="D", help="generated columns (default: %(default)s)")
     suite.add_argument(
@@ -365,7 +368,7 @@ def _add_tables(suite: argparse.ArgumentParser) -> None:
         "  cagp bench tables --records runs.jsonl"
     )
     suite.add_argument(
-        "tables", type=Path, nargs="*", metavar="TABLE", help="NPZ, CSV or Parquet files; none to show --records"
+        "tables", type=table_path, nargs="*", metavar="TABLE", help="NPZ, CSV or Parquet files; none to show --records"
     )
     suite.add_argument(
         "--target", default="y", metavar="COLUMN", help="the column to predict, in every table (default: %(default)s)"
