@@ -326,10 +326,11 @@ def add_pieces(command: argparse.ArgumentParser) -> None:
 def methods_in_words() -> str:
     """A line for each method, for the help."""
     lines = [f"  {name:<8}{recipe.summary}" for name, recipe in RECIPES.items()]
-    return "\n".join(["methods:", *(_wrapped(line) for line in lines)])
+    return "\n".join(["methods:", *(wrapped(line) for line in lines)])
 
 
-def _wrapped(line: str) -> str:
+def wrapped(line: str) -> str:
+    """A line of a list, filled to 78 characters."""
     return textwrap.fill(line, 78, subsequent_indent=" " * 10)
 
 
