@@ -156,7 +156,7 @@ def hist_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int
 HIST_QUANTILES = (0.15865525393145707, 0.8413447460685429)
 """Their distance is two standard deviations of a normal distribution."""
 
-LEAST_SHARE = 0.1
+LEAST_SHARE, QUANTILE_PATIENCE = 0.1, 20
 
 
 def hist_quantiles_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
@@ -170,7 +170,7 @@ def hist_quantiles_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame,
     start = time.perf_counter()
     train, test = for_trees(X, X_test)
     fixed = {"learning_rate": LIGHTGBM_RATE, "random_state": seed, "categorical_features": "from_dtype"}
-    stopping = {"max_iter": MAX_TREES, "early_stopping": True, "n_iter_no_change": PATIENCE}
+    stopping = {"max_iter": MAX_TREES, "early_stopping": True, "n_iter_no_change": QUANTILE_PATIENCE}
     with importlib.import_module("threadpoolctl").threadpool_limits(torch.get_num_threads(), user_api="openmp"):
         models = [
             ensemble.HistGradientBoostingRegressor(loss="quantile", quantile=level, **fixed, **stopping).fit(train, y)
@@ -220,13 +220,16 @@ class Peer(NamedTuple):
     settings: dict[str, Any]
 
 
+_QUANTILES = {"rate": LIGHTGBM_RATE, "quantile_patience": QUANTILE_PATIENCE}
 _STOPPED = {"max_trees": MAX_TREES, "patience": PATIENCE, "validation": VALIDATION_SHARE}
 PEERS = {
     "gpboost": Peer(gpboost_on_frame, {"k": GPBOOST_NEIGHBOURS}),
     "lightgbm": Peer(lightgbm_outcome, {**_STOPPED, "rate": LIGHTGBM_RATE, "leaves": list(LIGHTGBM_LEAVES)}),
     "catboost": Peer(catboost_outcome, {**_STOPPED, "depths": list(CATBOOST_DEPTHS)}),
     "hist": Peer(hist_outcome, {**_STOPPED, "rate": LIGHTGBM_RATE}),
-    "hist-quantiles": Peer(hist_quantiles_outcome, {**_STOPPED, "rate": LIGHTGBM_RATE, "quantiles": 2}),
+    "hist-quantiles": Peer(
+        hist_quantiles_outcome, {**_STOPPED, "rate": LIGHTGBM_RATE, "quantile_patience": QUANTILE_PATIENCE}
+    ),
     "sklearn-gp": Peer(sklearn_gp_outcome, {"kernel": "matern32"}),
 }
 

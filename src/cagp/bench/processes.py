@@ -2,10 +2,12 @@
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +21,9 @@ from cagp.quantities import bytes_of, seconds_of
 WATCH_S = 0.1
 """The time between two looks at the memory of a process."""
 
+PARENT_S = 0.5
+"""The time between two looks at whether the parent lives."""
+
 
 def in_new_process(
     module: str, options: dict[str, Any], max_time: str | None = None, max_memory: str | None = None
@@ -29,7 +34,7 @@ def in_new_process(
     ``max_memory`` of resident memory (its children's included), is killed.
     """
     limit = math.inf if max_time is None else seconds_of(max_time)
-    most = math.inf if max_memory is None else bytes_of(max_memory)
+    most = math.inf if max_memory is None else float(bytes_of(max_memory))
     with tempfile.TemporaryDirectory() as folder:
         out, errors = Path(folder) / "record.json", Path(folder) / "errors"  # libraries write to the standard output
         command = [sys.executable, "-m", module, json.dumps(options), str(out)]
@@ -87,8 +92,16 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def answer(measure: Callable[..., dict[str, Any]]) -> None:
     """The other side: call ``measure`` with the options of the command line, and write its record."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     options, out = sys.argv[1:]
     Path(out).write_text(json.dumps(measure(**json.loads(options))))
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process when its parent has gone: a suite that is killed leaves no run behind."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_S)
+    os._exit(1)
 
 
 def _crash(code: int, errors: str) -> str:

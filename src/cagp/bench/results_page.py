@@ -19,6 +19,8 @@ again and compares. NLL, RMSE, CRPS and widths are in standard deviations of the
 - **By test rows** is what the paper's protocol would report for the same runs: it chooses both on the test rows.
 - **In the paper** is its Table 1: means of five seeds on a GPU, with up to 1,000 epochs.
 - **A noise floor of 1e-4** is the default of GPyTorch, which the paper used; it limits the NLL to about -3.7.
+- **A limit of training time** (`fit_time` in a command) ends a run wherever it is. On a loaded machine that is early;
+  the epoch says how far it came. Such lines say what a method gives in that time, not what it can reach.
 - A dash is a cell that was not run, or that a method does not have."""
 
 NOTES = {
