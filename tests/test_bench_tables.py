@@ -129,6 +129,14 @@ def test_the_variance_of_lightgbm_is_its_error_on_validation_rows():
     assert outcome.details["trees"] == outcome.details["tuned"][str(outcome.details["leaves"])]["trees"]
 
 
+@needs("lightgbm")
+def test_lightgbm_takes_columns_of_any_name():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(rng.uniform(size=(300, 2)), columns=["Jitter:RAP", 'a, [b] "c"'])
+    outcome = peers.lightgbm_outcome(X, X.iloc[:, 0].to_numpy(), X[:5], 0)
+    assert outcome.prediction.mean.numpy() == pytest.approx(X.iloc[:5, 0], abs=0.05)
+
+
 @needs("catboost")
 def test_catboost_learns_where_the_noise_is():
     rng = np.random.default_rng(0)

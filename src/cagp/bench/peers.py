@@ -81,6 +81,8 @@ def lightgbm_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed:
     lightgbm = installed("lightgbm")
     start = time.perf_counter()
     X, X_test = for_trees(X, X_test)
+    plain = [f"x{j}" for j in range(X.shape[1])]  # it refuses names with colons, commas and brackets
+    X, X_test = X.set_axis(plain, axis=1), X_test.set_axis(plain, axis=1)
     train, validation = _validation(len(y), seed)
     fixed = {"objective": "regression", "learning_rate": LIGHTGBM_RATE, "verbosity": -1, "seed": seed}
     fixed |= {"num_threads": torch.get_num_threads(), "deterministic": True}
