@@ -98,6 +98,19 @@ def test_the_epoch_is_chosen_by_validation_rows_and_test_rows_are_only_watched(t
     assert record["validation_nll"] == pytest.approx(best["validation_nll"], rel=1e-5)
 
 
+def test_opt_learns_the_table(table):
+    record = measure(table, "opt", epochs=40, budget=20, start="neighbours", blocks="spatial", calibrate=True, lr=None)
+    assert record["rmse"] < 0.3  # of targets with standard deviation 1
+    assert 0.8 <= record["coverage"] <= 1
+    assert record["epoch"] in (20, 40)
+
+
+@pytest.mark.parametrize(("start", "lengthscale"), [("data", 2 * 2**0.5), ("paper", math.log(2))])
+def test_hyperparameters_start_where_they_are_told(table, start, lengthscale):
+    record = measure(table, "opt", epochs=1, evaluations=1, start=start)
+    assert record["lengthscales"] == pytest.approx([lengthscale] * 2, rel=0.3)  # after one step
+
+
 def test_the_hybrid_has_the_hyperparameters_of_local_and_other_predictions(table):
     settings = {"epochs": 40, "start": "data", "double": True, "validation": False, "lr": None}
     local, hybrid = measure(table, "local", **settings), measure(table, "hybrid", **settings)
