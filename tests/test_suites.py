@@ -476,13 +476,17 @@ def test_the_page_of_results_is_that_of_the_committed_records(tmp_path):
 def test_a_page_has_command_machine_date_and_failures(tmp_path, capsys):
     about = {**environment(), "suite": "smoke", "command": "cagp bench run smoke", "max_time": "1h"}
     file = tmp_path / "suite-a.jsonl"
-    for made in (record(), {**record("b"), "error": "ValueError: `x` is wrong"}):
+    for made in (record(), {**record("b", seed=1), "error": "ValueError: `x` is wrong"}):
         append_record(file, {**made, **about, "date": "2024-05-06T00:00:00+00:00"})
+    again = {**record("c", settings={"lr": 0.5}), **about, "date": "2024-05-06T00:00:00+00:00"}
+    for made in ({**again, "error": "killed at the time limit (1h)"}, again):  # repeated with more time
+        append_record(file, made)
     text = results_page.page([file])
+    assert "killed" not in text
     assert "    cagp bench run smoke --records suite-a.jsonl" in text
     assert f"{about['cpu']}, {about['cores']} cores" in text
     assert "Date: 2024-05-06." in text
-    assert "- failed: bike, seed 0, b: ValueError:  x  is wrong" in text
+    assert "- failed: bike, seed 1, b: ValueError:  x  is wrong" in text
     assert "Bike has no noise" in text
     append_record(tmp_path / "other.jsonl", {"what": "else"})
     assert main(["bench", "results", str(tmp_path / "other.jsonl"), "--out", str(tmp_path / "p.md")]) == 1

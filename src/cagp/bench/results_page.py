@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cagp.bench.record_files import read_records
+from cagp.bench.resuming import key_of
 from cagp.bench.suite_tables import Record, suite_grid
+from cagp.bench.suites import KEY
 from cagp.files import write_atomically
 
 INTRODUCTION = """\
@@ -43,7 +45,8 @@ def page(files: Sequence[Path]) -> str:
 
 def section(file: Path) -> str:
     """Heading, command, machine, date and table of a file of records."""
-    records = [record for record in read_records(file) if "suite" in record]
+    stored = [record for record in read_records(file) if "suite" in record]
+    records = list({key_of(record, KEY): record for record in stored}.values())  # of a run that was repeated, the last
     if not records:
         raise ValueError(f"{file} has no records of a suite; expected a file that cagp bench run wrote.")
     tables = list(dict.fromkeys(record["table"] for record in records))

@@ -22,14 +22,13 @@ from cagp.bench.processes import in_new_process
 from cagp.bench.records import environment, in_one_line
 from cagp.bench.resuming import Record, carry_out, key_of, stored_records, with_enough_time
 from cagp.bench.suite_tables import suite_grid, write_tables
-from cagp.bench.suites import Suite, Task, tasks_of
+from cagp.bench.suites import KEY, Suite, Task, tasks_of
 from cagp.data.paper_tables import DATA_VARIABLE, cache_folder, prepared_file
 from cagp.data.sample import terrain
 from cagp.data.splits import split
 from cagp.files import replacing
 from cagp.quantities import bytes_of, seconds_of
 
-KEY = ("table", "protocol", "method", "seed", "rows", "settings")
 TEST_SHARE = 0.1
 
 

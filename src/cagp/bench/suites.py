@@ -14,6 +14,10 @@ from cagp.bench.gp_settings import gp_settings
 Protocol = Literal["gp", "table"]
 
 
+KEY = ("table", "protocol", "method", "seed", "rows", "settings")
+"""What two records of the same run have in common."""
+
+
 class Entry(NamedTuple):
     """A method with its settings: a line of a table."""
 
