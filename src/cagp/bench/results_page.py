@@ -54,8 +54,8 @@ def section(file: Path) -> str:
     failures = [f"- failed: {_name(record)}: {_plain(record['error'])}" for record in records if "error" in record]
     parts = [
         f"## {file.stem}",
-        "Command:",
-        f"    {command(records)} --records {file.name}",
+        "Commands:" if len(commands(records)) > 1 else "Command:",
+        "\n".join(f"    {command} --records {file.name}" for command in commands(records)),
         _where(records),
         suite_grid(records).markdown(),
         *(["\n".join(failures)] if failures else []),
@@ -64,11 +64,9 @@ def section(file: Path) -> str:
     return "\n\n".join(parts)
 
 
-def command(records: Sequence[Record]) -> str:
-    """The command that carries out these runs again."""
-    suites = list(dict.fromkeys(record["suite"] for record in records))
-    given = next((record["command"] for record in records if record.get("command")), None)
-    return given or f"cagp bench run {suites[0]}"
+def commands(records: Sequence[Record]) -> list[str]:
+    """The commands that carry out these runs again."""
+    return list(dict.fromkeys(record.get("command") or f"cagp bench run {record['suite']}" for record in records))
 
 
 def _where(records: Sequence[Record]) -> str:
