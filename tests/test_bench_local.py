@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 import time
 from itertools import pairwise
 
@@ -14,17 +12,11 @@ import torch
 from scipy import stats
 
 from cagp import GP, GaussianNoise, metrics
-from cagp.bench import local_quality, local_speed, neighbour_speed, step
-from cagp.bench.local_quality import Run, measure, measure_alone
-from cagp.bench.protocol import load_table
+from cagp.bench import local_speed, neighbour_speed, step
 from cagp.bench.records import best_of, score_columns, show
 from cagp.cli import main
-from cagp.data import split
 from cagp.engine import COMPILED, torch_backend
 from cagp.kernels import Matern32, Scale
-from cagp.posteriors import Prediction
-
-SMALL = {"num_neighbours": 6, "num_actions": 12}
 
 
 @pytest.fixture
@@ -33,23 +25,6 @@ def table(tmp_path):
     X = rng.uniform(size=(300, 2))
     np.savez(tmp_path / "waves.npz", X=X, y=40 + 7 * (np.sin(5 * X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=300)))
     return tmp_path / "waves.npz"
-
-
-@pytest.fixture
-def few_steps(monkeypatch):
-    fit = local_quality.fit
-    monkeypatch.setattr(local_quality, "fit", lambda *data: fit(*data, num_steps=60))
-
-
-def unlike_predictions(monkeypatch):
-    """Replace what is fitted by predictions that are known: mean 0.5 and variance 4 in standard units."""
-
-    def outcome(run, X, y, X_test):
-        t = len(X_test)
-        prediction = Prediction(torch.full((t,), 0.5).double(), torch.full((t,), 4.0).double())
-        return local_quality.Outcome(prediction, 1.5, 0.25, {"k": run.num_neighbours})
-
-    monkeypatch.setattr(local_quality, "_outcome", outcome)
 
 
 # ---- the metric ----
@@ -154,188 +129,6 @@ def test_a_backend_that_fails_is_a_row_and_an_exit_code(monkeypatch, capsys):
     assert "failed: RuntimeError: no such path" in capsys.readouterr().out
 
 
-# ---- quality ----
-
-
-@pytest.mark.parametrize("method", ["local", "local-scale", "hybrid", "opt"])
-def test_a_table_is_learned_and_its_record_is_complete(table, method, few_steps):
-    record = measure(Run(str(table), method, 0, **SMALL))
-    assert "error" not in record
-    assert (record["n"], record["d"], record["num_test"]) == (270, 2, 30)
-    assert record["dtype"] == ("float32" if method == "opt" else "float64")
-    assert record["rmse"] < 0.4  # of targets with standard deviation 1
-    assert 0.8 <= record["coverage"] <= 1
-    assert 2 * record["rmse"] < record["width"] < 8 * record["rmse"]  # about 3.9 where error bars are right
-    assert record["fit_s"] > record["train_s"] > 0
-    assert record["predict_s"] > 0
-    assert record["peak_bytes"] >= record["imports_bytes"] > 0
-    assert ("i" in record, "k" in record) == (method in ("hybrid", "opt"), method != "opt")
-    assert ("local_scale" in record) == (method == "local-scale")
-    json.dumps(record)
-
-
-def test_the_hybrid_has_the_hyperparameters_of_local_and_other_predictions(table, few_steps):
-    local, hybrid = (measure(Run(str(table), method, 0, **SMALL)) for method in ("local", "hybrid"))
-    assert local["hyperparameters"] == hybrid["hyperparameters"]
-    assert local["nll"] != hybrid["nll"]
-    # More is conditioned on at equal hyperparameters: intervals can only become narrower.
-    assert hybrid["width"] < local["width"]
-
-
-def test_the_objective_is_passed_on(table, few_steps):
-    loo, ordered = (measure(Run(str(table), "local", 0, **SMALL, objective=name)) for name in ("loo", "ordered"))
-    assert (loo["objective"], ordered["objective"]) == ("loo", "ordered")
-    assert loo["hyperparameters"] != ordered["hyperparameters"]
-    assert "leave-one-out objective" in loo["report"]
-    assert "ordered objective" in ordered["report"]
-
-
-def test_a_local_scale_changes_the_variances_alone(tmp_path, few_steps):
-    """A function that varies ten times as much, noise included, beyond a half."""
-    g = torch.Generator().manual_seed(0)
-    X = torch.rand(600, 1, generator=g, dtype=torch.float64)
-    y = torch.where(X[:, 0] > 0.5, 1.0, 0.1) * ((20 * X[:, 0]).sin() + 0.3 * torch.randn(600, generator=g))
-    np.savez(tmp_path / "varied.npz", X=X.numpy(), y=y.numpy())
-    runs = (Run(str(tmp_path / "varied.npz"), method, 0, 16) for method in ("local", "local-scale"))
-    local, scaled = (measure(run) for run in runs)
-    assert local["rmse"] == scaled["rmse"]
-    assert local["hyperparameters"] == scaled["hyperparameters"]
-    assert scaled["local_scale"] > 0
-    assert scaled["scale_rows"] == 540
-    assert scaled["nll"] < local["nll"] - 0.1
-
-
-def test_metrics_are_those_of_standardised_test_rows(table, monkeypatch):
-    unlike_predictions(monkeypatch)
-    record = measure(Run(str(table), "local", 3))
-    y = load_table(table)[1]
-    rows = split(len(y), 0.1, 3)
-    y = ((y - y[rows.train].mean()) / y[rows.train].std())[rows.test]
-    assert record["rmse"] == pytest.approx((y - 0.5).square().mean().sqrt().item(), rel=1e-12)
-    assert record["nll"] == pytest.approx(-stats.norm.logpdf(y.numpy(), 0.5, 2).mean(), rel=1e-12)
-    assert record["width"] == pytest.approx(2 * 1.959963985 * 2, rel=1e-9)
-    assert (record["fit_s"], record["predict_s"]) == (1.5, 0.25)
-
-
-def test_some_rows_are_the_same_random_ones_each_time(table):
-    (X, y), (every, targets) = load_table(table, 50), load_table(table)
-    assert torch.equal(X, load_table(table, 50)[0])
-    assert len(y) == 50
-    chosen = [(every == row).all(1).nonzero().item() for row in X]
-    assert torch.equal(targets[chosen], y)
-    assert chosen != list(range(50))
-    assert torch.equal(load_table(table, 1000)[0], every)
-
-
-def test_gpboost_predicts_new_targets_with_its_vecchia_approximation(table):
-    pytest.importorskip("gpboost", reason="GPBoost is not installed: pip install 'cagp[peers]'")
-    # In a process of its own: its threads and warnings stay there.
-    record = measure_alone(Run(str(table), "gpboost", 0), "5min")
-    assert "error" not in record
-    assert record["rmse"] < 0.4
-    assert (record["k"], record["k_predict"]) == (20, 40)
-    # The variance is that of new targets: without the noise, intervals would cover few of them.
-    assert record["width"] > 2 * 1.96 * record["hyperparameters"]["Error_var"] ** 0.5
-    assert 0.8 <= record["coverage"] <= 1
-
-
-def test_a_missing_peer_is_a_record_that_says_what_to_install(table, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gpboost", None)
-    record = measure(Run(str(table), "gpboost", 0))
-    assert record["error"] == "ImportError: gpboost is not installed: pip install 'cagp[peers]'"
-    assert "nll" not in record
-
-
-def test_every_method_and_seed_is_a_row_in_a_process_of_its_own(table, monkeypatch, capsys):
-    runs = []
-
-    def recorded(run, max_time):
-        runs.append((run, max_time))
-        error = {"error": "killed"} if run.seed else {"nll": 1.0, "fit_s": 2.0, "predict_s": 3.0}
-        return {"table": "waves", "method": run.method, "seed": run.seed, **error}
-
-    monkeypatch.setattr(local_quality, "measure_alone", recorded)
-    command = [
-        "bench",
-        "local",
-        str(table),
-        "--seeds",
-        "0",
-        "1",
-        "--methods",
-        "hybrid",
-        "gpboost",
-        "--max-time",
-        "9min",
-    ]
-    assert (
-        main([*command, "--n-neighbors", "7", "--n-actions", "9", "--rows", "99", "--max-time", "9min", "--json"]) == 1
-    )
-    assert runs == [
-        (Run(str(table), method, seed, 7, 9, 99), "9min") for seed in (0, 1) for method in ("hybrid", "gpboost")
-    ]
-    printed = capsys.readouterr()
-    assert [(r["method"], r["seed"]) for r in json.loads(printed.out)] == [(r.method, r.seed) for r, _ in runs]
-    assert "bench: 1/4 waves, seed 0, hybrid: NLL 1.000, fit 2.0 s, predictions 3.0 s" in printed.err
-    assert "bench: 4/4 waves, seed 1, gpboost failed: killed" in printed.err
-
-
-def test_an_interrupt_does_not_lose_what_was_measured(table, monkeypatch, capsys):
-    def interrupted(run, max_time):
-        if run.method == "hybrid":
-            raise KeyboardInterrupt
-        return {"table": "waves", "method": run.method, "seed": 0, "nll": -1.5, "fit_s": 2.0, "predict_s": 3.0}
-
-    monkeypatch.setattr(local_quality, "measure_alone", interrupted)
-    assert main(["bench", "local", str(table), "--json", "--methods", "local", "hybrid"]) == 130
-    assert [r["nll"] for r in json.loads(capsys.readouterr().out)] == [-1.5]
-
-
-def test_a_process_that_takes_too_long_is_killed_and_recorded(table, monkeypatch):
-    started = []
-    popen = subprocess.Popen
-
-    def slow(command, **options):
-        started.append(popen([sys.executable, "-c", "import time; time.sleep(600)"], **options))
-        return started[0]
-
-    monkeypatch.setattr(subprocess, "Popen", slow)
-    start = time.perf_counter()
-    record = measure_alone(Run(str(table), "local", 0), "0.3s")
-    assert record["error"] == "killed at the time limit (0.3s)"
-    assert (record["table"], record["method"], record["max_time"]) == ("waves", "local", "0.3s")
-    assert 0.3 <= record["total_s"] <= time.perf_counter() - start < 60
-    assert started[0].poll() == -9
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("import os; os.kill(os.getpid(), 9)", "the process was killed (out of memory?)"),
-        ("import os; os.kill(os.getpid(), 6)", "the process crashed (SIGABRT)"),
-        ("raise SystemExit('full disk')", "the process ended with exit code 1: full disk"),
-    ],
-)
-def test_a_process_that_dies_is_a_record(table, monkeypatch, code, words):
-    popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", code], **options))
-    record = measure_alone(Run(str(table), "local", 0), "1h")
-    assert record["error"] == words
-    assert record["total_s"] > 0
-
-
-def test_a_table_that_cannot_be_read_is_a_row_of_a_real_process(table, capsys):
-    missing = table.with_name("missing.npz")
-    assert main(["bench", "local", str(missing), "--methods", "local"]) == 1
-    assert "failed: FileNotFoundError" in capsys.readouterr().out
-
-
-def test_a_time_limit_that_cannot_be_read_is_said_before_anything_runs(table, monkeypatch, capsys):
-    monkeypatch.setattr(local_quality, "measure_alone", lambda *_: pytest.fail("a run was started"))
-    assert main(["bench", "local", str(table), "--max-time", "soon"]) == 1
-    assert "max_time is 'soon'" in capsys.readouterr().err
-
-
 # ---- one process a measurement ----
 
 
@@ -390,12 +183,13 @@ def test_a_wide_table_is_printed_in_parts_and_nothing_is_cut_off(monkeypatch, ca
     scores = {"nll": -1.2345, "rmse": 0.25, "r2": 0.9, "crps": 0.1, "coverage": 0.951, "coverage_error": 0.001}
     records = [{"table": name, "seed": 0, "method": "local-scale", **scores, "width": 1.0} for name in names]
     records.append({"table": "bike", "seed": 1, "method": "gpboost", "error": "[b] no"})
-    local_quality._show(records, as_json=False)
+    names_of_rows = {key: lambda r, key=key: str(r[key]) for key in ("table", "seed", "method")}
+    show(records, {**names_of_rows, **score_columns(), "MB": lambda _: "12"}, as_json=False, num_keys=3)
     printed = capsys.readouterr().out
     assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= 80
     parts = [part.split() for part in printed.split("\n\n")]
-    assert len(parts) == 3  # such a long name leaves little room
+    assert len(parts) == 2  # such a long name leaves little room
     for part in parts:
         for name in (*names, "local-scale"):
             assert name in part
@@ -416,7 +210,7 @@ def test_every_metric_has_a_column():
     assert {text({}) for text in score_columns().values()} == {"failed", ""}
 
 
-@pytest.mark.parametrize("suite", ["", "engine", "step", "fit", "presets", "local", "tables", "structures"])
+@pytest.mark.parametrize("suite", ["", "engine", "step", "run", "results", "presets", "local", "tables", "structures"])
 def test_help_is_wrapped_once(monkeypatch, capsys, suite):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):

@@ -13,6 +13,7 @@ from scipy import stats
 
 from cagp import CaGPRegressor, metrics
 from cagp.bench import contenders, peers, table_quality
+from cagp.bench.all_peers import ALL_PEERS
 from cagp.bench.choices import CONTENDERS
 from cagp.bench.contenders import Answers, answers_of, quantile_crps, scores_of
 from cagp.bench.previous_default import fit_previous_default
@@ -53,7 +54,8 @@ def needs(package):
     return pytest.mark.skipif(missing, reason=f"{package} is not installed: pip install 'cagp[peers]'")
 
 
-PEERS = [pytest.param(name, marks=needs("sklearn" if name == "hist" else name)) for name in peers.PEERS]
+PACKAGES = {"hist": "sklearn", "hist-quantiles": "sklearn", "sklearn-gp": "sklearn"}
+PEERS = [pytest.param(name, marks=needs(PACKAGES.get(name, name))) for name in peers.PEERS]
 
 
 # ---- the default of 0.1.0 ----
@@ -112,7 +114,7 @@ def test_text_dates_and_missing_targets_reach_every_contender(houses, method):
     assert 0.6 <= record["coverage"] <= 1
     # The variance is that of new targets, whose noise has a standard deviation of 1 of about 104.
     assert record["width"] > 2 * 1.96 * 0.7 / 104
-    assert record[{"default": "cagp", "hist": "sklearn"}.get(method, method)]  # the version
+    assert record[{"default": "cagp", **PACKAGES}.get(method, method)]  # the version
 
 
 @needs("lightgbm")
@@ -125,6 +127,14 @@ def test_the_variance_of_lightgbm_is_its_error_on_validation_rows():
     assert outcome.prediction.variance.tolist() == pytest.approx([np.mean(validation**2)] * 5, rel=0.03)
     assert outcome.prediction.mean.abs().max() < 5
     assert outcome.details["trees"] == outcome.details["tuned"][str(outcome.details["leaves"])]["trees"]
+
+
+@needs("lightgbm")
+def test_lightgbm_takes_columns_of_any_name():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(rng.uniform(size=(300, 2)), columns=["Jitter:RAP", 'a, [b] "c"'])
+    outcome = peers.lightgbm_outcome(X, X.iloc[:, 0].to_numpy(), X[:5], 0)
+    assert outcome.prediction.mean.numpy() == pytest.approx(X.iloc[:5, 0], abs=0.05)
 
 
 @needs("catboost")
@@ -156,7 +166,7 @@ def test_a_missing_peer_is_a_record_that_says_what_to_install(table, monkeypatch
 
 def test_every_contender_can_be_fitted():
     """The list of names and the functions behind them agree."""
-    assert {name for name, c in CONTENDERS.items() if c.options is None} == {"before", *peers.PEERS}
+    assert {name for name, c in CONTENDERS.items() if c.options is None} == {"before", *ALL_PEERS}
     with pytest.raises(ValueError, match="method is 'xgboost', expected one of default, before, local"):
         answers_of("xgboost", pd.DataFrame(), np.zeros(0), pd.DataFrame(), np.zeros(0), 0)
 

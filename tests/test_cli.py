@@ -1,7 +1,6 @@
 """The command line: records that machines can read, failures that are rows, and exit codes that scripts can use."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -20,41 +19,6 @@ def table(tmp_path):
     path = tmp_path / "waves.npz"
     np.savez(path, X=X, y=y)
     return path
-
-
-def test_bench_fit_gives_a_record_for_every_seed_and_learns_the_table(table, capsys):
-    assert main(["bench", "fit", str(table), "--seeds", "0", "1", "--n-actions", "20", "--steps", "40", "--json"]) == 0
-    printed = capsys.readouterr()
-    records = json.loads(printed.out)
-    assert f"bench: 2/2 waves, seed 1: NLL {records[1]['nll']:.3f}" in printed.err
-    assert [(r["table"], r["seed"], r["n"], r["d"]) for r in records] == [("waves", 0, 162, 2), ("waves", 1, 162, 2)]
-    for record in records:
-        assert record["rmse"] < 0.3  # of targets with standard deviation 1
-        assert 0.8 <= record["coverage"] <= 1
-        assert len(record["validation_nll"]) == 2
-        assert record["best_step"] in (21, 41)
-
-
-@pytest.mark.parametrize("start", ["data", "paper"])
-def test_bench_fit_starts_where_it_is_told(table, capsys, start):
-    command = ["bench", "fit", str(table), "--n-actions", "20", "--steps", "1", "--blocks", "ordered", "--start", start]
-    assert main([*command, "--json"]) == 0
-    (record,) = json.loads(capsys.readouterr().out)
-    assert (record["start"], record["blocks"]) == (start, "ordered")
-    lengthscales = record["hyperparameters"]["kernel.kernel.lengthscale"]  # after one step
-    expected = {"paper": math.log(2), "data": 2 * 2**0.5}[start]
-    assert lengthscales == pytest.approx([expected] * 2, rel=0.3)
-
-
-def test_a_table_that_cannot_be_read_is_a_row_and_an_exit_code(table, capsys):
-    missing = table.with_name("missing.npz")
-    arguments = ["bench", "fit", str(missing), str(table), "--n-actions", "20", "--steps", "5", "--json"]
-    assert main(arguments) == 1
-    failed, fitted = json.loads(capsys.readouterr().out)
-    assert "missing.npz" in failed["error"]
-    assert math.isfinite(fitted["nll"])
-    assert main(arguments[:-1]) == 1
-    assert "failed: FileNotFoundError" in capsys.readouterr().out
 
 
 def test_bench_engine_compares_backends_in_one_run(monkeypatch, capsys):
@@ -97,7 +61,7 @@ def test_help_and_version_are_printed(capsys):
     for arguments, words in (
         (["--help"], "cagp bench engine"),
         (["--version"], "cagp 0."),
-        (["bench", "fit", "-h"], "--seeds"),
+        (["bench", "run", "-h"], "--seeds"),
     ):
         with pytest.raises(SystemExit) as exit_:
             main(arguments)
@@ -107,6 +71,6 @@ def test_help_and_version_are_printed(capsys):
 
 def test_wrong_usage_is_exit_code_two(capsys):
     with pytest.raises(SystemExit) as exit_:
-        main(["bench", "fit"])
+        main(["bench", "run"])
     assert exit_.value.code == 2
-    assert "the following arguments are required: TABLE" in capsys.readouterr().err
+    assert "the following arguments are required: SUITE" in capsys.readouterr().err

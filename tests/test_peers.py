@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cagp import GP, SGPR, SVGP, CholeskyGP, ConstantMean, GaussianNoise, KnownNoise
+from cagp.bench import gpytorch_peers
 from cagp.kernels import RBF, Kernel, Matern12, Matern32, Matern52, Scale
 
 with warnings.catch_warnings():
@@ -183,3 +184,74 @@ def test_svgp_is_gpytorchs_for_any_q(kernel, known):
 def upper_root(A: Tensor) -> Tensor:
     """Upper triangular R with RRᵀ = A: Cholesky of A with rows and columns reversed."""
     return torch.linalg.cholesky(A.flip(0, 1)).flip(0, 1)
+
+
+# ---- the peers of the benchmarks ----
+
+
+def benchmark_peer(kind: str):
+    """The model that ``cagp bench run peers`` trains, with the hyperparameters of this file; its mean is zero."""
+    found = gpytorch_peers.new_model(kind, X, y, Z)
+    gpytorch_peers.base_kernel(found).lengthscale = torch.tensor([LENGTHSCALE], dtype=torch.float64)
+    gpytorch_peers.scale_kernel(found).outputscale = torch.tensor(OUTPUTSCALE, dtype=torch.float64)
+    found.likelihood.noise = torch.tensor(NOISE, dtype=torch.float64)
+    return found
+
+
+def zero_mean_prior() -> GP:
+    return GP(Scale(Matern32(2, LENGTHSCALE), OUTPUTSCALE), noise=GaussianNoise(NOISE))
+
+
+def test_all_exact_implementations_agree():
+    """Ours, GPyTorch's as it is benchmarked, scikit-learn's, and the dense formulas: predictions of new targets."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+    posterior = CholeskyGP(zero_mean_prior()).condition(X, y)
+    ours = posterior.predict(new, noise=True)
+    mean, covariance = oracle.exact_posterior(zero_mean_prior(), X, y, new)
+    assert_close(ours.mean, mean)
+    assert_close(ours.variance, np.diag(covariance) + NOISE)
+    theirs = gpytorch_peers.predict("exact", benchmark_peer("exact"), new)
+    assert_close(ours.mean, theirs[0])
+    assert_close(ours.variance, theirs[1])
+    kernel = ConstantKernel(OUTPUTSCALE) * Matern(LENGTHSCALE, nu=1.5) + WhiteKernel(NOISE)
+    model = GaussianProcessRegressor(kernel, optimizer=None, alpha=0.0).fit(X.numpy(), y.numpy())
+    mean, std = model.predict(new.numpy(), return_std=True)
+    assert_close(ours.mean, mean)
+    assert_close(ours.variance, std**2)
+    nll = CholeskyGP(zero_mean_prior()).objective(X, y).detach() * len(y)
+    assert_close(nll, -model.log_marginal_likelihood(model.kernel_.theta))
+
+
+def test_all_sgpr_implementations_agree():
+    """Ours, GPyTorch's as it is benchmarked, and the dense formulas."""
+    prior = zero_mean_prior()
+    ours = SGPR(prior, Z).condition(X, y).predict(new, noise=True)
+    expected = oracle.inducing_posterior(prior, Z, oracle.best_inducing_values(prior, Z, X, y), new)
+    assert_close(ours.mean, expected.mean)
+    assert_close(ours.variance, oracle.array(expected.variance) + NOISE)
+    theirs = gpytorch_peers.predict("sgpr", benchmark_peer("sgpr"), new)
+    assert_close(ours.mean, theirs[0])
+    assert_close(ours.variance, theirs[1])
+
+
+@pytest.mark.parametrize("kind", gpytorch_peers.RATES)
+def test_the_benchmarked_models_of_gpytorch_learn(kind, monkeypatch):
+    """A smooth function of 150 rows: better than its standard deviation, with error bars of the right size."""
+    random = torch.Generator().manual_seed(2)
+    inputs = torch.rand(190, 2, generator=random, dtype=torch.float64)
+    targets = (
+        torch.sin(5 * inputs[:, 0]) + inputs[:, 1] + 0.05 * torch.randn(190, generator=random, dtype=torch.float64)
+    )
+    targets = (targets - targets.mean()) / targets.std()
+    monkeypatch.setattr(gpytorch_peers, "NUM_INDUCING", 30)
+    monkeypatch.setitem(gpytorch_peers.STEPS, "svgp", 150)
+    monkeypatch.setitem(gpytorch_peers.RATES, "svgp", 0.1)
+    outcome = gpytorch_peers.gpytorch_outcome(kind, inputs[:150], targets[:150], inputs[150:], 0)
+    error = (outcome.prediction.mean - targets[150:]).square().mean().sqrt()
+    assert error < 0.3
+    z = (outcome.prediction.mean - targets[150:]) / outcome.prediction.variance.sqrt()
+    assert 0.3 < float(z.square().mean().sqrt()) < 2
+    assert 0 < outcome.details["noise"] < 1
+    assert len(outcome.details["lengthscales"]) == 2

@@ -2,9 +2,6 @@
 
 from typing import Any, NamedTuple
 
-METHODS = ("local", "local-scale", "hybrid", "opt", "gpboost")
-"""What ``cagp bench local`` fits to a table."""
-
 SCALED = ("local", "opt")
 """What ``cagp bench scale`` takes a step of."""
 
@@ -21,9 +18,6 @@ PREDICTED: dict[str, int | None] = {
 """What ``cagp bench predict`` predicts with, and the most training rows that suit a method; None: any number."""
 
 NUM_ACTIONS = 512
-BLOCKS = ("spatial", "ordered")
-STARTS = ("neighbours", "data", "paper")
-OBJECTIVES = ("loo", "ordered")
 
 
 class Contender(NamedTuple):
@@ -46,5 +40,10 @@ CONTENDERS = {
     "catboost": Contender("CatBoost with the loss RMSEWithUncertainty"),
     "gpboost": Contender("GPBoost's Vecchia approximation"),
     "hist": Contender("HistGradientBoostingRegressor of scikit-learn"),
+    "hist-quantiles": Contender("the same with error bars from two quantiles"),
+    "sklearn-gp": Contender("the exact GP of scikit-learn, for up to 3,000 rows"),
+    "gpytorch-exact": Contender("GPyTorch's exact GP, for up to 6,000 rows"),
+    "gpytorch-sgpr": Contender("GPyTorch's SGPR with 512 inducing points"),
+    "gpytorch-svgp": Contender("GPyTorch's SVGP with 512 inducing points"),
 }
 """What ``cagp bench tables`` and ``cagp bench structures`` can fit."""

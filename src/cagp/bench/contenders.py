@@ -9,8 +9,9 @@ import pandas as pd
 import torch
 
 from cagp import metrics
+from cagp.bench.all_peers import ALL_PEERS, peer_outcome
 from cagp.bench.choices import CONTENDERS
-from cagp.bench.peers import PEERS, Outcome, peer_outcome
+from cagp.bench.peers import Outcome
 from cagp.bench.previous_default import fit_previous_default
 from cagp.data import Encoder, Standardizer
 from cagp.estimators import CaGPRegressor
@@ -63,7 +64,7 @@ def settings_of(name: str) -> dict[str, Any]:
     options = CONTENDERS[name].options
     if options is not None:
         return options
-    return PEERS[name].settings if name in PEERS else {}
+    return ALL_PEERS[name].settings if name in ALL_PEERS else {}
 
 
 def scores_of(answers: Answers, y_test: np.ndarray, unit: float) -> metrics.Scores:
@@ -82,6 +83,15 @@ def scores_of(answers: Answers, y_test: np.ndarray, unit: float) -> metrics.Scor
         coverage_error=abs(metrics.LEVEL - coverage),
         width=float(np.mean(upper - lower)),
     )
+
+
+def half_coverage_error(answers: Answers, y_test: np.ndarray) -> float:
+    """|50 % - coverage| of the central intervals of probability 50 %."""
+    if answers.quantiles is None:
+        reach = NormalDist().inv_cdf(0.75) * answers.std
+        return abs(0.5 - float(np.mean(np.abs(y_test - answers.mean) <= reach)))
+    lower, upper = (np.array([np.interp(p, _levels(), row) for row in answers.quantiles]) for p in (0.25, 0.75))
+    return abs(0.5 - float(np.mean((y_test >= lower) & (y_test <= upper))))
 
 
 def quantile_crps(y: np.ndarray, quantiles: np.ndarray) -> float:

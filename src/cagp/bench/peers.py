@@ -6,6 +6,7 @@ rows, and are then fitted to all training rows. All peers use as many threads as
 
 import importlib
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ def gpboost_outcome(
     X: Float[Tensor, "n d"], y: Float[Tensor, " n"], X_test: Float[Tensor, "t d"], seed: int
 ) -> Outcome:
     """GPBoost's Vecchia approximation with its own settings, for standardised rows; it predicts from 2k rows."""
-    gpboost = _installed("gpboost")
+    gpboost = installed("gpboost")
     start = time.perf_counter()
     model = gpboost.GPModel(
         gp_coords=X.numpy(),
@@ -68,11 +69,8 @@ def gpboost_outcome(
 
 def gpboost_on_frame(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
     """The same for a table as it comes, encoded and standardised with its training rows."""
-    encoder, matrix = Encoder.fit_transform(X)
-    inputs, targets = torch.from_numpy(np.ascontiguousarray(matrix)), torch.from_numpy(y)
-    points = torch.from_numpy(np.ascontiguousarray(encoder.transform(X_test)))
-    scaler = Standardizer.fit(inputs, targets)
-    return gpboost_outcome(scaler.inputs(inputs), targets, scaler.inputs(points), seed)
+    inputs, points = encoded(X, y, X_test)
+    return gpboost_outcome(inputs, torch.from_numpy(y), points, seed)
 
 
 def lightgbm_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
@@ -80,9 +78,11 @@ def lightgbm_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed:
 
     It has no error bars of its own: the variance is the mean squared error of the validation rows, the same everywhere.
     """
-    lightgbm = _installed("lightgbm")
+    lightgbm = installed("lightgbm")
     start = time.perf_counter()
     X, X_test = for_trees(X, X_test)
+    plain = [f"x{j}" for j in range(X.shape[1])]  # it refuses names with colons, commas and brackets
+    X, X_test = X.set_axis(plain, axis=1), X_test.set_axis(plain, axis=1)
     train, validation = _validation(len(y), seed)
     fixed = {"objective": "regression", "learning_rate": LIGHTGBM_RATE, "verbosity": -1, "seed": seed}
     fixed |= {"num_threads": torch.get_num_threads(), "deterministic": True}
@@ -107,7 +107,7 @@ def lightgbm_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed:
 
 def catboost_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
     """CatBoost that learns mean and variance of each row; depth and number of trees from validation rows."""
-    catboost = _installed("catboost")
+    catboost = installed("catboost")
     start = time.perf_counter()
     X, X_test = for_trees(X, X_test)
     text = [name for name in X if isinstance(X[name].dtype, pd.CategoricalDtype)]
@@ -155,6 +155,66 @@ def hist_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int
     return Outcome(_constant_variance(mean, error), fitted - start, seconds, details)
 
 
+HIST_QUANTILES = (0.15865525393145707, 0.8413447460685429)
+"""Their distance is two standard deviations of a normal distribution."""
+
+LEAST_SHARE, QUANTILE_PATIENCE = 0.1, 20
+
+
+def hist_quantiles_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
+    """Histogram boosting of scikit-learn with two quantiles as error bars: half their distance is the deviation.
+
+    The mean is that of ``hist_outcome``. Quantiles that cross or nearly meet get ``LEAST_SHARE`` of the error of its
+    validation rows: a heuristic of ours, without which a few rows would decide the NLL.
+    """
+    ensemble = importlib.import_module("sklearn.ensemble")
+    center = hist_outcome(X, y, X_test, seed)
+    start = time.perf_counter()
+    train, test = for_trees(X, X_test)
+    fixed = {"learning_rate": LIGHTGBM_RATE, "random_state": seed, "categorical_features": "from_dtype"}
+    stopping = {"max_iter": MAX_TREES, "early_stopping": True, "n_iter_no_change": QUANTILE_PATIENCE}
+    with importlib.import_module("threadpoolctl").threadpool_limits(torch.get_num_threads(), user_api="openmp"):
+        models = [
+            ensemble.HistGradientBoostingRegressor(loss="quantile", quantile=level, **fixed, **stopping).fit(train, y)
+            for level in HIST_QUANTILES
+        ]
+        fitted = time.perf_counter()
+        lower, upper = (model.predict(test) for model in models)
+        seconds = time.perf_counter() - fitted
+    least = LEAST_SHARE * center.prediction.variance.sqrt()
+    std = torch.maximum(torch.from_numpy((upper - lower) / 2), least)
+    details = {**center.details, "quantile_trees": [model.n_iter_ for model in models]}
+    prediction = Prediction(center.prediction.mean, std.square())
+    return Outcome(prediction, center.fit_s + fitted - start, center.predict_s + seconds, details)
+
+
+def sklearn_gp_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
+    """The exact GP of scikit-learn with a Matérn 3/2 kernel, a lengthscale for each input, and white noise."""
+    gp = importlib.import_module("sklearn.gaussian_process")
+    kernels = gp.kernels
+    start = time.perf_counter()
+    inputs, points = encoded(X, y, X_test)
+    kernel = kernels.ConstantKernel() * kernels.Matern([1.0] * inputs.shape[1], nu=1.5) + kernels.WhiteKernel(0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a length at its bound is no error of ours
+        model = gp.GaussianProcessRegressor(kernel, random_state=seed).fit(inputs.numpy(), y)
+    fitted = time.perf_counter()
+    mean, std = model.predict(points.numpy(), return_std=True)
+    seconds = time.perf_counter() - fitted
+    details = {"sklearn": importlib.import_module("sklearn").__version__, "kernel": str(model.kernel_)}
+    prediction = Prediction(torch.from_numpy(mean), torch.from_numpy(std).square())
+    return Outcome(prediction, fitted - start, seconds, details)
+
+
+def encoded(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame) -> tuple[Tensor, Tensor]:
+    """Training and test inputs as numbers in standard units of the training rows."""
+    encoder, matrix = Encoder.fit_transform(X)
+    inputs = torch.from_numpy(np.ascontiguousarray(matrix))
+    points = torch.from_numpy(np.ascontiguousarray(encoder.transform(X_test)))
+    scaler = Standardizer.fit(inputs, torch.from_numpy(y))
+    return scaler.inputs(inputs), scaler.inputs(points)
+
+
 class Peer(NamedTuple):
     """Another package, and its settings, by which records of a run are found again."""
 
@@ -162,24 +222,18 @@ class Peer(NamedTuple):
     settings: dict[str, Any]
 
 
+_QUANTILES = {"rate": LIGHTGBM_RATE, "quantile_patience": QUANTILE_PATIENCE}
 _STOPPED = {"max_trees": MAX_TREES, "patience": PATIENCE, "validation": VALIDATION_SHARE}
 PEERS = {
     "gpboost": Peer(gpboost_on_frame, {"k": GPBOOST_NEIGHBOURS}),
     "lightgbm": Peer(lightgbm_outcome, {**_STOPPED, "rate": LIGHTGBM_RATE, "leaves": list(LIGHTGBM_LEAVES)}),
     "catboost": Peer(catboost_outcome, {**_STOPPED, "depths": list(CATBOOST_DEPTHS)}),
     "hist": Peer(hist_outcome, {**_STOPPED, "rate": LIGHTGBM_RATE}),
+    "hist-quantiles": Peer(
+        hist_quantiles_outcome, {**_STOPPED, "rate": LIGHTGBM_RATE, "quantile_patience": QUANTILE_PATIENCE}
+    ),
+    "sklearn-gp": Peer(sklearn_gp_outcome, {"kernel": "matern32"}),
 }
-
-
-def peer_outcome(name: str, X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
-    """What a peer learns from training rows and predicts for test rows, in the unit of the targets.
-
-    Peers see standardised targets: LightGBM keeps them in float32, and what CatBoost learns depends on their scale.
-    """
-    mean, std = float(y.mean()), float(y.std(ddof=1)) or 1.0
-    outcome = PEERS[name].outcome(X, (y - mean) / std, X_test, seed)
-    found = outcome.prediction
-    return outcome._replace(prediction=Prediction(found.mean * std + mean, found.variance * std**2))
 
 
 def for_trees(X: pd.DataFrame, X_test: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -222,7 +276,8 @@ def _validation(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return rows.train.numpy(), rows.test.numpy()
 
 
-def _installed(name: str) -> Any:
+def installed(name: str) -> Any:
+    """The package of this name; ImportError says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

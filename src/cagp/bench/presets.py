@@ -1,6 +1,6 @@
 """``cagp bench presets``: loss and validation NLL against time, for each way to train CaGP-Opt.
 
-Rows, scaling and kernel are those of ``cagp bench fit``; test rows are not used. All presets start from the same
+Rows, scaling and kernel are those of ``cagp bench run``; test rows are not used. All presets start from the same
 hyperparameters and have the same time, not counting evaluations. Those of the paper also use its blocks and weights.
 """
 

@@ -3,9 +3,13 @@
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +30,54 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+VERSIONS = ("cagp", "numpy", "scipy", "scikit-learn", "lightgbm")
+
+
+def environment() -> dict[str, Any]:
+    """``machine`` and what else a later reader wants to know: commit, versions, processor, load, date."""
+    return {
+        **machine(),
+        "cpu": _processor(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "commit": commit_of(Path(__file__).resolve().parents[1]),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {name: found for name in VERSIONS if (found := _version(name)) is not None},
+    }
+
+
+def commit_of(package: Path) -> str | None:
+    """The commit of a package in a checkout, with "+" if its files differ from it; None for an installed package."""
+    if package.parent.name != "src" or not (package.parents[1] / ".git").exists():
+        return None
+    git = ["git", "-C", str(package.parents[1])]
+    try:
+        found = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=30)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--", "src"], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if found.returncode or changed.returncode:
+        return None
+    return found.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 Columns = dict[str, Callable[[dict[str, Any]], str]]

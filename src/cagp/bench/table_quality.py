@@ -6,8 +6,8 @@ the training targets. Each run has a process of its own, which is killed at the 
 """
 
 import json
-import sys
 import time
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +17,11 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from cagp.bench.contenders import answers_of, scores_of, settings_of
+from cagp.bench.contenders import answers_of, half_coverage_error, scores_of, settings_of
 from cagp.bench.processes import answer, in_new_process
-from cagp.bench.record_files import append_record, read_records
-from cagp.bench.records import collect, in_one_line, machine
+from cagp.bench.record_files import read_records
+from cagp.bench.records import in_one_line, machine
+from cagp.bench.resuming import carry_out, key_of, stored_records, with_enough_time
 from cagp.bench.summaries import summarize, summary_text, table_name
 from cagp.data import read_table, split
 from cagp.memory import current_memory, peak_memory
@@ -45,29 +46,21 @@ def run_all(runs: list[Run], max_time: str, records: Path | None, as_json: bool)
 
     Without runs, show the file.
     """
-    limit = seconds_of(max_time)  # an invalid limit is an error now, not after the first table
+    seconds_of(max_time)  # an invalid limit is an error now, not after the first table
     _check_names(runs)
-    stored = read_records(records) if records is not None and (records.exists() or not runs) else []
+    stored = read_records(records) if records is not None and not runs else stored_records(records)
     if not runs:
         _show(stored, as_json)
         return int(any("error" in record for record in stored))
-    found = {_key_of(record): record for record in stored if "error" not in record or _has_had(record, limit)}
-    missing = [run for run in runs if _key(run) not in found]
-    if len(missing) < len(runs):
-        print(f"bench: {len(runs) - len(missing)} of {len(runs)} runs are in {records}", file=sys.stderr)
-
-    def measured(run: Run) -> dict[str, Any]:
-        record = measure_alone(run, max_time)
-        if records is not None:
-            append_record(records, record)
-        found[_key(run)] = record
-        return record
-
-    def show_all(_: list[dict[str, Any]]) -> None:
-        _show([found[_key(run)] for run in runs if _key(run) in found], as_json)
-
-    collect([lambda run=run: measured(run) for run in missing], _in_words, show_all)
-    return int(any("error" in found[_key(run)] for run in runs))
+    found = {_key_of(record): record for record in stored if with_enough_time(record, max_time)}
+    return carry_out(
+        [_key(run) for run in runs],
+        found,
+        lambda number: measure_alone(runs[number], max_time),
+        records,
+        _in_words,
+        partial(_show, as_json=as_json),
+    )
 
 
 def _check_names(runs: list[Run]) -> None:
@@ -84,12 +77,7 @@ def _key(run: Run) -> str:
 
 
 def _key_of(record: dict[str, Any]) -> str:
-    return json.dumps({name: record.get(name) for name in (*Run._fields, "settings")}, sort_keys=True)
-
-
-def _has_had(record: dict[str, Any], limit: float) -> bool:
-    """Whether a run that failed had as much time as it would have now."""
-    return seconds_of(record["max_time"]) >= limit
+    return key_of(record, (*Run._fields, "settings"))
 
 
 def _in_words(record: dict[str, Any]) -> str:
@@ -148,6 +136,7 @@ def _quality(run: Run) -> dict[str, Any]:
         "d": X.shape[1],
         "num_test": len(test),
         **scores_of(answers, y_test, float(y_train.std(ddof=1)))._asdict(),
+        "coverage_error_50": half_coverage_error(answers, y_test),
         "gaussian": answers.quantiles is None,
         "fit_s": answers.fit_s,
         "predict_s": answers.predict_s,

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from cagp.cli import bench, compare, demo, evaluate, fit, info, predict, search
-from cagp.cli.options import HelpFormatter
+from cagp.cli.options import HelpFormatter, with_data_sets
 from cagp.cli.words import UsageError, complain, leave_pipe, on_one_line
 from cagp.ranks import FirstProcessError, launched_rank, launched_size
 
@@ -49,7 +49,9 @@ examples:
   cagp bench engine
 """
 TABLES = """\
-Tables are CSV (.csv, .tsv, .txt, also .gz; "-" is stdin), Parquet (.parquet) or NumPy (.npz with X and y).
+Tables are CSV (.csv, .tsv, .txt, also .gz; "-" is stdin), Parquet (.parquet) or NumPy (.npz with X and y). The
+tables of the paper have names: dataset:parkinsons, dataset:bike, dataset:protein, dataset:keggu, dataset:road and
+dataset:power.
 
 Exit codes: 0 done, 1 failed (bad data, a bad file, no memory), 2 wrong usage, 130 interrupted (Ctrl-C), 143
 terminated (SIGTERM)."""
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if size > 1 and not hasattr(arguments, "ranks"):
                 raise UsageError(f"{size} processes were started; only cagp fit and cagp predict share their work.")
-            code = arguments.run(arguments)
+            code = arguments.run(with_data_sets(arguments))
             sys.stdout.flush()
             return code
         except BrokenPipeError:  # the reader of our output, e.g. head, has seen enough

@@ -1,11 +1,15 @@
 """``cagp bench``: speed, memory and quality, measured on this machine."""
 
 import argparse
+import json
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cagp.bench.choices import BLOCKS, CONTENDERS, METHODS, NUM_ACTIONS, OBJECTIVES, PREDICTED, SCALED, STARTS
-from cagp.cli.options import HelpFormatter, positive, rate
+from cagp.bench.choices import CONTENDERS, NUM_ACTIONS, PREDICTED, SCALED
+from cagp.bench.gp_settings import gp_settings
+from cagp.bench.suites import SUITES, suite_from_file
+from cagp.cli.options import HelpFormatter, add_data_dir, duration, positive, rate, table_path, wrapped
 from cagp.cli.words import UsageError
 from cagp.kernel_registry import CHOICES
 from cagp.lazy import lazy_module
@@ -15,24 +19,26 @@ if TYPE_CHECKING:
         cluster,
         engine,
         far_blocks,
-        local_quality,
         local_speed,
         minibatches,
         neighbour_speed,
-        opt_quality,
         predict_speed,
         presets,
+        results_page,
         scale,
         small_tables,
         step,
         structure_quality,
+        suite_runs,
+        table1,
         table_on_disk,
         table_quality,
     )
 else:
     engine, step, presets = map(lazy_module, ("cagp.bench.engine", "cagp.bench.step", "cagp.bench.presets"))
-    local_quality, local_speed = map(lazy_module, ("cagp.bench.local_quality", "cagp.bench.local_speed"))
-    opt_quality, table_quality = map(lazy_module, ("cagp.bench.opt_quality", "cagp.bench.table_quality"))
+    local_speed, table_quality = map(lazy_module, ("cagp.bench.local_speed", "cagp.bench.table_quality"))
+    suite_runs, table1 = map(lazy_module, ("cagp.bench.suite_runs", "cagp.bench.table1"))
+    results_page = lazy_module("cagp.bench.results_page")
     structure_quality, scale = map(lazy_module, ("cagp.bench.structure_quality", "cagp.bench.scale"))
     cluster, small_tables = map(lazy_module, ("cagp.bench.cluster", "cagp.bench.small_tables"))
     table_on_disk, predict_speed = map(lazy_module, ("cagp.bench.table_on_disk", "cagp.bench.predict_speed"))
@@ -43,7 +49,7 @@ else:
 def add_to(command: argparse.ArgumentParser) -> None:
     """The suites of ``cagp bench`` and their options."""
     command.description = "Measure speed, memory and quality on this machine."
-    command.epilog = "examples:\n  cagp bench engine\n  cagp bench step --json\n  cagp bench fit table.npz"
+    command.epilog = "examples:\n  cagp bench engine\n  cagp bench step --json\n  cagp bench run smoke"
     suites = command.add_subparsers(required=True, metavar="SUITE")
     _add_engine(_suite(suites, "engine", "kernel evaluations per second of every backend"))
     _add_step(_suite(suites, "step", "time and peak memory of a training step of CaGP-Opt"))
@@ -51,11 +57,12 @@ def add_to(command: argparse.ArgumentParser) -> None:
     _add_predict(_suite(suites, "predict", "rows per second that each method predicts, with error bars"))
     _add_cluster(_suite(suites, "cluster", "what a fit on many machines costs, modelled from what is measured here"))
     _add_disk(_suite(suites, "disk", "a generated table in files, fitted in pieces: quality, time and memory"))
-    _add_fit(_suite(suites, "fit", "errors and error bars of CaGP-Opt on your tables"))
+    _add_run(_suite(suites, "run", "suites: tables, methods, seeds and learning rates, with records that resume"))
+    _add_results(suites.add_parser("results", help="a page of results from records", formatter_class=HelpFormatter))
     _add_minibatches(_suite(suites, "minibatches", "CaGP-Opt in minibatches of your tables: which sizes"))
     _add_far_blocks(_suite(suites, "far-blocks", "how many rows of your tables the kernel of CaGP-Opt does not reach"))
     _add_presets(_suite(suites, "presets", "loss and validation NLL against time, for each training preset"))
-    _add_local(_suite(suites, "local", "speed of CaGP-Local, or its quality on your tables"))
+    _add_local(_suite(suites, "local", "speed of CaGP-Local"))
     _add_neighbours(_suite(suites, "neighbours", "time and memory to index rows and to find the nearest ones"))
     _add_tables(_suite(suites, "tables", "the default regressor beside boosted trees and GPBoost on your tables"))
     _add_structures(_suite(suites, "structures", "what the default regressor chooses on data with known structure"))
@@ -65,6 +72,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
 def _suite(suites: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, words: str):
     suite = suites.add_parser(name, help=words, formatter_class=HelpFormatter)
     suite.add_argument("--json", action="store_true", help="print JSON records instead of a table")
+    add_data_dir(suite)
     return suite
 
 
@@ -194,48 +202,13 @@ def _add_disk(suite: argparse.ArgumentParser) -> None:
     suite.set_defaults(run=lambda a: table_on_disk.run(a.rows, a.test_rows, a.folder, a.max_memory, a.max_time, a.json))
 
 
-def _add_fit(suite: argparse.ArgumentParser) -> None:
-    suite.description = (
-        "Fit CaGP-Opt to tables (.npz with X and y) by the paper's protocol: 90/10 splits by seed, Matern 3/2, "
-        "standardised with the training rows. The step is chosen on validation rows. Errors are in standard units."
-    )
-    suite.epilog = "example:\n  cagp bench fit parkinsons.npz --seeds 0 1 2 3 4"
-    suite.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help=".npz files")
-    _add_seeds(suite)
-    _add_actions(suite)
-    suite.add_argument("--steps", type=int, default=300, metavar="N", help="training steps (default: %(default)s)")
-    suite.add_argument(
-        "--blocks",
-        choices=BLOCKS,
-        default="spatial",
-        help="blocks of nearby rows with equal weights, or those of the paper: in the order of the rows, with random "
-        "weights (default: %(default)s)",
-    )
-    suite.add_argument(
-        "--start",
-        choices=STARTS,
-        default="neighbours",
-        help="where the hyperparameters start: at those of a short fit of CaGP-Local, at values from the data, or at "
-        "those of the paper (default: %(default)s)",
-    )
-    suite.add_argument(
-        "--noise-floor",
-        type=float,
-        default=1e-6,
-        metavar="V",
-        help="the smallest noise variance (default: 1e-6)",
-    )
-    suite.add_argument("--double", action="store_true", help="compute in float64, which floors below 1e-6 need")
-    suite.set_defaults(run=_run_fit)
-
-
 def _add_minibatches(suite: argparse.ArgumentParser) -> None:
     suite.description = (
         "Validation scores of CaGP-Opt on tables (.npz with X and y) with every combination of numbers of actions, of "
         "rows with weight in a block, and of rows of a step. Each is trained for the same processor time."
     )
     suite.epilog = "example:\n  cagp bench minibatches terrain.npz --rows 30000 --support 8 16 32"
-    suite.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help=".npz files")
+    suite.add_argument("tables", type=table_path, nargs="+", metavar="TABLE", help=".npz files")
     _add_seeds(suite)
     many = {"type": int, "nargs": "+", "metavar": "N"}
     suite.add_argument("--n-actions", **many, default=[NUM_ACTIONS], help="numbers of actions (default: 512)")
@@ -254,7 +227,7 @@ def _add_far_blocks(suite: argparse.ArgumentParser) -> None:
         "lengthscales: those of CaGP-Local (0 steps), or of CaGP-Opt after some steps."
     )
     suite.epilog = "example:\n  cagp bench far-blocks terrain.npz --kernels matern32 rbf --steps 0 100"
-    suite.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help=".npz files")
+    suite.add_argument("tables", type=table_path, nargs="+", metavar="TABLE", help=".npz files")
     suite.add_argument("--kernels", nargs="+", choices=CHOICES, default=[CHOICES[0]], help="(default: %(default)s)")
     many = {"type": int, "nargs": "+", "metavar": "N"}
     suite.add_argument("--n-actions", **many, default=[NUM_ACTIONS], help="numbers of actions (default: 512)")
@@ -269,7 +242,7 @@ def _add_presets(suite: argparse.ArgumentParser) -> None:
         "time each. Print a table and draw loss and validation NLL against time."
     )
     suite.epilog = "example:\n  cagp bench presets bike.npz --max-time 2min --rows 3000 --n-actions 128"
-    suite.add_argument("table", type=Path, metavar="TABLE", help="an .npz file")
+    suite.add_argument("table", type=table_path, metavar="TABLE", help="an .npz file")
     suite.add_argument(
         "--max-time", default="2min", metavar="TIME", help="for each preset, e.g. 90s (default: %(default)s)"
     )
@@ -283,37 +256,61 @@ def _add_presets(suite: argparse.ArgumentParser) -> None:
 
 def _add_local(suite: argparse.ArgumentParser) -> None:
     suite.description = (
-        "Without tables: rows per second of predictions and training steps, compiled and in torch. With tables (.npz "
-        "with X and y): quality by the paper's protocol (90/10 splits by seed, Matern 3/2, standardised with the "
-        "training rows) with fixed settings, each run in a process of its own. Errors are in standard units."
+        "Rows per second of predictions and training steps of CaGP-Local, compiled and in torch. Its quality on tables "
+        "is a suite: cagp bench run local."
     )
-    suite.epilog = "examples:\n  cagp bench local\n  cagp bench local bike.npz protein.npz --seeds 0 1 2 3 4 --json"
-    suite.add_argument("tables", type=Path, nargs="*", metavar="TABLE", help=".npz files; none to measure speed")
-    _add_seeds(suite)
-    suite.add_argument(
-        "--n-neighbors", type=int, default=32, metavar="K", help="neighbours in training (default: %(default)s)"
-    )
-    _add_actions(suite, "actions of hybrid and opt")
-    suite.add_argument(
-        "--methods",
-        nargs="+",
-        choices=METHODS,
-        default=["local", "local-scale", "hybrid", "gpboost"],
-        metavar="METHOD",
-        help="any of local, local-scale (local with error bars that follow the neighbours), hybrid, opt (CaGP-Opt), "
-        "gpboost (GPBoost's Vecchia with 20 neighbours); default: all but opt",
-    )
-    suite.add_argument(
-        "--objective",
-        choices=OBJECTIVES,
-        default="loo",
-        help="what local and hybrid learn from: each row predicted from its nearest other rows, or from the nearest "
-        "rows before it in a random order, as in GPBoost (default: %(default)s)",
-    )
-    suite.add_argument("--rows", type=int, metavar="N", help="use N random rows of each table (default: all)")
-    _add_max_time(suite)
     _add_repeats(suite)
-    suite.set_defaults(run=_run_local)
+    suite.set_defaults(run=lambda arguments: local_speed.run(arguments.repeats, arguments.json))
+
+
+def _add_run(suite: argparse.ArgumentParser) -> None:
+    listed = "\n".join(wrapped(f"  {name:<8}{known.words}") for name, known in SUITES.items())
+    suite.description = (
+        "Carry out a suite: every method on every table with every seed and learning rate, each run in a process of "
+        "its own with a time and a memory limit. A suite that was killed resumes with the same command. Tables are "
+        "printed from the records; --out also writes them as text, Markdown, LaTeX and CSV, with learning curves."
+    )
+    suite.epilog = (
+        f"suites:\n{listed}\n\n"
+        "examples:\n  cagp bench run smoke --out smoke\n"
+        "  cagp bench run table1 --quick --tables dataset:parkinsons --out table1\n"
+        "  cagp bench run local --tables houses.npz --seeds 0 1 2 --set neighbours=64"
+    )
+    suite.add_argument(
+        "suite", metavar="SUITE", help=f"one of {', '.join(SUITES)}, or a JSON file with a suite of yours"
+    )
+    suite.add_argument(
+        "--tables",
+        nargs="+",
+        metavar="TABLE",
+        help="other tables: .npz files, dataset:NAME, folder:NAME (a file in --data-dir) or sample:terrain",
+    )
+    suite.add_argument("--methods", nargs="+", metavar="LABEL", help="some lines of the suite, by their labels")
+    suite.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="one split per seed (default: the suite's)")
+    suite.add_argument("--rows", type=positive, metavar="N", help="use N random rows of each table")
+    suite.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="settings of all Gaussian process runs, e.g. noise_floor=1e-6 epochs=60 fit_time=10min",
+    )
+    suite.add_argument("--quick", action="store_true", help="shorter runs with one learning rate and one noise floor")
+    suite.add_argument("--max-time", type=duration, metavar="TIME", help="a run that takes longer is killed")
+    suite.add_argument("--max-memory", metavar="SIZE", help="a run that takes more is killed, e.g. 8GB")
+    suite.add_argument(
+        "--records", type=Path, metavar="FILE", help="JSON lines; runs that it has are not repeated (default: in --out)"
+    )
+    suite.add_argument("--out", type=Path, metavar="DIR", help="a folder for records, tables and plots")
+    suite.set_defaults(run=_run_suite)
+
+
+def _add_results(suite: argparse.ArgumentParser) -> None:
+    suite.description = "Write a page from files of records: a table for each, with command, machine and date."
+    suite.epilog = "example:\n  cagp bench results --out docs/results.md docs/records/table1-quick.jsonl"
+    suite.add_argument("records", type=Path, nargs="+", metavar="FILE", help="JSON lines that cagp bench run wrote")
+    suite.add_argument("--out", type=Path, required=True, metavar="FILE", help="the Markdown page")
+    suite.set_defaults(run=lambda a: results_page.run(a.records, a.out))
 
 
 def _add_neighbours(suite: argparse.ArgumentParser) -> None:
@@ -324,7 +321,9 @@ def _add_neighbours(suite: argparse.ArgumentParser) -> None:
     suite.epilog = (
         "examples:\n  cagp bench neighbours --rows 1000000\n  cagp bench neighbours bike.npz --methods tree scan"
     )
-    suite.add_argument("tables", type=Path, nargs="*", metavar="TABLE", help=".npz files; none for generated rows")
+    suite.add_argument(
+        "tables", type=table_path, nargs="*", metavar="TABLE", help=".npz files; none for generated rows"
+    )
     suite.add_argument("--rows", type=int, nargs="+", metavar="N", help="rows (default: 100000, of tables all of them)")
     suite.add_argument("--columns", type=int, default=3, metavar="D", help="generated columns (default: %(default)s)")
     suite.add_argument(
@@ -365,7 +364,7 @@ def _add_tables(suite: argparse.ArgumentParser) -> None:
         "  cagp bench tables --records runs.jsonl"
     )
     suite.add_argument(
-        "tables", type=Path, nargs="*", metavar="TABLE", help="NPZ, CSV or Parquet files; none to show --records"
+        "tables", type=table_path, nargs="*", metavar="TABLE", help="NPZ, CSV or Parquet files; none to show --records"
     )
     suite.add_argument(
         "--target", default="y", metavar="COLUMN", help="the column to predict, in every table (default: %(default)s)"
@@ -466,12 +465,6 @@ def _run_neighbours(arguments: argparse.Namespace) -> int:
     return neighbour_speed.run_all(runs, arguments.json)
 
 
-def _run_fit(arguments: argparse.Namespace) -> int:
-    choices = (arguments.n_actions, arguments.steps, arguments.blocks, arguments.start)
-    choices += (arguments.noise_floor, arguments.double)
-    return opt_quality.run(arguments.tables, arguments.seeds, opt_quality.Choices(*choices), arguments.json)
-
-
 def _run_minibatches(arguments: argparse.Namespace) -> int:
     choices = minibatches.Choices(arguments.n_actions, arguments.support, arguments.batch, arguments.seconds)
     return minibatches.run(arguments.tables, arguments.rows, arguments.seeds, choices, arguments.json)
@@ -482,15 +475,49 @@ def _run_far_blocks(arguments: argparse.Namespace) -> int:
     return far_blocks.run(arguments.tables, arguments.rows, choices, arguments.json)
 
 
-def _run_local(arguments: argparse.Namespace) -> int:
-    """Speed if there are no tables, else every method on every table with every seed."""
-    if not arguments.tables:
-        return local_speed.run(arguments.repeats, arguments.json)
-    choices = (arguments.n_neighbors, arguments.n_actions, arguments.rows, arguments.objective)
-    runs = [
-        local_quality.Run(str(table), method, seed, *choices)
-        for table in arguments.tables
-        for seed in arguments.seeds
-        for method in arguments.methods
-    ]
-    return local_quality.run_all(runs, arguments.max_time, arguments.json)
+def _run_suite(arguments: argparse.Namespace) -> int:
+    """The suite with what the user changed."""
+    name = arguments.suite
+    if name not in SUITES and not name.endswith(".json"):
+        raise UsageError(f"SUITE is {name!r}, expected one of {', '.join(SUITES)}, or a JSON file.")
+    suite = SUITES[name] if name in SUITES else suite_from_file(Path(name))
+    for field in ("tables", "seeds", "rows", "max_time", "max_memory"):
+        if getattr(arguments, field) is not None:
+            suite = suite._replace(**{field: getattr(arguments, field)})
+    if arguments.methods is not None:
+        suite = table1.with_entries(suite, arguments.methods)
+    return suite_runs.run(
+        suite,
+        quick=arguments.quick,
+        changes=_changes(arguments.set),
+        data_dir=arguments.data_dir,
+        records=arguments.records,
+        out=arguments.out,
+        as_json=arguments.json,
+        command=_command(arguments),
+    )
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """The call without what does not change its runs: folders and files."""
+    words = ["cagp", "bench", "run", Path(arguments.suite).name, *(["--quick"] if arguments.quick else [])]
+    for option in ("tables", "methods", "seeds", "rows", "set", "max_time", "max_memory"):
+        value = getattr(arguments, option)
+        if value:
+            words += [f"--{option.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)
+
+
+def _changes(pairs: list[str]) -> dict[str, Any]:
+    """Settings from KEY=VALUE: numbers, true, false and null as in JSON, everything else as text."""
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--set is {pair!r}, expected KEY=VALUE, e.g. epochs=60.")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    gp_settings(found)  # an unknown setting is an error now
+    return found

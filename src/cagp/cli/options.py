@@ -4,13 +4,19 @@ import argparse
 import textwrap
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cagp import kernel_registry
+from cagp.lazy import lazy_module
 from cagp.quantities import bytes_of, seconds_of
 from cagp.recipes import OPTIONS, RECIPES, users_of
 from cagp.recipes.options import COPIES, MEANS, TARGET_SCALES
 from cagp.split_rules import EXPECTED, SplitRule, split_rule
+
+if TYPE_CHECKING:
+    from cagp.data import paper_tables
+else:
+    paper_tables = lazy_module("cagp.data.paper_tables")
 
 PIECE_ROWS = 65_536
 """Rows of a table that are held in memory at a time."""
@@ -41,6 +47,49 @@ def _paragraphs(lines: list[str], width: int) -> list[str]:
             paragraphs.append(current)
             current = []
     return [textwrap.fill(" ".join(part), width) for part in [*paragraphs, current] if part]
+
+
+DATA_SET = "dataset:"
+TABLE_WORDS = "CSV, Parquet, NPZ or NPY: a file, a folder or a pattern; or a data set of the paper, e.g. dataset:bike"
+
+
+class DataSet(NamedTuple):
+    """A data set of the paper that the user named instead of a file."""
+
+    name: str
+    kind: type  # of the path that takes its place
+
+
+def table(text: str) -> str | DataSet:
+    """A path as text, or the data set behind ``dataset:``; a file of such a name is written ./dataset:NAME."""
+    return DataSet(text.removeprefix(DATA_SET), str) if text.startswith(DATA_SET) else text
+
+
+def table_path(text: str) -> Path | DataSet:
+    """The same with a path as such."""
+    return DataSet(text.removeprefix(DATA_SET), Path) if text.startswith(DATA_SET) else Path(text)
+
+
+def with_data_sets(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The arguments with the prepared file of each data set in its place: found on this machine, or downloaded."""
+    folder = getattr(arguments, "data_dir", None)
+
+    def file_of(value: Any) -> Any:
+        return value.kind(paper_tables.prepared_file(value.name, folder)) if isinstance(value, DataSet) else value
+
+    for name, value in vars(arguments).items():
+        setattr(arguments, name, [file_of(item) for item in value] if isinstance(value, list) else file_of(value))
+    return arguments
+
+
+def add_data_dir(command: argparse.ArgumentParser) -> None:
+    """Where copies of data sets are."""
+    command.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="where your copies of data sets are (default: CAGP_DATA; then the cache, then the UCI archive)",
+    )
 
 
 def duration(text: str) -> str:
@@ -134,9 +183,8 @@ def _float(text: str) -> float:
 
 def add_table(command: argparse.ArgumentParser, test_fraction: float | None) -> None:
     """Which table, which columns, and, unless ``test_fraction`` is None, which rows to test on."""
-    command.add_argument(
-        "table", metavar="TABLE", help='CSV, Parquet, NPZ or NPY: a file, a folder or a pattern; "-" for CSV from stdin'
-    )
+    command.add_argument("table", type=table, metavar="TABLE", help=f'{TABLE_WORDS}; "-" for CSV from stdin')
+    add_data_dir(command)
     several = "one column" if test_fraction is None else "one column or several"
     command.add_argument(
         "--target", nargs="+", metavar="COLUMN", help=f"what to predict: {several} (NPZ: y unless given)"
@@ -263,9 +311,8 @@ def add_kernel(command: argparse.ArgumentParser) -> None:
 def add_pieces(command: argparse.ArgumentParser) -> None:
     """How a model and a table of any size are read."""
     command.add_argument("model", metavar="MODEL", help="a file that cagp fit wrote")
-    command.add_argument(
-        "table", metavar="TABLE", help='CSV, Parquet, NPZ or NPY: a file, a folder or a pattern; "-" for CSV from stdin'
-    )
+    command.add_argument("table", type=table, metavar="TABLE", help=f'{TABLE_WORDS}; "-" for CSV from stdin')
+    add_data_dir(command)
     add_noise(command)
     command.add_argument(
         "--rows-at-a-time",
@@ -279,10 +326,11 @@ def add_pieces(command: argparse.ArgumentParser) -> None:
 def methods_in_words() -> str:
     """A line for each method, for the help."""
     lines = [f"  {name:<8}{recipe.summary}" for name, recipe in RECIPES.items()]
-    return "\n".join(["methods:", *(_wrapped(line) for line in lines)])
+    return "\n".join(["methods:", *(wrapped(line) for line in lines)])
 
 
-def _wrapped(line: str) -> str:
+def wrapped(line: str) -> str:
+    """A line of a list, filled to 78 characters."""
     return textwrap.fill(line, 78, subsequent_indent=" " * 10)
 
 

@@ -1,0 +1,126 @@
+"""The methods of the paper and ours as suites train them: how each is made from data, and what follows its fit."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cagp.bench.gp_settings import GPSettings
+from cagp.bench.protocol import PAPER_START, new_method
+from cagp.inducing import choose_inducing_points
+from cagp.kernels import Matern32, Scale
+from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CholeskyGP, Method
+from cagp.noise_tuning import calibrate_noise
+from cagp.prior import GP, GaussianNoise
+from cagp.recipes.steps import constant_actions
+from cagp.starting import start_from_data, start_from_neighbours
+
+
+class Rows(NamedTuple):
+    """Standardised inputs and targets of some rows."""
+
+    X: Tensor
+    y: Tensor
+
+
+class Finished(NamedTuple):
+    """The method that predicts, and what was chosen after the fit."""
+
+    method: Method
+    details: dict[str, Any]
+
+
+class GPMethod(NamedTuple):
+    """A method by its words, how it is made, and what is done with it after the fit."""
+
+    words: str
+    make: Callable[[Rows, GPSettings, int], Method]  # training rows, settings, seed
+    finish: Callable[[Method, Rows, Rows | None, GPSettings, int], Finished] = lambda m, *_: Finished(m, {})
+
+
+def new_prior(data: Rows, settings: GPSettings, seed: int) -> GP:
+    """A zero-mean process with a Matérn 3/2 kernel, a lengthscale for each input, at its starting values."""
+    noise = GaussianNoise(PAPER_START, settings.noise_floor)
+    prior = GP(Scale(Matern32(data.X.shape[1], PAPER_START), PAPER_START), noise=noise)
+    if settings.start == "neighbours":
+        return start_from_neighbours(prior, data.X, data.y, seed=seed)
+    return start_from_data(prior, data.X, data.y) if settings.start == "data" else prior
+
+
+def _exact(data: Rows, settings: GPSettings, seed: int) -> Method:
+    return CholeskyGP(new_prior(data, settings, seed))
+
+
+def _opt(data: Rows, settings: GPSettings, seed: int) -> Method:
+    return new_method(data.X, data.y, settings.budget, settings.blocks, settings.start, seed, settings.noise_floor)
+
+
+def _cg(data: Rows, settings: GPSettings, seed: int) -> Method:
+    return CaGPCG(new_prior(data, settings, seed), settings.budget, relative_residual=settings.tolerance)
+
+
+def _cggp(data: Rows, settings: GPSettings, seed: int) -> Method:
+    return CGGP(
+        new_prior(data, settings, seed), tolerance=settings.tolerance, max_iterations=settings.budget, seed=seed
+    )
+
+
+def _inducing(prior: GP, data: Rows, settings: GPSettings, seed: int) -> Tensor:
+    if settings.inducing == "random":
+        chosen = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(seed))[: settings.budget]
+        return data.X[chosen]
+    return choose_inducing_points(prior, data.X, settings.budget, settings.inducing, seed=seed)
+
+
+def _sgpr(data: Rows, settings: GPSettings, seed: int) -> Method:
+    prior = new_prior(data, settings, seed)
+    return SGPR(prior, _inducing(prior, data, settings, seed))
+
+
+def _svgp(data: Rows, settings: GPSettings, seed: int) -> Method:
+    prior = new_prior(data, settings, seed)
+    gradient = "natural" if settings.natural else "joint"
+    points = _inducing(prior, data, settings, seed)
+    return SVGP(prior, points, gradient=gradient, batch_size=settings.batch_size, seed=seed)
+
+
+def _local(data: Rows, settings: GPSettings, seed: int) -> Method:
+    prior = new_prior(data, settings, seed)
+    return CaGPLocal(prior, settings.neighbours, objective=settings.objective, seed=seed)
+
+
+# ---- after the fit ----
+
+
+def _calibrated(method: Method, train: Rows, held: Rows | None, settings: GPSettings, _: int) -> Finished:
+    if settings.calibrate and held is not None:
+        calibrate_noise(method, train.X, train.y, held.X, held.y)
+    return Finished(method, {"calibrated": settings.calibrate})
+
+
+def _with_shared_actions(method: Method, train: Rows, _: Rows | None, settings: GPSettings, seed: int) -> Finished:
+    assert isinstance(method, CaGPLocal)
+    shared = constant_actions(method.prior.kernel, train.X, settings.budget, seed)
+    return Finished(CaGPLocal(method.prior, settings.neighbours, shared=shared, seed=seed), {"i": settings.budget})
+
+
+def _with_local_scale(method: Method, train: Rows, *_: Any) -> Finished:
+    assert isinstance(method, CaGPLocal)
+    choice = method.choose_local_scale(train.X, train.y)
+    details = {"local_scale": choice.local_scale, "scale_rows": choice.num_rows, "scale_rows_nll": choice.nll}
+    return Finished(method.with_local_scale(choice.local_scale), details)
+
+
+GP_METHODS = {
+    "exact": GPMethod("CholeskyGP", _exact),
+    "opt": GPMethod("CaGP-Opt", _opt, _calibrated),
+    "cg": GPMethod("CaGP-CG", _cg),
+    "cggp": GPMethod("CGGP", _cggp),
+    "sgpr": GPMethod("SGPR", _sgpr),
+    "svgp": GPMethod("SVGP", _svgp),
+    "local": GPMethod("CaGP-Local with one scale", _local),
+    "local-scale": GPMethod("CaGP-Local with a local scale", _local, _with_local_scale),
+    "hybrid": GPMethod("CaGP-Local beside constant shared actions", _local, _with_shared_actions),
+}
+"""What the protocol "gp" of a suite can train."""
