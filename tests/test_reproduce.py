@@ -291,6 +291,32 @@ def test_an_interrupted_run_resumes_with_the_missing_records(tmp_path, monkeypat
     assert [r["settings"]["method"] for r in read_records(path)] == list(visual_abstract.METHODS)
 
 
+def test_an_interrupted_fit_resumes_from_its_checkpoint(made, tables, tmp_path, monkeypatch):
+    trained, taken = toy.trained, []
+
+    def interrupted(*arguments, **options):
+        def stop(step):
+            taken.append(step.number)
+            if taken == [1, 2]:
+                raise KeyboardInterrupt
+
+        return trained(*arguments, callback=stop, **options)
+
+    monkeypatch.setattr(training_runs, "trained", interrupted)
+    place = Tables(tables, tmp_path / "unfinished")
+    task = next(t for t in training_runs.tasks("tiny", place) if t.settings["method"] == "CaGP-Opt")
+    with pytest.raises(KeyboardInterrupt):
+        running.measure_missing(tmp_path / "training-runs.jsonl", [task], "coverage", place)
+    assert not (tmp_path / "training-runs.jsonl").exists()
+    assert len(list((tmp_path / "unfinished").iterdir())) == 1
+    running.measure_missing(tmp_path / "training-runs.jsonl", [task], "coverage", place)
+    assert taken == [1, 2, 3, 4]
+    assert not list((tmp_path / "unfinished").iterdir())
+    (found,) = read_records(tmp_path / "training-runs.jsonl")
+    whole = next(r for r in records(made, "coverage") if r["settings"] == task.settings)
+    assert without_times(found) == without_times(whole)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGKILL")
 def test_a_killed_run_resumes(tmp_path):
     code = (

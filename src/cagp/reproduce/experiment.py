@@ -42,10 +42,15 @@ class Claim(NamedTuple):
 
 
 class Tables:
-    """A folder of tables (.npz with X and y), which need not exist before one is asked for."""
+    """A folder of tables (.npz with X and y), which need not exist before one is asked for.
 
-    def __init__(self, folder: Path | None):
-        self.folder = folder
+    Args:
+        folder: None if there is none.
+        unfinished: a folder for the checkpoints of long fits, which resume from them; None for no checkpoints.
+    """
+
+    def __init__(self, folder: Path | None, unfinished: Path | None = None):
+        self.folder, self.unfinished = folder, unfinished
 
     def path(self, name: str) -> Path:
         """The file of a table; FileNotFoundError says where to put it."""
@@ -65,6 +70,12 @@ class Tables:
     def digest(self, name: str) -> str:
         """The first digits of the SHA-256 of the file: other data give other records."""
         return _digest(self.path(name))
+
+    def checkpoints(self, settings: dict[str, Any]) -> Path | None:
+        """Where the fit of a task with these settings keeps its checkpoints."""
+        if self.unfinished is None:
+            return None
+        return self.unfinished / hashlib.sha256(key_of(settings).encode()).hexdigest()[:16]
 
 
 @cache

@@ -45,7 +45,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(1, (1, 3), 30, 5, 5),
-    "quick": Size(1, (1, 2, 3, 4, 6, 8, 12, 16, 20, 25)),
+    "quick": Size(1, (1, 2, 3, 4, 8, 16, 25)),
     "full": Size(5, tuple(range(1, 26))),
 }
 

@@ -1,6 +1,7 @@
 """``cagp reproduce``: measure what is missing, draw from the records alone, and write down what came out."""
 
 import os
+import shutil
 import sys
 import time
 from datetime import datetime, timezone
@@ -16,6 +17,8 @@ from cagp.reproduce.choices import SIZES, experiment
 from cagp.reproduce.experiment import Experiment, Outcome, Record, Tables, Task, key_of
 
 DPI = 110.0
+UNFINISHED = "unfinished"
+"""The folder, beside the records, for checkpoints of fits that have not ended."""
 
 
 def run(names: list[str], size: str, out: Path, data_dir: Path | str | None = None, from_records: bool = False) -> int:
@@ -26,7 +29,7 @@ def run(names: list[str], size: str, out: Path, data_dir: Path | str | None = No
     if size not in SIZES:
         raise ValueError(f"size is {size!r}, expected one of {', '.join(SIZES)}.")
     folder = data_dir or os.environ.get("CAGP_DATA")
-    tables = Tables(None if folder is None else Path(folder))
+    tables = Tables(None if folder is None else Path(folder), out / UNFINISHED)
     experiments = {name: experiment(name) for name in names}
     # All tasks before the first measurement: a table that is missing is noticed now, not after hours.
     tasks = {} if from_records else {name: found.tasks(size, tables) for name, found in experiments.items()}
@@ -38,14 +41,14 @@ def run(names: list[str], size: str, out: Path, data_dir: Path | str | None = No
         for name, found in experiments.items():
             path = out / f"{found.source}.jsonl"
             if not from_records:
-                measure_missing(path, tasks[name], name)
+                measure_missing(path, tasks[name], name, tables)
             records = records_of(path, size, tasks.get(name))
             failed |= any("error" in record for record in records)
             publish(name, found, records, size, out)
     return int(failed)
 
 
-def measure_missing(path: Path, tasks: list[Task], name: str) -> None:
+def measure_missing(path: Path, tasks: list[Task], name: str, tables: Tables) -> None:
     """Carry out the tasks that the file has no record of, and append each record when it is measured."""
     known = read_records(path) if path.exists() else []
     finished = {key_of(record["settings"]) for record in known}
@@ -55,6 +58,8 @@ def measure_missing(path: Path, tasks: list[Task], name: str) -> None:
     for number, task in enumerate(missing, start=1):
         record = measured(task)
         append_record(path, record)
+        if (checkpoints := tables.checkpoints(task.settings)) is not None:
+            shutil.rmtree(checkpoints, ignore_errors=True)
         print(f"reproduce: {name}: {number}/{len(missing)} {_in_words(record)}", file=sys.stderr, flush=True)
 
 

@@ -104,7 +104,7 @@ SIZES = {
     ),
     "quick": Size(
         num_seeds=1,
-        tables=("parkinsons", "bike", "protein"),
+        tables=("parkinsons", "protein"),
         optional=(),
         rows=800,
         test_rows=400,
@@ -192,7 +192,7 @@ def measure(tables: Tables, settings: dict[str, Any]) -> dict[str, Any]:
         lr=settings["lr"],
         evaluate_every=max(1, num_steps // options["evaluations"]),
     )
-    result = trained(method, X, y, plan, evaluate=evaluate)
+    result = trained(method, X, y, plan, evaluate=evaluate, checkpoint_dir=tables.checkpoints(settings))
     steps = [step for step in result.steps if step.evaluation]
     evaluations = [first, *(step.evaluation for step in steps if step.evaluation)]
     return {
