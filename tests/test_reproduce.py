@@ -35,6 +35,7 @@ from cagp.reproduce.choices import CHOICES, SIZES, experiment
 from cagp.reproduce.experiment import Tables, Task, generator, key_of, on_tables
 from cagp.training import Settings
 
+DOCS = Path(__file__).parent.parent / "docs"
 WITHOUT_TABLES = [name for name in CHOICES if experiment(name).source != training_runs.SOURCE]
 
 
@@ -263,6 +264,11 @@ def test_claims_prefer_the_largest_runs(tmp_path):
             append_record(tmp_path / "policies.jsonl", record | {"settings": {**record["settings"], "size": size}})
     found = next(row for row in claims.rows(tmp_path) if row.figure == "policies")
     assert (found.size, found.verdict) == ("full", "holds")
+
+
+def test_the_page_shows_what_the_committed_records_say():
+    page = (DOCS / "reproduce.md").read_text(encoding="utf-8")
+    assert claims.as_text(claims.rows(DOCS / "records" / "reproduce")) in page
 
 
 # ---- interruptions and failures ----

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 Record = dict[str, Any]
-"""What was measured; ``settings`` is all that it depends on, ``error`` says why there are no numbers."""
+"""What was measured; ``settings`` is all that it depends on, ``error`` says why nothing was measured."""
 
 
 class Task(NamedTuple):

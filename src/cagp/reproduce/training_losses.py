@@ -134,7 +134,11 @@ class TrainingLosses(Experiment):
     source = "training-losses"
     claims = (
         Claim("The projected-data loss overestimates the noise and oversmooths", "Figures S1 and S2", _smooths),
-        Claim("With the projected-data loss, the test NLL gets worse in training; the ELBO ends lower", "S1", _worse),
+        Claim(
+            "With the projected-data loss, the test NLL gets worse in training; the ELBO ends lower",
+            "Figure S1",
+            _worse,
+        ),
     )
 
     def tasks(self, size: str, tables: Tables) -> list[Task]:

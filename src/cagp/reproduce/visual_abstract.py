@@ -36,8 +36,11 @@ GAP = (0.4, 0.75)
 FEW = 3
 """Rows in the gap."""
 
-SMALL_SHARE = 0.1
-"""What counts as almost no posterior variance, as a share of the prior variance."""
+MUCH_CLOSER = 0.75
+"""A method is much closer than another if its divergence is less than this share of the other's."""
+
+LEAST_GAIN = 0.02
+"""Shares of the variance that differ by less count as equal."""
 
 ROUND_OFF = 1e-9
 """Variances that differ by less than this share of the prior variance count as equal."""
@@ -145,7 +148,7 @@ def _closeness(records: list[Record]) -> Outcome | None:
     kl: dict[str, float] = {name: value for name, value in found.items() if value is not None}
     words = ", ".join(f"{name} {value:.3f}" for name, value in kl.items())
     ours = f"KL divergence from the data-generating predictive, in nats, mean of {_num_seeds(records)}: {words}"
-    return Outcome(ours, max(kl["CaGP-CG"], kl["CaGP-Opt"]) < kl["SVGP"])
+    return Outcome(ours, max(kl["CaGP-CG"], kl["CaGP-Opt"]) < MUCH_CLOSER * kl["SVGP"])
 
 
 def _gap(records: list[Record]) -> Outcome | None:
@@ -155,7 +158,7 @@ def _gap(records: list[Record]) -> Outcome | None:
         return None
     shares: dict[str, float] = {name: value for name, value in found.items() if value is not None}
     words = ", ".join(f"{name} {value:.0%}" for name, value in shares.items()).replace("%", " %")
-    holds = shares["SVGP"] < min(shares["CaGP-CG"], shares["CaGP-Opt"])
+    holds = shares["SVGP"] + LEAST_GAIN < min(shares["CaGP-CG"], shares["CaGP-Opt"])
     start = "share of the predictive variance in the gap that is not noise"
     return Outcome(f"{start}: data-generating {truth:.0%}, ".replace("%", " %") + words, holds)
 
@@ -173,7 +176,7 @@ def _at_inducing_points(records: list[Record]) -> Outcome | None:
         f"the variance there is {100 * min(shares):.0f} to {100 * max(shares):.0f} % of the prior variance, "
         f"{min(ratios):.2f} to {max(ratios):.2f} times that of the exact GP with the same hyperparameters"
     )
-    return Outcome(f"{start}; {words}", max(shares) < SMALL_SHARE)
+    return Outcome(f"{start}; {words}", max(ratios) < 1)
 
 
 def _noise(records: list[Record]) -> Outcome | None:
@@ -226,11 +229,11 @@ class VisualAbstract(Experiment):
     )
     source = "visual-abstract"
     claims = (
-        Claim("CaGP-CG and CaGP-Opt are closer to the data-generating process than SVGP", "Figure 1", _closeness),
-        Claim("CaGP expresses posterior variance where data are missing, SVGP less of it", "Figure 1", _gap),
-        Claim("SVGP has almost no variance at inducing points away from data", "Figure 1", _at_inducing_points),
+        Claim("CaGP-CG and CaGP-Opt are much closer to the data-generating process than SVGP", "Figure 1", _closeness),
+        Claim("CaGP expresses more posterior variance than SVGP where data are sparse", "Figure 1", _gap),
+        Claim("SVGP is overconfident at inducing points where data are sparse", "Figure 1", _at_inducing_points),
         Claim("SVGP learns larger noise (one dimension)", "Figure 1", _noise),
-        Claim("CaGP's variance is never below the exact one", "a theorem (Proposition S1)", _never_below),
+        Claim("CaGP's variance is never below the exact one", "a theorem, in the supplement", _never_below),
     )
 
     def tasks(self, size: str, tables: Tables) -> list[Task]:
