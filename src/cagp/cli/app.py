@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from cagp.cli import bench, compare, demo, evaluate, fit, info, predict, search
+from cagp.cli import bench, compare, demo, evaluate, fit, info, predict, reproduce, search
 from cagp.cli.options import HelpFormatter, with_data_sets
 from cagp.cli.words import UsageError, complain, leave_pipe, on_one_line
 from cagp.ranks import FirstProcessError, launched_rank, launched_size
@@ -38,6 +38,7 @@ GROUPS = {
     "this machine": [
         Command("demo", "fit a map of elevations, print a table and draw a picture", demo.add_to),
         Command("bench", "measure speed and memory", bench.add_to),
+        Command("reproduce", "the figures and claims of the paper, measured here", reproduce.add_to),
     ],
 }
 EXAMPLES = """\

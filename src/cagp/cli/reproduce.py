@@ -1,0 +1,72 @@
+"""``cagp reproduce``: the paper's figures and claims, measured on this machine."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cagp.cli.words import UsageError
+from cagp.lazy import lazy_module
+from cagp.reproduce.choices import CHOICES
+
+if TYPE_CHECKING:
+    from cagp.reproduce import claims, running
+else:
+    claims, running = map(lazy_module, ("cagp.reproduce.claims", "cagp.reproduce.running"))
+
+ALL, CLAIMS = "all", "claims"
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    """The options of ``cagp reproduce``."""
+    command.description = (
+        "Repeat an experiment of the paper: measure, append each measurement to a file of records in FOLDER, and "
+        "draw the figure from the records (PNG, PDF, and its caption as FIGURE.md). What the folder has records of "
+        "is not measured again, so a run that was interrupted resumes. The default takes the paper's sizes, and "
+        "hours."
+    )
+    listed = [*((name, choice.words) for name, choice in CHOICES.items()), (ALL, "all of these")]
+    listed.append((CLAIMS, "each claim of the paper, judged by the records in FOLDER; measures nothing"))
+    width = max(len(name) for name, _ in listed) + 2
+    command.epilog = "\n".join(
+        [
+            "figures:",
+            *(f"  {name:<{width}}{words}" for name, words in listed),
+            "",
+            "examples:",
+            "  cagp reproduce visual-abstract --quick",
+            "  cagp reproduce all --quick --data-dir tables --out figures",
+            "  cagp reproduce learning-curves --out figures --quick --from-records",
+            "  cagp reproduce claims --out figures",
+        ]
+    )
+    command.add_argument("figure", choices=[name for name, _ in listed], metavar="FIGURE", help="what to make")
+    command.add_argument("--quick", action="store_true", help="fewer rows, steps and seeds: minutes instead of hours")
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=Path("cagp-figures"),
+        metavar="FOLDER",
+        help="for records and figures (default: %(default)s)",
+    )
+    command.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="tables as NAME.npz with arrays X and y, for figures that need them (default: CAGP_DATA)",
+    )
+    command.add_argument(
+        "--from-records", action="store_true", help="draw from the records in FOLDER, and measure nothing"
+    )
+    command.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.figure == CLAIMS:
+        if arguments.quick or arguments.data_dir is not None:
+            raise UsageError("claims measures nothing: leave out --quick and --data-dir.")
+        return claims.run(arguments.out)
+    if arguments.from_records and arguments.data_dir is not None:
+        raise UsageError("--from-records measures nothing: leave out --data-dir.")
+    names = list(CHOICES) if arguments.figure == ALL else [arguments.figure]
+    size = "quick" if arguments.quick else "full"
+    return running.run(names, size, arguments.out, arguments.data_dir, arguments.from_records)

@@ -1,0 +1,68 @@
+"""``cagp reproduce claims``: what the paper says, beside what the records of a folder say."""
+
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+from cagp.bench.record_files import read_records
+from cagp.reproduce.choices import CHOICES, SIZES, experiment
+from cagp.reproduce.experiment import Record
+from cagp.reproduce.running import verdict
+
+WIDTH = 110
+
+
+class Row(NamedTuple):
+    """A claim, and what came out."""
+
+    figure: str
+    size: str | None  # of the records that judge it; None without records
+    claim: str
+    paper: str
+    ours: str
+    verdict: str
+
+
+def run(out: Path) -> int:
+    """Print all claims, judged by the records of the folder; nothing is measured."""
+    if not out.is_dir():
+        raise FileNotFoundError(
+            f"{out} does not exist: there are no records to judge by; run cagp reproduce all --out {out} first."
+        )
+    print(as_text(rows(out)))
+    return 0
+
+
+def rows(folder: Path) -> list[Row]:
+    """A row for each claim of each experiment, judged by the largest runs that the folder has records of."""
+    found = []
+    for name in CHOICES:
+        chosen = experiment(name)
+        size, records = _largest(folder / f"{chosen.source}.jsonl")
+        for claim in chosen.claims:
+            outcome = claim.judge(records) if records else None
+            ours = "no records" if outcome is None else outcome.ours
+            found.append(Row(name, size, claim.words, claim.paper, ours, verdict(outcome)))
+    return found
+
+
+def _largest(path: Path) -> tuple[str | None, list[Record]]:
+    known = [record for record in read_records(path) if "error" not in record] if path.exists() else []
+    for size in reversed(SIZES):
+        records = [record for record in known if record["settings"]["size"] == size]
+        if records:
+            return size, records
+    return None, []
+
+
+def as_text(found: list[Row]) -> str:
+    """The rows as paragraphs that fit a terminal, and how many claims hold."""
+    lines = []
+    for row in found:
+        where = row.figure if row.size is None else f"{row.figure}, {row.size}"
+        lines.append(f"{row.claim}: {row.verdict.upper()}")
+        for name, text in (("paper", row.paper), ("ours", f"{row.ours} [{where}]")):
+            lines += textwrap.wrap(f"{name}: {text}", WIDTH, initial_indent="    ", subsequent_indent=" " * 11)
+    counts = {word: sum(row.verdict == word for row in found) for word in dict.fromkeys(row.verdict for row in found)}
+    total = ", ".join(f"{count} {word}" for word, count in counts.items())
+    return "\n".join([*lines, "", f"{len(found)} claims: {total}."])

@@ -1,0 +1,156 @@
+"""Loss and test error of all methods against training time, at the best learning rate of each."""
+
+from typing import final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cagp.plots import styled
+from cagp.reproduce import training_runs
+from cagp.reproduce.drawing import COLORS, panels, shared_legend, titled
+from cagp.reproduce.experiment import Claim, Experiment, Outcome, Record, Tables, Task, on_tables
+from cagp.reproduce.training_runs import METHODS, best_runs, score, tables_of
+
+MARGIN = 0.01
+"""Nats per row by which two methods may differ and count as equal, where there is no spread over seeds."""
+
+LEAST_SHARE = 0.1
+"""A method has a ramp-up phase if it is behind SVGP in more than this share of the time."""
+
+PAPER_NLL = {
+    "parkinsons": {"CaGP-Opt": -3.449, "SVGP": -2.858, "SGPR": -3.245},
+    "bike": {"CaGP-Opt": -2.438, "SVGP": -2.256, "SGPR": -3.017},
+    "protein": {"CaGP-Opt": 0.829, "SVGP": 0.851, "SGPR": 0.844},
+    "keggu": {"CaGP-Opt": -0.694, "SVGP": -0.710, "SGPR": -0.712},
+    "road": {"CaGP-Opt": -0.291, "SVGP": 0.149},
+    "power": {"CaGP-Opt": -2.103, "SVGP": -2.104},
+}
+"""Test NLL in Table 1, the better optimiser of each; CaGP-Opt has 512 actions, the others 1,024 inducing points."""
+
+
+def _beside(records: list[Record], other: str, excepted: tuple[str, ...] = ()) -> Outcome | None:
+    words, verdicts = [], []
+    for table in tables_of(records):
+        own, theirs = (score(records, table, name, "nll") for name in ("CaGP-Opt", other))
+        if own is None or theirs is None:
+            continue
+        ours = score(records, table, "CaGP-Opt (ours)", "nll")
+        extra = "" if ours is None else f" (CaGP-Opt (ours) {ours[0]:.3f})"
+        words.append(f"{table}, test NLL {own[0]:.3f}, {other} {theirs[0]:.3f}{extra}")
+        if table not in excepted:
+            verdicts.append(own[0] <= theirs[0] + max(MARGIN, own[1], theirs[1]))
+    return on_tables(words, verdicts)
+
+
+def _paper_nll(other: str) -> str:
+    found = [f"{t} {v['CaGP-Opt']:.3f}, {other} {v[other]:.3f}" for t, v in PAPER_NLL.items() if other in v]
+    return "test NLL: " + "; ".join(found)
+
+
+def time_behind(records: list[Record], table: str, method: str) -> tuple[float, float] | None:
+    """The share of the common training time in which a method's test NLL is above SVGP's, and the final difference.
+
+    Of the first seed, at the best learning rates.
+    """
+    curves = []
+    for name in (method, "SVGP"):
+        runs = best_runs(records, table, name)
+        if not runs:
+            return None
+        run = runs[0]
+        points = [(t, v) for t, v in zip(run["seconds_so_far"], run["nll"], strict=True) if v is not None]
+        curves.append(np.array(points).T)
+    begin, end = (pick(curve[0][place] for curve in curves) for pick, place in ((max, 0), (min, -1)))
+    if not end > begin:
+        return None
+    times = np.geomspace(max(begin, 1e-3), end, 200)
+    own, theirs = (np.interp(times, *curve) for curve in curves)
+    return float(np.mean(own > theirs)), float(curves[0][1][-1] - curves[1][1][-1])
+
+
+def _ramp(records: list[Record], method: str, expected: bool) -> Outcome | None:
+    found = {t: behind for t in tables_of(records) if (behind := time_behind(records, t, method)) is not None}
+    words = [
+        f"{table}, behind SVGP in {100 * share:.0f} % of the common time (logarithmic), {last:+.3f} nats at the end"
+        for table, (share, last) in found.items()
+    ]
+    return on_tables(words, [(share > LEAST_SHARE) == expected for share, _ in found.values()])
+
+
+@final
+class LearningCurves(Experiment):
+    """Figure 3."""
+
+    title = "Learning curves"
+    paper = (
+        "Train and test loss of all methods against wall-clock time, at the best learning rate of each. CaGP-Opt is "
+        "worse than SVGP early in training (a ramp-up phase), and then matches or surpasses it."
+    )
+    differs = training_runs.DIFFERS
+    source = training_runs.SOURCE
+    claims = (
+        Claim("CaGP-Opt matches or beats SVGP at half the rank", _paper_nll("SVGP"), lambda r: _beside(r, "SVGP")),
+        Claim(
+            "CaGP-Opt matches or beats SGPR at half the rank, except on bike",
+            _paper_nll("SGPR"),
+            lambda r: _beside(r, "SGPR", ("bike",)),
+        ),
+        Claim("CaGP-Opt has a ramp-up phase early in training", "Figure 3", lambda r: _ramp(r, "CaGP-Opt", True)),
+        Claim(
+            "Our starting values and blocks remove the ramp-up phase",
+            "not in the paper",
+            lambda r: _ramp(r, "CaGP-Opt (ours)", False),
+        ),
+    )
+
+    def tasks(self, size: str, tables: Tables) -> list[Task]:
+        return training_runs.tasks(size, tables)
+
+    def draw(self, records: list[Record]) -> Figure:
+        tables = tables_of(records)
+        rows = {"loss": "training loss", "nll": "test NLL", "rmse": "test RMSE"}
+        figure, axes = panels(len(rows), len(tables), 4.0, 2.6)
+        for column, table in enumerate(tables):
+            for ax, (name, words) in zip(axes[:, column], rows.items(), strict=True):
+                curves_of(ax, records, table, name)
+                styled(ax, "training time (s)" if name == "rmse" else "", words if column == 0 else "")
+            titled(axes[0, column], table)
+        shared_legend(figure, [(name, COLORS[name]) for name in METHODS], 4)
+        return figure
+
+    def caption(self, records: list[Record]) -> str:
+        best = []
+        for table in tables_of(records):
+            found = {name: s[0] for name in METHODS if (s := score(records, table, name, "nll")) is not None}
+            best.append(f"{table}: " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()))
+        return (
+            f"{training_runs.in_words(records)}{training_runs.differs(records)} The loss of each method is its own "
+            "bound or estimate per row, and that of CaGP-Local the leave-one-out density of a minibatch. Test NLL at "
+            f"the chosen epoch: {'; '.join(best)}."
+        )
+
+
+def curves_of(ax: Axes, records: list[Record], table: str, name: str, x: str = "seconds_so_far") -> None:
+    """A line for each method and seed; the vertical axis leaves out what is far above all of the ends."""
+    ends, lows = [], []
+    for method in METHODS:
+        for run in best_runs(records, table, method):
+            points = [(t, v) for t, v in zip(run[x], run[name], strict=True) if v is not None]
+            if not points:
+                continue
+            ax.plot(*zip(*points, strict=True), color=COLORS[method], linewidth=1.5, alpha=0.9)
+            ends.append(points[-1][1])
+            lows.append(min(value for _, value in points))
+    ax.set_xscale("log" if x == "seconds_so_far" else "linear")
+    if not ends:
+        return
+    low, high = min(lows), max(ends)
+    if name == "rmse" and high > 5 * low:
+        ax.set_yscale("log")
+        return
+    height = max(high - low, 0.1)
+    ax.set_ylim(low - 0.05 * height, high + 0.6 * height)
+
+
+EXPERIMENT = LearningCurves()
