@@ -189,6 +189,13 @@ class WithLikelihood(Method):
         self.marginal_mean, self.marginal_variance = found.mean, found.variance
         return found
 
+    def with_method(self, method: Method) -> "WithLikelihood":
+        """The same sites, likelihood and options with another method, for predictions."""
+        options = {"kind": self.kind, "tolerance": self.tolerance, "max_steps": self.max_steps}
+        other = WithLikelihood(method, self.likelihood, len(self.offset), offset=self.offset, **options)
+        other.precision, other.shift = self.precision.clone(), self.shift.clone()
+        return other
+
     # ---- what a method does ----
 
     def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
@@ -264,8 +271,8 @@ class WithLikelihood(Method):
 
     def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
-        target = self.shift / self.precision if self.is_refreshed else y.double()
-        found = self.method.findings(X, target, input_names)
+        latent = self.marginal_mean - self.offset if self.is_refreshed else y.double()
+        found = self.method.findings(X, latent, input_names)
         words = f"{type(self.likelihood).__name__} likelihood, {SITE_KINDS[self.kind]} sites."
         return [*found, words]
 
