@@ -117,6 +117,8 @@ def _targets(state: State) -> list[dict[str, Any]]:
     means, stds = state["scaler"]["target_mean"], state["scaler"]["target_std"]
     variances = [values_of(posterior["prior"]["noise"]).get("noise", 0.0) for posterior in state["posteriors"]]
     names, number_of_targets = state["target_names"], len(state["target_names"])
+    if state.get("labels") is not None:
+        return [{"name": state["labels"]["target"], "rows": state["num_rows"]}]
     transforms = state.get("target_transforms", ["identity"] * number_of_targets)
     rows = state.get("target_rows", [state["num_rows"]] * number_of_targets)
     return [

@@ -29,11 +29,12 @@ SiteKind = Literal["variational", "newton"]
 SITE_KINDS: dict[SiteKind, str] = {"variational": "variational", "newton": "Laplace"}
 
 REFRESH_EVERY, REFRESH_STEPS, FIRST_STEPS = 5, 1, 8
-"""Every so many steps of a fit sites take so many steps towards the marginals, and more of them before the first.
-Heuristics; docs/benchmarks.md has the evidence."""
+"""Steps of a fit between two moves of the sites, the steps of the sites in each move, and in the one before all steps.
+Heuristics."""
 
 LEAST_DAMPING, SLOWER, FASTER = 1 / 64, 0.5, 1.25
-"""A step that changes sites more than the step before halves the damping factor, another one raises it."""
+"""Of the damping factor: its smallest value, what multiplies it after a step that changed sites more than the one
+before, and after any other."""
 
 
 class Sites(NamedTuple):
@@ -70,7 +71,7 @@ class WithLikelihood(Method):
             for all rows; None for zero. Predictions of the posterior are without it.
         kind: "variational", or "newton" for the Laplace approximation, which is overconfident more often.
         tolerance: ``condition`` ends when a step changes the sites by less than this, see ``Sites.change``.
-        max_steps: it takes at most so many; then it issues a ``SitesWarning``.
+        max_steps: of ``condition``, at most; it then issues a ``SitesWarning``.
         refresh_every: steps of a fit after which the sites take a step.
     """
 

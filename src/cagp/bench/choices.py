@@ -26,6 +26,10 @@ STARTS = ("neighbours", "data", "paper")
 OBJECTIVES = ("loo", "ordered")
 
 
+CLASSIFIERS = ("default", "local", "hybrid", "opt", "trees", "lightgbm", "hist")
+"""What ``cagp bench classes`` fits to a table."""
+
+
 class Contender(NamedTuple):
     """Something that learns from a table and predicts with error bars."""
 

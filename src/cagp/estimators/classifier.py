@@ -19,7 +19,7 @@ from cagp.class_metrics import ClassScores, class_scores
 from cagp.data.chunks import Chunks
 from cagp.data.encoding import Encoder
 from cagp.estimators import answers, learned
-from cagp.estimators.labels import Labels, codes_of
+from cagp.estimators.labels import Labels, codes_of, name_of
 from cagp.estimators.saved import save_model
 from cagp.estimators.tasks import check_parameters, new_task, refuse_keywords, remember_columns, seed_of
 from cagp.estimators.units import Units, as_array
@@ -70,7 +70,7 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
     The other parameters are those of ``CaGPRegressor``.
 
     Attributes, after ``fit``:
-        classes_: the labels, sorted.
+        classes_: the labels, sorted; target_name_: of the column that had them, or "y".
         method_, fit_report_, fit_result_, guarantee_: as for ``CaGPRegressor``.
         likelihood_: see ``cagp.likelihoods``.
         offsets_: the constant part of each latent function; zero with trees.
@@ -82,6 +82,7 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
     warm_start, target, copies = False, "identity", "keep"
 
     classes_: np.ndarray
+    target_name_: str
     likelihood_: Likelihood
     offsets_: list[float]
     posteriors_: list[Posterior]
@@ -191,6 +192,7 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
         notes = [] if missing is None else [missing]
         notes += [f"{text} ({times:,} times in this fit)" for text, times in counts.items()]
         remember_columns(self, X)
+        self.target_name_ = name_of(y)
         fitted, q = found.fitted, units.num_targets
         self.classes_, self.units_, self.n_rows_ = labels.classes, units, rows.num_rows
         self.likelihood_, self.offsets_ = found.likelihood, found.offsets
@@ -295,6 +297,11 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
     def feature_names_out_(self) -> np.ndarray:
         """The names of the encoded inputs."""
         return np.asarray(self.units_.encoder.names_out, dtype=object)
+
+    @property
+    def target_names_(self) -> tuple[str, ...]:
+        """The name of the column of labels, as regressors have those of their targets."""
+        return (self.target_name_,)
 
     @property
     def n_outputs_(self) -> int:

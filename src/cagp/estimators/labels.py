@@ -63,6 +63,12 @@ def codes_of(classes: np.ndarray, y: Any) -> Int[np.ndarray, " n"]:
     return np.asarray(codes, dtype=np.int64)
 
 
+def name_of(y: Any) -> str:
+    """The name of a column of labels; "y" where it has none."""
+    name = y.columns[0] if isinstance(y, pd.DataFrame) else getattr(y, "name", None)
+    return name if isinstance(name, str) else "y"
+
+
 def _column(y: Any) -> np.ndarray:
     if y is None:
         raise ValueError("This classifier requires y to be passed, but the target y is None.")
@@ -119,6 +125,7 @@ def labels_state(model: Any) -> dict[str, Any]:
     """What a file holds of a classifier besides its posteriors."""
     return {
         "classes": classes_state(model.classes_),
+        "target": model.target_name_,
         "likelihood": model.likelihood,
         "offsets": [float(offset) for offset in model.offsets_],
     }
@@ -140,5 +147,7 @@ def restore_labels(model: Any, state: Any) -> None:
         raise ValueError("it does not have labels as cagp stores it")
     if len(offsets) != expected or model.units_.num_targets != expected:
         raise ValueError(f"it has {len(classes)} classes and {model.units_.num_targets} latent functions")
-    model.classes_, model.offsets_ = classes, offsets
+    if not isinstance(state.get("target"), str):
+        raise ValueError("it does not have target as cagp stores it")
+    model.classes_, model.offsets_, model.target_name_ = classes, offsets, state["target"]
     model.likelihood_ = likelihood_class(model.likelihood)().requires_grad_(False)
