@@ -1,6 +1,7 @@
 """The classifier as scikit-learn's users meet it: its contract, probabilities, labels of any type, files, bad input."""
 
 import pickle
+import re
 import warnings
 
 import numpy as np
@@ -258,3 +259,17 @@ def test_scores_are_those_of_scikit_learn():
     many = rng.dirichlet([1, 1, 1], 300)
     truth = rng.integers(0, 3, 300)
     assert class_scores(truth, many).log_loss == pytest.approx(sklearn_log_loss(truth, many))
+
+
+def test_auto_compares_prior_means_on_held_out_rows(monkeypatch):
+    monkeypatch.setattr("cagp.recipes.likelihoods.COMPARED_FROM", 300)
+    monkeypatch.setattr("cagp.recipes.likelihoods.COMPARED_ROWS", 350)
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(400, 6))
+    steps = (X[:, 0] > 0.5) ^ (X[:, 1] > 0.3)  # a jump that trees find, and smooth functions do not
+    model = quick().fit(X, np.where(rng.random(400) < 0.95, steps, ~steps))
+    assert "35 held-out rows" in model.choice_
+    assert model.choice_ in model.fit_report_
+    losses = [float(text) for text in re.findall(r"is (0\.\d+) with zero, (0\.\d+) with", model.choice_)[0]]
+    assert (model.trees_ is not None) == (losses[1] < losses[0])
+    assert quick(mean="zero").fit(X, steps).choice_ is None

@@ -297,6 +297,23 @@ def test_a_resumed_fit_has_the_same_sites_to_the_bit(tmp_path):
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("name", ["exact", "opt", "local"])
+def test_float32_rows_give_nearly_the_same(name):
+    X, y = data("classes", 60)
+    makers = {
+        "exact": lambda X: CholeskyGP(prior()),
+        "opt": lambda X: CaGPOpt(prior(), BlockActions.from_data(X, 10)),
+        "local": lambda X: CaGPLocal(prior(), 12, objective="ordered"),
+    }
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        method = WithLikelihood(makers[name](X), Logit(), 60)
+        fit(method, X.to(dtype), y.to(dtype), num_steps=3)
+        found.append(method.condition(X.to(dtype), y.to(dtype)).predict(X.to(dtype)))
+        assert found[-1].mean.dtype == dtype
+    torch.testing.assert_close(found[1].mean.double(), found[0].mean, rtol=0, atol=0.02)
+
+
 # --- what cannot work ---
 
 

@@ -151,7 +151,9 @@ class WithLikelihood(Method):
         damping, last, change = 1.0, math.inf, math.inf
         mean, variance, step = offset, torch.zeros_like(offset), 0
         for step in range(1, max_steps + 1):
-            mean, variance = self._marginals(X, shift / precision - offset, precision)
+            mean, variance = (
+                part.double() for part in self.method.marginals(X, *self._regression(X, precision, shift))
+            )
             mean = mean + offset
             new_precision, new_shift = self._towards(y, mean, variance)
             change = max(_relative(new_precision, precision), _relative(new_shift, shift))
@@ -173,9 +175,9 @@ class WithLikelihood(Method):
         slope, precision = self.likelihood.site(y, mean, used)
         return precision, precision * mean + slope
 
-    def _marginals(self, X: Tensor, target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        mean, variance = self.method.marginals(X, target, 1 / precision)
-        return mean.double(), variance.double()
+    def _regression(self, X: Tensor, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """Targets without the offset, and noise variances, in the dtype of the inputs."""
+        return (shift / precision - self.offset.to(X.device)).to(X), (1 / precision).to(X)
 
     @property
     def is_refreshed(self) -> bool:
@@ -214,12 +216,10 @@ class WithLikelihood(Method):
         """The method's terms for the sites, and "sites": E_q[log Normal(z; f, 1/w) - log p(y | f)] per row."""
         if not self.is_refreshed:
             raise ValueError("there are no sites yet: call refresh(X, y) first; fit does it by itself.")
-        precision = self.precision
-        target = self.shift / precision
-        terms = self.method.objective_terms(X, target - self.offset, 1 / precision, rows=rows)
+        terms = self.method.objective_terms(X, *self._regression(X, self.precision, self.shift), rows=rows)
         own: Any = slice(None) if rows is None else rows
         mean, variance = self.marginal_mean[own], self.marginal_variance[own]
-        w, z = precision[own], target[own]
+        w, z = self.precision[own], (self.shift / self.precision)[own]
         gaussian = 0.5 * (torch.log(w / (2 * math.pi)) - w * ((z - mean).square() + variance))
         expected = self.likelihood.expected_log_density(y[own].double(), mean, variance)
         return {**terms, "sites": (gaussian - expected).mean()}
@@ -242,7 +242,8 @@ class WithLikelihood(Method):
     @torch.no_grad()
     def given(self, sites: Sites, X: Inputs) -> Posterior:
         """The method's posterior of the function without the offset, given these sites."""
-        return self.method.condition(X, sites.target - self.offset.to(X.device), 1 / sites.precision)
+        shift = sites.precision * sites.target
+        return self.method.condition(X, *self._regression(X, sites.precision, shift))
 
     def prepare(
         self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
@@ -252,7 +253,7 @@ class WithLikelihood(Method):
         first = not self.is_refreshed
         if first or step % self.refresh_every == 0:
             self.refresh(X, y, FIRST_STEPS if first else REFRESH_STEPS)
-        return self.method.prepare(X, self.shift / self.precision - self.offset, 1 / self.precision, **told)
+        return self.method.prepare(X, *self._regression(X, self.precision, self.shift), **told)
 
     def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
         """Those of the method."""

@@ -22,9 +22,9 @@ lightgbm: Any = lazy_module("lightgbm")
 
 OWN: dict[str, dict[str, Any]] = {
     "default": {},
-    "local": {"method": "local"},
-    "hybrid": {"method": "hybrid"},
-    "opt": {"method": "opt"},
+    "local": {"method": "local", "mean": "zero"},
+    "hybrid": {"method": "hybrid", "mean": "zero"},
+    "opt": {"method": "opt", "mean": "zero"},
     "trees": {"method": "local", "mean": "trees"},
 }
 """Options of ``CaGPClassifier`` for each contender that is one."""

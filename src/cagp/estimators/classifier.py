@@ -64,14 +64,15 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
             it in a random order ("ordered", which "auto" is), or from the nearest others ("loo").
         kernel: a name or a kernel of ``cagp.kernels``, as for ``CaGPRegressor``; "auto" is "matern32".
         mean: the prior mean of the latent function. "zero" is the log odds of the classes. "trees" are the log odds of
-            boosted trees (LightGBM), fitted out of fold. "auto" is "zero".
+            boosted trees (LightGBM), fitted out of fold. "auto" is "zero" up to 1,000 rows, and beyond whichever
+            predicts held-out rows better; ``choice_`` says what it found.
         categories: columns to take as levels although they hold numbers.
 
     The other parameters are those of ``CaGPRegressor``.
 
     Attributes, after ``fit``:
         classes_: the labels, sorted; target_name_: of the column that had them, or "y".
-        method_, fit_report_, fit_result_, guarantee_: as for ``CaGPRegressor``.
+        method_, choice_, fit_report_, fit_result_, guarantee_: as for ``CaGPRegressor``.
         likelihood_: see ``cagp.likelihoods``.
         offsets_: the constant part of each latent function; zero with trees.
         posteriors_: of each latent function, without its offset.
@@ -187,7 +188,7 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
             missing = units.encoder.missing_words(rows.inputs)
             recipe = self._recipe(rows.num_rows)
             task = new_task(self, recipe, units, rows, began=began, seed=seed_of(self.random_state), ranks=ranks)
-            found = train_with_likelihood(recipe, task, likelihood_class(self.likelihood)())
+            found = train_with_likelihood(recipe, task, likelihood_class(self.likelihood))
         counts = Counter(str(warning) for warning in warned)
         notes = [] if missing is None else [missing]
         notes += [f"{text} ({times:,} times in this fit)" for text, times in counts.items()]
@@ -199,7 +200,8 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
         self.posteriors_, self.trees_ = fitted.posteriors, fitted.trees
         self.fit_results_, self.methods_ = [fitted.result], [fitted.method]
         self.target_rows_, self._row_noise, self._left_out_scores = [rows.num_rows] * q, [None] * q, None
-        self.choice_, self.choices_ = None, []
+        self.choice_, self.choices_ = fitted.choice, []
+        notes += [] if fitted.choice is None else [fitted.choice]
         spent = f"The fit took {clock.perf_counter() - began:,.1f} s; the process held at most {size(peak_memory())}."
         self.fit_report_ = "\n".join([*notes, *fitted.notes, str(fitted.result), self.guarantee_, spent])
         if self.verbose:

@@ -1,5 +1,8 @@
 """Training with a likelihood that is not Gaussian: any recipe with a ``method``, by sites (``cagp.sites``)."""
 
+import copy
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,6 +17,7 @@ from cagp.prior import GP, KnownNoise
 from cagp.recipes.base import REST_START, Recipe
 from cagp.recipes.means import trees_of
 from cagp.recipes.options import DEFAULT_NEIGHBORS
+from cagp.recipes.steps import hold_out
 from cagp.recipes.task import Fitted, Task
 from cagp.sites import SitesWarning, WithLikelihood
 from cagp.starting import start_from_data
@@ -33,6 +37,10 @@ their time; docs/benchmarks.md has the evidence."""
 
 TOLERANCE, MOST_SITE_STEPS, RESERVE = 1e-3, 60, 0.4
 """When sites have converged, how many steps they may take, and the share of ``max_time`` that is left for them."""
+
+
+COMPARED_FROM, COMPARED_ROWS, COMPARED_SHARE = 1001, 12_000, 0.25
+"""From this many rows, "auto" compares prior means; the most rows for that; the share of the time left for each."""
 
 
 class FittedLikelihood(NamedTuple):
@@ -59,12 +67,64 @@ def nearest_rows(
     )
 
 
-def train_with_likelihood(recipe: Recipe, task: Task, likelihood: Likelihood) -> FittedLikelihood:
+def train_with_likelihood(recipe: Recipe, task: Task, make: Callable[[], Likelihood]) -> FittedLikelihood:
     """Learn hyperparameters, then sites until they converge; each column of targets is one latent function.
 
-    Columns share the kernel. With ``mean="trees"``, out-of-fold log odds of boosted trees are the prior mean.
+    Columns share the kernel. With ``mean="trees"``, out-of-fold log odds of boosted trees are the prior mean. "auto" is
+    zero for few rows; with more, whichever of the two predicts held-out rows better.
+
+    Args:
+        make: a likelihood with its starting values.
     """
-    task, notes = task.in_double(), []
+    task = task.in_double()
+    if task.mean != "auto":
+        return _train(recipe, task, make())
+    if task.num_rows < COMPARED_FROM:
+        return _train(recipe, replace(task, mean="zero"), make())
+    mean, choice = _chosen_mean(recipe, task, make)
+    found = _train(recipe, replace(task, mean=mean), make())
+    return found._replace(fitted=found.fitted._replace(choice=choice))
+
+
+def _chosen_mean(recipe: Recipe, task: Task, make: Callable[[], Likelihood]) -> tuple[str, str]:
+    """The prior mean that predicts held-out rows better, and why, in one sentence."""
+    some = task
+    if task.num_rows > COMPARED_ROWS:
+        drawn = torch.randperm(task.num_rows, generator=torch.Generator().manual_seed(task.seed))[:COMPARED_ROWS]
+        some = task.rows(drawn.sort().values.to(task.X.device))
+    parts, losses = hold_out(some), {}
+    for mean in ("zero", "trees"):
+        kernel = copy.deepcopy(task.kernel)
+        tried = replace(parts.train, mean=mean, kernel=kernel)
+        if task.max_time is not None:
+            now = time.perf_counter()
+            tried = replace(tried, began=now, max_time=max(COMPARED_SHARE * (task.deadline - now), 1e-9))
+        losses[mean] = _held_out_loss(_train(recipe, tried, make(), "compared-"), parts.held_out)
+    mean = "trees" if losses["trees"] < losses["zero"] else "zero"
+    words = {"zero": "zero", "trees": "boosted trees"}
+    return mean, (
+        f"The prior mean is {words[mean]}: the log loss of {parts.held_out.num_rows:,} held-out rows is "
+        f"{losses['zero']:.4f} with zero, {losses['trees']:.4f} with boosted trees."
+    )
+
+
+@torch.no_grad()
+def _held_out_loss(found: FittedLikelihood, held_out: Task) -> float:
+    """The mean of -log p of held-out targets, of all columns together."""
+    trees = found.fitted.trees
+    known = None if trees is None else torch.from_numpy(trees.mean(held_out.inputs))
+    total = 0.0
+    for j, posterior in enumerate(found.fitted.posteriors):
+        X, y, _ = held_out.column(j)
+        mean, variance = posterior.predict(X)
+        mean = mean + found.offsets[j] + (0.0 if known is None else known[:, j].to(mean))
+        total -= float(found.likelihood.log_predictive(y, mean, variance).mean())
+    return total
+
+
+def _train(recipe: Recipe, task: Task, likelihood: Likelihood, name: str = "") -> FittedLikelihood:
+    """Train with a prior mean that is chosen; ``name`` is the beginning of that of the folder for checkpoints."""
+    notes = []
     trees, offsets = None, [likelihood.constant(column) for column in task.y.unbind(1)]
     offset = torch.tensor(offsets).double().expand(task.y.shape)
     if task.mean == "trees":
@@ -82,7 +142,7 @@ def train_with_likelihood(recipe: Recipe, task: Task, likelihood: Likelihood) ->
     method = Several([part.to(task.X.device) for part in parts])
     most_steps = EXACT_STEPS if recipe.name == "exact" else STEPS
     reserve = 0.0 if task.max_time is None else RESERVE * task.time_left()
-    result = task.run(method, f"{recipe.name}-sites", most_steps=most_steps, reserve=reserve)
+    result = task.run(method, f"{name}{recipe.name}-sites-{task.mean}", most_steps=most_steps, reserve=reserve)
     posteriors = []
     for j, (part, prior) in enumerate(zip(parts, priors, strict=True)):
         with notices.collected(SitesWarning) as warned:
