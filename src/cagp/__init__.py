@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cagp import kernels, metrics, testing
     from cagp.estimators import (
+        CaGPClassifier,
         CaGPRegressor,
         CGGPRegressor,
         ExactGPRegressor,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from cagp.posteriors import Posterior, Prediction
     from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean
     from cagp.ranks import Ranks
+    from cagp.sites import WithLikelihood
     from cagp.starting import start_from_data
     from cagp.training import FitResult, FitStatus, Settings, fit
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "estimators": (
         "CGGPRegressor",
+        "CaGPClassifier",
         "CaGPRegressor",
         "ExactGPRegressor",
         "SGPRRegressor",
@@ -41,6 +44,7 @@ _HOMES = {
     "posteriors": ("Posterior", "Prediction"),
     "prior": ("GP", "ConstantMean", "GaussianNoise", "KnownNoise", "LinearMean"),
     "ranks": ("Ranks",),
+    "sites": ("WithLikelihood",),
     "starting": ("start_from_data",),
     "training": ("FitResult", "FitStatus", "Settings", "fit"),
 }
@@ -54,6 +58,7 @@ __all__ = [
     "SVGP",
     "CGGPRegressor",
     "CaGPCG",
+    "CaGPClassifier",
     "CaGPLocal",
     "CaGPOpt",
     "CaGPRegressor",
@@ -72,6 +77,7 @@ __all__ = [
     "SGPRRegressor",
     "SVGPRegressor",
     "Settings",
+    "WithLikelihood",
     "elbo",
     "fit",
     "iterate",

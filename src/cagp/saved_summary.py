@@ -56,7 +56,9 @@ def _summary(state: State) -> dict[str, Any]:
         "method": state["method"],
         "mean": "zero" if state.get("trees") is None else "trees",
         "tried": state.get("tried", []),
-        "guarantee": _guarantee(state["posteriors"], "log" in state.get("target_transforms", [])),
+        "guarantee": _guarantee(state),
+        "classes": _classes(state),
+        "likelihood": None if state.get("labels") is None else state["labels"]["likelihood"],
         "train_rows": state["num_rows"],
         "methods": state.get("methods", [state["method"]]),
         "rows_held": 0 if inducing else state["num_rows"] if held == own_rows else max(held),
@@ -87,13 +89,21 @@ def _components(posterior: State) -> list[State]:
     return posterior.get("components", [posterior])
 
 
-def _guarantee(posteriors: list[State], on_log_scale: bool) -> str:
+def _classes(state: State) -> list[Any] | None:
+    """The labels of a classifier; None for a regressor."""
+    labels = state.get("labels")
+    return None if labels is None else list(labels["classes"]["values"])
+
+
+def _guarantee(state: State) -> str:
     """What ``guarantee_`` of the loaded model says, also for files whose fit report does not say it."""
+    posteriors, on_log_scale = state["posteriors"], "log" in state.get("target_transforms", [])
     is_average = any("components" in posterior for posterior in posteriors)
     posteriors = [component for posterior in posteriors for component in _components(posterior)]
     scaled = any(posterior.get("local_scale") is not None for posterior in posteriors)
+    has_sites = state.get("labels") is not None
     inducing = any(posterior["class"] == "InducingPosterior" for posterior in posteriors)
-    return guarantee_words(not scaled and not inducing, scaled, on_log_scale, is_average)
+    return guarantee_words(not scaled and not inducing, scaled, on_log_scale, is_average, has_sites)
 
 
 def _num_held(posterior: State) -> int:
@@ -107,6 +117,8 @@ def _targets(state: State) -> list[dict[str, Any]]:
     means, stds = state["scaler"]["target_mean"], state["scaler"]["target_std"]
     variances = [values_of(posterior["prior"]["noise"]).get("noise", 0.0) for posterior in state["posteriors"]]
     names, number_of_targets = state["target_names"], len(state["target_names"])
+    if state.get("labels") is not None:
+        return [{"name": state["labels"]["target"], "rows": state["num_rows"]}]
     transforms = state.get("target_transforms", ["identity"] * number_of_targets)
     rows = state.get("target_rows", [state["num_rows"]] * number_of_targets)
     return [

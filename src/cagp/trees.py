@@ -8,7 +8,7 @@ process the prior mean is a fixed function: the variance does not depend on it.
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ share of less than ``LEAST_FALL`` in ``WINDOW`` rounds. A heuristic: the process
 
 QUICK_RATE, QUICK_ROUNDS = 0.2, 60
 """Of trees that only give a first idea."""
+
+TreeObjective = Literal["l2", "binary"]
 
 FOLDS = ((50_000, 5), (200_000, 3))
 """The number of folds up to a number of rows; two beyond, where half of the rows are plenty."""
@@ -94,6 +96,7 @@ def fit_trees(
     seed: int = 0,
     fold: Int[np.ndarray, " n"] | None = None,
     max_seconds: float = float("inf"),
+    objective: TreeObjective = "l2",
 ) -> OutOfFold:
     """Fit trees to each target, out of fold; the number of rounds is the one with the least out-of-fold error.
 
@@ -104,6 +107,7 @@ def fit_trees(
         row_noise: known noise variances; rows with much noise have less weight.
         categorical: columns that hold codes of levels.
         fold: the fold of each row, from 0; None for ``number_of_folds`` folds of rows drawn by seed.
+        objective: "l2" for numbers; "binary" for targets 0 and 1, of which trees then predict the log odds.
 
     Time O(rounds · n p · folds) for each target.
     """
@@ -117,7 +121,9 @@ def fit_trees(
         weight = None if row_noise is None else 1 / (NOISE * targets.var() + row_noise[:, j] + 1e-12)
         now = time.perf_counter()
         until = now + (deadline - now) / (y.shape[1] - j)
-        boosters, rounds, whole = _cross_fitted(inputs, targets, weight, folds, list(categorical), seed, until)
+        boosters, rounds, whole = _cross_fitted(
+            inputs, targets, weight, folds, list(categorical), seed, until, objective
+        )
         for booster, (_, left_out) in zip(boosters, folds, strict=True):
             mean[left_out, j] = _predict(booster, inputs[left_out], rounds)
         texts.append([booster.model_to_string(num_iteration=rounds) for booster in boosters])
@@ -175,13 +181,14 @@ def _cross_fitted(
     categorical: list[int],
     seed: int,
     until: float,
+    objective: TreeObjective,
 ) -> tuple[list[Any], int, bool]:
     """A model for each fold, the best number of rounds for all, and whether the search for it came to its end.
 
     Every fold has one thread of its own: the result does not depend on the number of threads, and none waits for
     another on a busy machine.
     """
-    settings = _settings(len(y), seed)
+    settings = {**_settings(len(y), seed), "objective": objective}
     data = lightgbm.Dataset(
         inputs, y, weight=weight, categorical_feature=categorical, params=settings, free_raw_data=False
     ).construct()
@@ -218,7 +225,7 @@ def _is_over(errors: list[float]) -> bool:
 
 
 def _predict(booster: Any, inputs: np.ndarray, rounds: int | None = None) -> np.ndarray:
-    return booster.predict(inputs, num_iteration=rounds, num_threads=1)
+    return booster.predict(inputs, num_iteration=rounds, num_threads=1, raw_score=True)
 
 
 def _checked(text: str) -> str:

@@ -20,6 +20,10 @@ PREDICTED: dict[str, int | None] = {
 NUM_ACTIONS = 512
 
 
+CLASSIFIERS = ("default", "local", "hybrid", "opt", "trees", "lightgbm", "hist")
+"""What ``cagp bench classes`` fits to a table."""
+
+
 class Contender(NamedTuple):
     """Something that learns from a table and predicts with error bars."""
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np

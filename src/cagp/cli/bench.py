@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cagp.bench.choices import CONTENDERS, NUM_ACTIONS, PREDICTED, SCALED
+from cagp.bench.choices import CLASSIFIERS, CONTENDERS, NUM_ACTIONS, PREDICTED, SCALED
 from cagp.bench.gp_settings import gp_settings
 from cagp.bench.suites import SUITES, suite_from_file
 from cagp.cli.options import HelpFormatter, add_data_dir, duration, positive, rate, table_path, wrapped
@@ -16,6 +16,7 @@ from cagp.lazy import lazy_module
 
 if TYPE_CHECKING:
     from cagp.bench import (
+        class_quality,
         cluster,
         engine,
         far_blocks,
@@ -42,7 +43,7 @@ else:
     structure_quality, scale = map(lazy_module, ("cagp.bench.structure_quality", "cagp.bench.scale"))
     cluster, small_tables = map(lazy_module, ("cagp.bench.cluster", "cagp.bench.small_tables"))
     table_on_disk, predict_speed = map(lazy_module, ("cagp.bench.table_on_disk", "cagp.bench.predict_speed"))
-    far_blocks = lazy_module("cagp.bench.far_blocks")
+    far_blocks, class_quality = map(lazy_module, ("cagp.bench.far_blocks", "cagp.bench.class_quality"))
     minibatches, neighbour_speed = map(lazy_module, ("cagp.bench.minibatches", "cagp.bench.neighbour_speed"))
 
 
@@ -65,6 +66,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     _add_local(_suite(suites, "local", "speed of CaGP-Local"))
     _add_neighbours(_suite(suites, "neighbours", "time and memory to index rows and to find the nearest ones"))
     _add_tables(_suite(suites, "tables", "the default regressor beside boosted trees and GPBoost on your tables"))
+    _add_classes(_suite(suites, "classes", "the classifier beside boosted trees on your tables"))
     _add_structures(_suite(suites, "structures", "what the default regressor chooses on data with known structure"))
     _add_small(_suite(suites, "small", "time to cross-validate a small table, beside one local fit of a large one"))
 
@@ -397,6 +399,26 @@ def _add_structures(suite: argparse.ArgumentParser) -> None:
     suite.add_argument("--only", nargs="+", metavar="NAME", help="names of structures (default: all)")
     _add_max_time(suite)
     suite.set_defaults(run=lambda a: structure_quality.run_all(a.only, a.rows, a.seeds, a.methods, a.max_time, a.json))
+
+
+def _add_classes(suite: argparse.ArgumentParser) -> None:
+    suite.description = (
+        "Fit classifiers to 90 % of the rows of each table and score the probabilities of the others: log loss, "
+        "share of wrong classes, Brier score, calibration error, processor seconds."
+    )
+    suite.epilog = "example:\n  OMP_NUM_THREADS=1 cagp bench classes magic.npz --methods local trees lightgbm"
+    suite.add_argument("tables", nargs="+", type=table_path, metavar="TABLE", help="files of inputs and labels")
+    suite.add_argument("--target", default="y", metavar="COLUMN", help="the labels (default: %(default)s)")
+    suite.add_argument(
+        "--methods",
+        nargs="+",
+        choices=CLASSIFIERS,
+        default=["local", "trees", "lightgbm"],
+        metavar="METHOD",
+        help=f"any of {', '.join(CLASSIFIERS)} (default: local trees lightgbm)",
+    )
+    _add_seeds(suite)
+    suite.set_defaults(run=lambda a: class_quality.run(a.tables, a.target, a.methods, a.seeds, a.json))
 
 
 def _add_small(suite: argparse.ArgumentParser) -> None:

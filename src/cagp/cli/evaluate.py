@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from cagp import estimators
     from cagp import progress as progress_bars
-    from cagp.cli import scores, tables
+    from cagp.cli import classes, scores, tables
     from cagp.estimators import overlap as overlaps
 else:
     np, pd, progress_bars = map(lazy_module, ("numpy", "pandas", "cagp.progress"))
     estimators, scores, tables = map(lazy_module, ("cagp.estimators", "cagp.cli.scores", "cagp.cli.tables"))
-    overlaps = lazy_module("cagp.estimators.overlap")
+    overlaps, classes = map(lazy_module, ("cagp.estimators.overlap", "cagp.cli.classes"))
 
 REPORT_ROWS = 20_000
 """A report is on at most this many rows, drawn at random."""
@@ -70,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.test_fraction == 0:
         raise UsageError("--test-fraction is 0: no rows are left to measure; give a share above 0, or no --split.")
     model = estimators.load(arguments.model)
+    if isinstance(model, estimators.CaGPClassifier):
+        return classes.evaluate_classes(model, arguments)
     tables.warn_of_noise(model, arguments.noise)
     tallies, sample, num_rows, num_missing = scores.Tallies(model), Sample(REPORT_ROWS), 0, 0
     known_rows, common = overlaps.KnownRows.of_model(model), None

@@ -20,13 +20,17 @@ from cagp.recipes import RECIPES
 if TYPE_CHECKING:
     from cagp import estimators, files, memory, notices, report, storage, training
     from cagp import ranks as processes
-    from cagp.cli import in_pieces, scores, tables
+    from cagp.cli import classes, in_pieces, scores, tables
     from cagp.data import tables as data_tables
 else:
     estimators, notices = map(lazy_module, ("cagp.estimators", "cagp.notices"))
     files, memory, storage, training = map(lazy_module, ("cagp.files", "cagp.memory", "cagp.storage", "cagp.training"))
     processes, report, in_pieces = map(lazy_module, ("cagp.ranks", "cagp.report", "cagp.cli.in_pieces"))
+    classes = lazy_module("cagp.cli.classes")
     scores, tables, data_tables = map(lazy_module, ("cagp.cli.scores", "cagp.cli.tables", "cagp.data.tables"))
+
+CLASSIFYING = ("local", "exact", "hybrid", "opt", "cg")
+"""What "auto" can be with --classify, and whose options it takes."""
 
 RUN = "run.json"
 """What a resumed run needs besides checkpoints: which fit it is, and its memory limit."""
@@ -54,6 +58,7 @@ examples:
   cagp fit houses.csv --target price --out houses.cagp
   cagp fit houses.csv --target price --drop id --max-time 10min
   cagp fit houses.csv --target price --report report.html
+  cagp fit patients.csv --target diagnosis --classify
   cagp fit visits.csv --target score --split group:patient
   cagp fit weather.parquet --target rain wind --method local --n-neighbors 64
   cagp fit houses.csv --target price --out houses.cagp --resume
@@ -71,6 +76,11 @@ def add_to(command: argparse.ArgumentParser) -> None:
     options.add_table(command, test_fraction=0.1)
     command.add_argument(
         "--method", choices=RECIPES, default="auto", metavar="METHOD", help="one of those below (default: %(default)s)"
+    )
+    command.add_argument(
+        "--classify",
+        action="store_true",
+        help="the target holds classes: text, or numbers that are codes; predictions are probabilities",
     )
     options.add_model(command, max_time=None)
     command.add_argument(
@@ -95,12 +105,18 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, test, save, and say what was done; 130 if Ctrl-C ended the training."""
-    check_options(arguments, [arguments.method])
+    if arguments.classify:
+        classes.check_classify(arguments)
+    check_options(arguments, [*(CLASSIFYING if arguments.classify else ()), arguments.method])
     ranks = processes.Ranks.here()
+    if arguments.classify and ranks.size > 1:
+        raise UsageError(f"--classify trains in one process, and {ranks.size} were started; start a single one.")
     check_shared_table(arguments.table, ranks.size)
     folder = arguments.out.with_name(arguments.out.name + ".checkpoints")
     with ExitStack() as resources:
         ranks.from_first(lambda: _checked_out(arguments, folder, resources))
+        if arguments.classify:
+            return _classified(arguments, folder)
         return _run(arguments, ranks, folder)
 
 
@@ -198,6 +214,16 @@ def _run(arguments: argparse.Namespace, ranks: "processes.Ranks", folder: Path) 
             }
         )
     return 130 if interrupted else 0
+
+
+def _classified(arguments: argparse.Namespace, folder: Path) -> int:
+    """Fit a classifier; a folder without a checkpoint does not stay."""
+    try:
+        return classes.fit_classes(arguments, folder, lambda: _remove_checkpoints(folder))
+    except BaseException:
+        if not _has_checkpoint(folder):
+            shutil.rmtree(folder)
+        raise
 
 
 def _checked_out(arguments: argparse.Namespace, folder: Path, resources: ExitStack) -> dict[str, Any]:

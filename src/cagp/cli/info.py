@@ -7,6 +7,7 @@ from typing import Any
 
 from cagp.cli.words import count, names, print_json
 from cagp.column_kinds import DATETIME, LEVELS, TIMEDELTA, WORDS
+from cagp.likelihood_registry import LIKELIHOODS
 from cagp.quantities import number, size
 from cagp.recipes import method_words
 from cagp.saved_summary import saved_summary
@@ -58,7 +59,12 @@ def _words(record: dict[str, Any]) -> str:
         "",
         f"{'Target' if len(record['targets']) == 1 else 'Targets'}:",
     ]
-    for target in record["targets"]:
+    if record["classes"] is not None:
+        classes = record["classes"]
+        listed = f"{count(len(classes), 'class', 'classes')}, {_listed(classes)}"
+        lines.append(f"  {record['targets'][0]['name']}: {listed}")
+        lines.append(f"  likelihood: {LIKELIHOODS[record['likelihood']].words}")
+    for target in record["targets"] if record["classes"] is None else []:
         scale = "on a log scale, " if target["transform"] == "log" else ""
         rows = f" ({count(target['rows'], 'row')})" if target["rows"] != record["train_rows"] else ""
         lines.append(
@@ -67,7 +73,8 @@ def _words(record: dict[str, Any]) -> str:
         )
     lines += ["", f"{count(len(record['inputs']), 'input')}:"]
     lines += [f"  {column['name']}: {_encoding(column)}" for column in record["inputs"]]
-    lines += ["", f"Kernel, in units of the target's variance: {record['kernel']}."]
+    unit = "in units of the target's variance" if record["classes"] is None else "of the log odds"
+    lines += ["", f"Kernel, {unit}: {record['kernel']}."]
     parts = record["kernel_parts"]
     for part in parts:
         lines += _kernel_part(part, alone=len(parts) == 1)
@@ -75,6 +82,10 @@ def _words(record: dict[str, Any]) -> str:
     if record["guarantee"] not in record["fit_report"]:  # older versions did not write it
         lines.append(record["guarantee"])
     return "\n".join(lines)
+
+
+def _listed(classes: list[Any]) -> str:
+    return names([str(label) for label in classes], 12)
 
 
 def _methods(record: dict[str, Any]) -> list[str]:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from cagp import estimators, shards
     from cagp import progress as progress_bars
     from cagp import ranks as processes
-    from cagp.cli import spreadsheets, tables
+    from cagp.cli import classes, spreadsheets, tables
     from cagp.data import tables as data_tables
     from cagp.estimators import conformal
 else:
     np, pd, torch, progress_bars = map(lazy_module, ("numpy", "pandas", "torch", "cagp.progress"))
     processes, shards = map(lazy_module, ("cagp.ranks", "cagp.shards"))
     estimators, tables = map(lazy_module, ("cagp.estimators", "cagp.cli.tables"))
-    spreadsheets = lazy_module("cagp.cli.spreadsheets")
+    spreadsheets, classes = map(lazy_module, ("cagp.cli.spreadsheets", "cagp.cli.classes"))
     data_tables, conformal = map(lazy_module, ("cagp.data.tables", "cagp.estimators.conformal"))
 
 INTERVALS = ("model", "conformal")
@@ -38,9 +38,10 @@ Predict the rows of a table, in their order, one line for each. Input and output
 larger than memory. Columns that the model does not know are ignored, and so are targets.
 
 The columns of the result are named after the target: price_mean, price_std, price_lower, price_upper, or price_q0.05
-for quantiles. std is the standard deviation of a new observation, noise included; lower and upper are the ends of its
-central interval. A file is written whole or not at all: after an error the old one is still there. Messages count rows
-from 0, the first one below the names.
+for quantiles. A classifier gives diagnosis_class, the most probable class, and diagnosis_p_flu and so on, the
+probability of each class. std is the standard deviation of a new observation, noise included; lower and upper are the
+ends of its central interval. A file is written whole or not at all: after an error the old one is still there. Messages
+count rows from 0, the first one below the names.
 
 Started by torchrun, the processes share the rows: each predicts every n-th piece, and the first writes all in order.
 Model and table are files that every process can read. Of a model in regions (cagp fit --shards), each process loads
@@ -122,8 +123,17 @@ def run(arguments: argparse.Namespace) -> int:
     model = estimators.load(arguments.model)
     if ranks.is_first:
         tables.warn_of_noise(model, arguments.noise)
+    classifier = isinstance(model, estimators.CaGPClassifier)
+    if classifier and (arguments.columns or arguments.quantiles or arguments.interval != "model"):
+        raise UsageError(
+            f"{arguments.model} is a classifier: it predicts classes and probabilities. Remove --columns, "
+            "--quantiles and --interval."
+        )
     keep, verbatim = _kept(model, arguments.table, arguments.keep)
     results = [f"{t}_{c}" for t in model.target_names_ for c in [*columns, *map(_quantile_name, arguments.quantiles)]]
+    if classifier:
+        results = classes.probability_columns(model)
+    written = [*keep, *([f"{model.target_name_}_class"] if classifier else []), *results]
     if set(results) & set(keep):
         raise UsageError(f"--keep has {names(sorted(set(results) & set(keep)))}, which is also a column of the result.")
     unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
@@ -132,6 +142,8 @@ def run(arguments: argparse.Namespace) -> int:
     in_regions = isinstance(model.posteriors_[0], shards.RegionPosterior)
 
     def answer(piece: "tables.Piece") -> "list[np.ndarray]":
+        if classifier:
+            return list(model.predict_proba(piece.inputs).T)
         return _answers(model, piece, columns, arguments)
 
     answered = _answered(pieces, answer, len(results), in_regions, ranks)
@@ -148,6 +160,9 @@ def run(arguments: argparse.Namespace) -> int:
             unknown += Counter(model.encoder_.num_unknown(piece.inputs.matrix))
             lacking += Counter(model.encoder_.num_missing(piece.inputs.matrix))
             result = pd.DataFrame(dict(zip(results, answers, strict=True)), index=piece.frame.index)
+            if classifier:
+                chosen = np.stack(answers, axis=1).argmax(1)
+                result.insert(0, f"{model.target_name_}_class", model.classes_[chosen])
             if keep:
                 kept = _columns(piece.frame, keep).astype(dict.fromkeys(verbatim, "string"))
                 result = pd.concat([kept if as_it_is else neutralised(kept), result], axis=1)
@@ -159,7 +174,6 @@ def run(arguments: argparse.Namespace) -> int:
     tables.warn_of_missing(lacking)
     seconds = time.perf_counter() - start
     if arguments.out != "-":
-        written = [*keep, *results]
         voice.say(f"Wrote {arguments.out}: {count(progress.done, 'row')} in {seconds:.1f} s; {names(written, 12)}.")
     return 0
 
@@ -193,7 +207,7 @@ def _answered(
 
 
 def _answers(
-    model: "estimators.GPRegressor", piece: "tables.Piece", columns: list[str], arguments: argparse.Namespace
+    model: Any, piece: "tables.Piece", columns: list[str], arguments: argparse.Namespace
 ) -> "list[np.ndarray]":
     """What the user asks for, target by target; the standard deviation is computed only where it is needed."""
     quantiles, level = arguments.quantiles, arguments.level
@@ -217,7 +231,7 @@ def _quantile_name(quantile: float) -> str:
     return f"q{quantile:g}"
 
 
-def _kept(model: "estimators.GPRegressor", table: str, keep: list[str]) -> tuple[list[str], list[str]]:
+def _kept(model: Any, table: str, keep: list[str]) -> tuple[list[str], list[str]]:
     """The columns to copy, and those of them to take from a CSV file as they are written there: all but inputs."""
     if not keep:
         return [], []

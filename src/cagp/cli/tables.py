@@ -13,7 +13,8 @@ from cagp.cli.words import UsageError, count, names, warn
 from cagp.data import MAX_LEVELS, Encoder, encode_target, read_table, split, stream_table
 from cagp.data.splits import shared_groups
 from cagp.data.text_values import with_decimal_commas_read
-from cagp.estimators import EncodedTable, GPRegressor
+from cagp.estimators import EncodedTable
+from cagp.estimators.contract import Estimator
 from cagp.estimators.overlap import MANY_IN_GROUPS, KnownRows, group_words
 from cagp.split_rules import RANDOM, SplitRule
 
@@ -251,7 +252,7 @@ def _shown(path: str) -> str:
 
 
 def held_out_piece(
-    model: GPRegressor, path: str, rule: SplitRule, test_fraction: float, seed: int, noise: str | None = None
+    model: Estimator, path: str, rule: SplitRule, test_fraction: float, seed: int, noise: str | None = None
 ) -> "Piece":
     """The rows of a table that ``cagp fit`` holds out with the same rule, share and seed."""
     frame = read_table(path, model.encoder_.text_names)
@@ -278,7 +279,7 @@ class Piece(NamedTuple):
 
 
 def pieces(
-    model: GPRegressor, path: str, rows: int, text: Sequence[str] = (), noise: str | None = None
+    model: Estimator, path: str, rows: int, text: Sequence[str] = (), noise: str | None = None
 ) -> Iterator[Piece]:
     """A table of any size, a piece at a time; an input that the model cannot take is an error with its row and column.
 
@@ -293,7 +294,7 @@ def pieces(
         yield Piece(chunk.frame, EncodedTable(encoder, matrix), chunk.fraction, known)
 
 
-def warn_of_noise(model: GPRegressor, noise: str | None) -> None:
+def warn_of_noise(model: Estimator, noise: str | None) -> None:
     """Say that error bars lack the known noise of rows, where the model was fitted with one and none is given."""
     if noise is None and any(known is not None for known in model._row_noise):
         warn(
@@ -320,9 +321,7 @@ def warn_of_missing(num_missing: Mapping[str, int]) -> None:
         )
 
 
-def inputs_of(
-    model: GPRegressor, frame: pd.DataFrame, path: str, noise: str | None = None
-) -> pd.DataFrame | np.ndarray:
+def inputs_of(model: Estimator, frame: pd.DataFrame, path: str, noise: str | None = None) -> pd.DataFrame | np.ndarray:
     """The columns that the model knows by name; if it was fitted to an array, all but targets and noise."""
     wanted = model.encoder_.names_in
     if wanted is None:
@@ -338,7 +337,7 @@ def inputs_of(
     return frame.loc[:, list(wanted)]
 
 
-def targets_of(model: GPRegressor, frame: pd.DataFrame, path: str) -> np.ndarray:
+def targets_of(model: Estimator, frame: pd.DataFrame, path: str) -> np.ndarray:
     """The targets of a piece as numbers, (n, q); NaN where they are missing."""
     absent = [name for name in model.target_names_ if name not in frame.columns]
     if absent:

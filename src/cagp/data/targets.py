@@ -92,6 +92,7 @@ def _target_values(values: pd.Series, column: str, name: str) -> np.ndarray:
     if kind == LEVELS:
         raise ValueError(
             f"{name} holds text or categories in column {column!r}{first_text(values, 0)}. This is regression: "
-            "targets are numbers. Convert numbers written as text with pandas.to_numeric; for classes use a classifier."
+            "targets are numbers. Convert numbers written as text with pandas.to_numeric; for classes use "
+            "CaGPClassifier, or cagp fit --classify."
         )
     return np.full(len(values), np.nan) if kind == EMPTY else numbers_of(values, column)

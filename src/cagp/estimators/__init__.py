@@ -1,6 +1,7 @@
 """Regressors for scikit-learn: tables in, answers in the user's units out."""
 
 from cagp.estimators.base import GPRegressor
+from cagp.estimators.classifier import CaGPClassifier
 from cagp.estimators.copies import CopiesWarning
 from cagp.estimators.regressors import (
     CaGPRegressor,
@@ -14,6 +15,7 @@ from cagp.estimators.units import EncodedTable, Units
 
 __all__ = [
     "CGGPRegressor",
+    "CaGPClassifier",
     "CaGPRegressor",
     "CopiesWarning",
     "EncodedTable",

@@ -20,6 +20,7 @@ from cagp.metrics import Calibration
 
 if TYPE_CHECKING:
     from cagp.estimators.base import GPRegressor
+    from cagp.estimators.contract import Estimator
 
 Known = Float[np.ndarray, "m q"] | None
 """Known noise variances of the test points, in squared units of the targets."""
@@ -31,7 +32,7 @@ COVARIANCE_ROWS = 20_000
 # ---- what was asked ----
 
 
-def points_of(model: "GPRegressor", X: Any) -> Points:
+def points_of(model: "Estimator", X: Any) -> Points:
     """The rows of a table as test points."""
     check_is_fitted(model, "posteriors_")
     if not isinstance(X, EncodedTable) and getattr(X, "ndim", 2) == 2:  # for others the encoder has better words
@@ -49,7 +50,7 @@ def known_noise(model: "GPRegressor", sample_noise: Any, points: Points, noise: 
     return None if known is None else known[points.rows]
 
 
-def tiles(model: "GPRegressor", points: Points) -> Iterator[tuple[Rows, Tensor]]:
+def tiles(model: "Estimator", points: Points) -> Iterator[tuple[Rows, Tensor]]:
     """The test points a part at a time, in standard units; see ``Units.tiles``."""
     return model.units_.tiles(points, model.posteriors_[0], bool(model.verbose))
 
@@ -57,7 +58,7 @@ def tiles(model: "GPRegressor", points: Points) -> Iterator[tuple[Rows, Tensor]]
 # ---- each test point alone ----
 
 
-def prior_mean(model: "GPRegressor", inputs: Float[np.ndarray, "m c"]) -> Float[np.ndarray, "m q"]:
+def prior_mean(model: "Estimator", inputs: Float[np.ndarray, "m c"]) -> Float[np.ndarray, "m q"]:
     """What trees predict for some codes, in standard units, or zero; the posteriors are of what it leaves."""
     return np.zeros((len(inputs), model.n_outputs_)) if model.trees_ is None else model.trees_.mean(inputs)
 

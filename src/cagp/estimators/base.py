@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from cagp import notices
 from cagp.data.chunks import Chunks
@@ -26,7 +26,7 @@ from cagp.estimators.regions import learn_regions
 from cagp.estimators.saved import save_model
 from cagp.estimators.several_targets import train_targets
 from cagp.estimators.target_choice import choose_transforms
-from cagp.estimators.tasks import check_parameters, check_same_table, refuse_keywords, seed_of
+from cagp.estimators.tasks import check_parameters, check_same_table, refuse_keywords, remember_columns, seed_of
 from cagp.estimators.units import EncodedTable, Quantity, Units
 from cagp.estimators.variances import noise_deviations, variance_parts
 from cagp.kernels import Kernel
@@ -83,6 +83,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
     fit_report_: str
     n_rows_: int
     n_features_in_: int
+    feature_names_in_: np.ndarray
 
     def __init__(
         self,
@@ -196,7 +197,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         counts = Counter(str(warning) for warning in warned)
         notes += [f"{text} ({times:,} times in this fit)" for text, times in counts.items()]
 
-        self._remember_columns(EncodedTable(units.encoder, np.empty((0, 0))) if isinstance(X, Chunks) else X)
+        remember_columns(self, EncodedTable(units.encoder, np.empty((0, 0))) if isinstance(X, Chunks) else X)
         self.units_, self.n_rows_ = units, num_rows
         self.posteriors_, self.target_rows_, self._row_noise = trained.posteriors, trained.num_rows, trained.row_noise
         self.fit_results_ = [fitted.result for fitted in trained.fits]
@@ -211,16 +212,6 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         if of_copies is not None and ranks.is_first:
             notices.warn(of_copies, CopiesWarning, stacklevel=2)
         return self
-
-    def _remember_columns(self, X: Any) -> None:
-        """Set ``n_features_in_`` and ``feature_names_in_`` as scikit-learn does."""
-        if not isinstance(X, EncodedTable):
-            validate_data(self, X, skip_check_array=True)
-            return
-        names = X.encoder.names_in
-        self.n_features_in_ = X.encoder.num_columns
-        if names is not None:
-            self.feature_names_in_ = np.asarray(names, dtype=object)
 
     # ---- answers ----
 

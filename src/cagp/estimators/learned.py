@@ -16,6 +16,7 @@ from cagp.recipes import guarantee_words
 
 if TYPE_CHECKING:
     from cagp.estimators.base import GPRegressor
+    from cagp.estimators.contract import Estimator
 
 
 def guarantee(model: "GPRegressor") -> str:
@@ -26,14 +27,14 @@ def guarantee(model: "GPRegressor") -> str:
     return guarantee_words(never_below, scaled, model.units_.has_log, is_average)
 
 
-def lengthscales(model: "GPRegressor") -> Float[np.ndarray, " p"]:
+def lengthscales(model: "Estimator") -> Float[np.ndarray, " p"]:
     """The lengthscale of each encoded input, in its standard deviations; NaN where the kernel has none."""
     found = lengthscale_of(model.posteriors_[0].prior.kernel)
     values = np.full(len(model.feature_names_out_), np.nan) if found is None else found.cpu().numpy()
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def parts_of_kernel(model: "GPRegressor") -> list[dict[str, Any]]:
+def parts_of_kernel(model: "Estimator") -> list[dict[str, Any]]:
     """Every part of the kernel, what it sees and what it learned; as plain values."""
     state = prior_state(model.posteriors_[0].prior)["kernel"]
     return kernel_parts(_arrays(state), model.feature_names_out_.tolist(), model.scaler_.input_std.numpy())

@@ -7,6 +7,7 @@ from typing import Any, Literal, final
 import torch
 
 from cagp.estimators.base import GPRegressor
+from cagp.estimators.classifier import CaGPClassifier
 from cagp.estimators.saved import load_model
 from cagp.kernels import Kernel
 from cagp.recipes import OPTIONS, Recipe, recipe_for
@@ -196,8 +197,8 @@ REGRESSORS: dict[str, type[GPRegressor]] = {
 }
 
 
-def load(path: str | Path, kernel: Kernel | None = None) -> GPRegressor:
-    """The fitted regressor in a file that ``save`` wrote; nothing in the file is executed.
+def load(path: str | Path, kernel: Kernel | None = None) -> Any:
+    """The fitted regressor or classifier in a file that ``save`` wrote; nothing in the file is executed.
 
     Args:
         kernel: where the model has a kernel of a class of your own: an object of that class and structure. Its
@@ -205,4 +206,4 @@ def load(path: str | Path, kernel: Kernel | None = None) -> GPRegressor:
 
     Raises ValueError where the file is damaged, incomplete, or not a model.
     """
-    return load_model(path, REGRESSORS, kernel)
+    return load_model(path, {**REGRESSORS, CaGPClassifier.__name__: CaGPClassifier}, kernel)

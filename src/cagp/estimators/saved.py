@@ -13,6 +13,7 @@ import torch
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
 from cagp.data.transforms import TRANSFORMS, Transform
+from cagp.estimators.labels import labels_state, restore_labels
 from cagp.estimators.saved_checks import check_parameters, check_posteriors, check_scaler, check_values
 from cagp.estimators.saved_regions import is_in_regions, regions_from_state, save_regions
 from cagp.estimators.units import Units
@@ -29,7 +30,7 @@ from cagp.tensor_files import load_state, save_state
 from cagp.training import FitResult
 
 if TYPE_CHECKING:
-    from cagp.estimators.base import GPRegressor
+    from cagp.estimators.contract import Estimator
 
 
 _BROKEN = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, AssertionError, NotPositiveDefiniteError)
@@ -48,7 +49,7 @@ def new_rows_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.rows.new")
 
 
-def save_model(model: "GPRegressor", path: str | Path, dtype: str | None, library: str, rows: str = "inside") -> Path:
+def save_model(model: "Estimator", path: str | Path, dtype: str | None, library: str, rows: str = "inside") -> Path:
     """Write a fitted regressor; see ``GPRegressor.save``."""
     if rows not in ("inside", "beside"):
         raise ValueError(f'rows is {rows!r}, expected "inside" (one file) or "beside" (rows in a file of their own).')
@@ -84,6 +85,7 @@ def save_model(model: "GPRegressor", path: str | Path, dtype: str | None, librar
         "row_noise": list(model._row_noise),
         "posteriors": [],
         "stored_dtype": dtype,
+        "labels": labels_state(model) if hasattr(model, "classes_") else None,
     }
     path = Path(path)
     if isinstance(model.posteriors_[0], RegionPosterior):
@@ -190,9 +192,7 @@ def _arrays(state: dict[str, Any], path: Path) -> list[torch.Tensor]:
     return arrays
 
 
-def load_model(
-    path: str | Path, classes: "dict[str, type[GPRegressor]]", kernel: Kernel | None = None
-) -> "GPRegressor":
+def load_model(path: str | Path, classes: "dict[str, type[Estimator]]", kernel: Kernel | None = None) -> "Estimator":
     """Read a regressor back; see ``cagp.load``."""
     path = Path(path)
     state, beside = _read(path)
@@ -223,8 +223,8 @@ def _read(path: Path) -> tuple[dict[str, Any], list[torch.Tensor]]:
 
 
 def _restored(
-    state: dict[str, Any], path: Path, classes: "dict[str, type[GPRegressor]]", kernel: Kernel | None
-) -> "GPRegressor":
+    state: dict[str, Any], path: Path, classes: "dict[str, type[Estimator]]", kernel: Kernel | None
+) -> "Estimator":
     if state["class"] not in classes:
         raise ValueError(f"the model is a {state['class']!r}, this version of cagp knows {', '.join(classes)}.")
     check_values(state)
@@ -276,6 +276,7 @@ def _restored(
         raise ValueError(f"the model has {len(model.methods_)} methods and {len(model.fit_results_)} results.")
     model._row_noise, model.posteriors_, model._left_out_scores = list(state["row_noise"]), posteriors, None
     check_posteriors(model)
+    restore_labels(model, state.get("labels"))
     return model
 
 

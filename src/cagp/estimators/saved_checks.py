@@ -25,7 +25,7 @@ from cagp.recipes import RECIPES
 from cagp.shards import RegionPosterior
 
 if TYPE_CHECKING:
-    from cagp.estimators.base import GPRegressor
+    from cagp.estimators.contract import Estimator
 
 DTYPES = ("float32", "float64")
 LARGEST_SCALE, LARGEST_UNIT = 1e15, 1e300
@@ -108,7 +108,7 @@ def check_scaler(scaler: dict[str, Any], num_inputs: int, num_targets: int) -> N
         _check(bool(((std > 0) & (std < LARGEST_UNIT)).all()), f"{name}_std")
 
 
-def check_parameters(model: "GPRegressor") -> None:
+def check_parameters(model: "Estimator") -> None:
     """Raise ValueError for parameters of the regressor that its constructor's checks refuse."""
     check_fixed_parameters(model)
     model._recipe()
@@ -128,7 +128,7 @@ def check_parameters(model: "GPRegressor") -> None:
 
 
 @torch.no_grad()
-def check_posteriors(model: "GPRegressor") -> None:
+def check_posteriors(model: "Estimator") -> None:
     """Raise ValueError unless every posterior suits the columns, has values of a sensible size, and can answer."""
     num_inputs = len(model.units_.encoder.names_out)
     for j, posterior in enumerate(model.posteriors_):
@@ -160,7 +160,7 @@ def check_sizes(posterior: Posterior) -> None:
     _check(bool(torch.isfinite(posterior.X).all()), "X")
 
 
-def _check_answers(model: "GPRegressor", posterior: Posterior, j: int) -> None:
+def _check_answers(model: "Estimator", posterior: Posterior, j: int) -> None:
     """The model must be able to predict some of its own rows; those that conjugate gradients hold, without variance."""
     X = posterior.X[:: max(1, len(posterior.X) // PROBES)][:PROBES]
     unit, centre = float(model.units_.scaler.target_std[j]), float(model.units_.scaler.target_mean[j])

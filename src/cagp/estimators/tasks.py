@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from cagp import kernel_registry
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.estimators.units import TrainingRows, Units
+from cagp.estimators.units import EncodedTable, TrainingRows, Units
 from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
 from cagp.memory import default_memory_limit
 from cagp.posteriors import InducingPosterior
@@ -24,19 +25,19 @@ from cagp.recipes.task import Task
 from cagp.storage import fingerprint
 
 if TYPE_CHECKING:
-    from cagp.estimators.base import GPRegressor
+    from cagp.estimators.contract import Estimator
     from cagp.estimators.mapped_rows import MappedRows
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def check_parameters(model: "GPRegressor") -> None:
+def check_parameters(model: "Estimator") -> None:
     """Raise ValueError for a parameter that every regressor has and that is not right."""
     check_fixed_parameters(model)
     _check_device(model.device)
 
 
-def check_fixed_parameters(model: "GPRegressor") -> None:
+def check_fixed_parameters(model: "Estimator") -> None:
     """The same for those that mean the same on every computer."""
     if isinstance(model.kernel, str):
         if model.kernel not in (kernel_registry.AUTO, *kernel_registry.NAMES):
@@ -90,7 +91,7 @@ def check_same_table(ranks: Ranks, units: Units, rows: "TrainingRows | MappedRow
 
 
 def new_task(
-    model: "GPRegressor",
+    model: "Estimator",
     recipe: Recipe,
     units: Units,
     rows: "TrainingRows | MappedRows",
@@ -170,7 +171,7 @@ def _key(task: Task, recipe: Recipe) -> str:
     return fingerprint(plain, *arrays)[:12]
 
 
-def _mean(model: "GPRegressor", warm: bool, target: int | None) -> str:
+def _mean(model: "Estimator", warm: bool, target: int | None) -> str:
     """The prior mean to train with; a warm start keeps the one that "auto" chose for the target, or for all of them."""
     if model.mean != "auto" or not warm:
         return model.mean
@@ -194,9 +195,7 @@ class _Start(NamedTuple):
     points: Tensor | None = None  # inducing points
 
 
-def _starting_values(
-    model: "GPRegressor", units: Units, rows: "TrainingRows | MappedRows", target: int | None
-) -> _Start:
+def _starting_values(model: Any, units: Units, rows: "TrainingRows | MappedRows", target: int | None) -> _Start:
     """A named kernel starts where the data suggest; a kernel object starts where its owner put it.
 
     With ``warm_start``, a fit with the same kernel and targets starts where the last one ended, with the kernel that
@@ -230,6 +229,17 @@ def _structure(kernel: Kernel) -> list[Any]:
     """The classes a kernel is made of, and the sizes of its parameters."""
     sizes = [(name, tuple(values.shape)) for name, values in kernel.state_dict().items()]
     return [type(part) for part in kernel.modules()] + sizes
+
+
+def remember_columns(model: Any, X: Any) -> None:
+    """Set ``n_features_in_`` and ``feature_names_in_`` of an estimator as scikit-learn does."""
+    if not isinstance(X, EncodedTable):
+        validate_data(model, X, skip_check_array=True)
+        return
+    names = X.encoder.names_in
+    model.n_features_in_ = X.encoder.num_columns
+    if names is not None:
+        model.feature_names_in_ = np.asarray(names, dtype=object)
 
 
 def refuse_keywords(unknown: dict[str, Any]) -> None:

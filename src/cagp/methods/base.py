@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cagp.checks import check_data
 from cagp.parameters import named_values
-from cagp.posteriors import Posterior
+from cagp.posteriors import Posterior, Prediction
 from cagp.prior import GP
 from cagp.training import ParameterGroup, Trainable
 from cagp.training.trainable import Inputs
@@ -31,6 +31,10 @@ class Method(Trainable):
     @abstractmethod
     def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Posterior:
         """The posterior given the data, as a snapshot that further training does not change."""
+
+    def marginals(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Prediction:
+        """Mean and variance of the function at each of the rows themselves, given all that ``condition`` sees."""
+        return self.condition(X, y, row_noise).predict(X)
 
     def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
         """Raise ValueError unless the data fit together and suit the method. Time O(n d)."""

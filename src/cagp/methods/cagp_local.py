@@ -17,7 +17,7 @@ from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, dr
 from cagp.methods.common import ACTION_RATE, dtype_name, lengthscale_of, prior_findings
 from cagp.methods.local_scale import SCALE_ROWS, ScaleChoice, choose_local_scale
 from cagp.neighbours import IndexKind, NeighbourIndex
-from cagp.posteriors import LocalPosterior
+from cagp.posteriors import LocalPosterior, Prediction
 from cagp.posteriors.nearest_rows import checked_scale
 from cagp.prior import GP
 from cagp.projection import check_projection, project
@@ -278,6 +278,17 @@ class CaGPLocal(Method):
             shared = self._seen(prior, self.shared, X, y, row_noise, self.shared.support.clone())
         options = {"max_bytes": self.max_bytes, "local_scale": self.local_scale, "shares_rows": shares_rows}
         return LocalPosterior(prior, X, y, row_noise, min(k, X.shape[0]), index, shared, **options)
+
+    @torch.no_grad()
+    def marginals(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Prediction:
+        """Mean and variance of the function at each row, from its nearest rows, of which it is one itself.
+
+        There are as many others as in training, by the index of training: it is called again and again.
+        """
+        shared = None if self.shared is None else self._seen(self.prior, self.shared, X, y, row_noise)
+        index, k = self._index(X, self.search_lengthscale), min(self.num_neighbours + 1, X.shape[0])
+        options = {"max_bytes": self.max_bytes, "shares_rows": True}
+        return LocalPosterior(self.prior, X, y, row_noise, k, index, shared, **options).predict(X)
 
     def choose_local_scale(
         self,

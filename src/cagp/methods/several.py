@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from cagp.methods.base import Method, prior_of
 from cagp.parameters import named_values
 from cagp.posteriors import Posterior
+from cagp.prior import KnownNoise, Noise
 from cagp.training import ParameterGroup, Trainable
 from cagp.training.trainable import AnyNoise, AnyTargets, Inputs, Rows, Terms
 
@@ -103,5 +104,11 @@ class Several(Trainable):
         """What a user should know about the fitted methods, in words."""
         found = [part.findings(X, y[:, j].contiguous(), input_names) for j, part in enumerate(self.parts)]
         seen = dict.fromkeys(line for lines in found for line in lines)
-        several = [f"{len(self.parts)} targets share one kernel; each has its own noise."]
+        own = "" if isinstance(_noise(self.parts[0]), KnownNoise) else "; each has its own noise"
+        several = [f"{len(self.parts)} targets share one kernel{own}."]
         return [*(several if len(self.parts) > 1 else []), *seen]
+
+
+def _noise(method: Method) -> Noise | None:
+    prior = prior_of(method)
+    return None if prior is None else prior.noise

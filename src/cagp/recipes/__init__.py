@@ -81,10 +81,22 @@ def users_of(option: str) -> list[str]:
     return [name for name, recipe in RECIPES.items() if option in {o.name for o in recipe.options()}]
 
 
+SITES_GUARANTEE = (
+    "Given the sites, the variance of the latent function is never below that of all rows with the same sites and "
+    "hyperparameters."
+)
+
+
 def guarantee_words(
-    never_below_exact: bool, has_local_scale: bool, on_log_scale: bool = False, is_average: bool = False
+    never_below_exact: bool,
+    has_local_scale: bool,
+    on_log_scale: bool = False,
+    is_average: bool = False,
+    has_sites: bool = False,
 ) -> str:
     """What holds for the variance of a fitted model, in one sentence; for log targets, of their logarithm."""
+    if has_sites:
+        return SITES_GUARANTEE
     subject = "On the scale of the fit, the variance" if on_log_scale else "The variance"
     exact = "that of the exact Gaussian process"
     if is_average:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from cagp.recipes.options import Option
 
 if TYPE_CHECKING:
+    from cagp.methods import Method
+    from cagp.prior import GP
     from cagp.recipes.task import Fitted, Task
 
 SMALL = 10_000
@@ -26,6 +28,7 @@ class Recipe(ABC):
     fast_dtype: ClassVar[bool] = False  # whether dtype="auto" is float32 beyond ``SMALL`` rows
     shares_rows: ClassVar[bool] = False  # whether several processes can share the work of ``train``
     chooses_mean: ClassVar[bool] = False  # whether ``train`` sees to the prior mean that the task asks for
+    takes_likelihoods: ClassVar[bool] = False  # whether it has a ``method`` for targets of any likelihood
 
     @classmethod
     def options(cls) -> tuple[Option, ...]:
@@ -39,6 +42,14 @@ class Recipe(ABC):
     def planned_bytes(self, num_rows: int, num_inputs: int, num_targets: int) -> dict[str, int] | None:
         """What training on rows that stay on disk holds in memory, by purpose; None: it needs them all in memory."""
         return None
+
+    def method(self, task: "Task", prior: "GP") -> "Method":
+        """The method that learns hyperparameters where the noise of each row is known; see ``cagp.sites``."""
+        raise NotImplementedError(f"method {self.name!r} is for Gaussian noise alone.")
+
+    def predicting_method(self, task: "Task", prior: "GP") -> "Method":
+        """The method that predicts with the hyperparameters that ``method`` has learned."""
+        return self.method(task, prior)
 
     @abstractmethod
     def train(self, task: "Task") -> "Fitted":

@@ -9,6 +9,7 @@ from cagp.recipes.options import N_ACTIONS
 
 if TYPE_CHECKING:
     from cagp import methods
+    from cagp.prior import GP
     from cagp.recipes import steps
     from cagp.recipes import task as tasks
 else:
@@ -26,6 +27,11 @@ class ConjugateGradients(Recipe):
     words: ClassVar[str] = "CaGP-CG, a computation-aware Gaussian process with the actions of conjugate gradients"
     summary: ClassVar[str] = "the actions of conjugate gradients (CaGP-CG): time O(n²)"
     fast_dtype: ClassVar[bool] = True
+    takes_likelihoods: ClassVar[bool] = True
+
+    def method(self, task: "tasks.Task", prior: "GP") -> "methods.Method":
+        """The actions of conjugate gradients, computed at every step."""
+        return methods.CaGPCG(prior, steps.number_of_actions(self.n_actions, task), max_bytes=task.max_bytes)
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Adam on the ELBO, with actions computed at every step."""

@@ -37,6 +37,11 @@ class Exact(Recipe):
     name: ClassVar[str] = "exact"
     words: ClassVar[str] = "an exact Gaussian process (Cholesky factorisation)"
     summary: ClassVar[str] = "all rows, by Cholesky factorisation: a few thousand rows"
+    takes_likelihoods: ClassVar[bool] = True
+
+    def method(self, task: "tasks.Task", prior: "GP") -> "methods.Method":
+        """Exact inference."""
+        return methods.CholeskyGP(prior, task.max_bytes)
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """L-BFGS on -log p(y): a smooth loss of few parameters whose evaluations are expensive."""

@@ -9,10 +9,13 @@ from cagp.recipes.checks import check_neighbours
 from cagp.recipes.options import LOCAL_SCALE, N_ACTIONS, N_NEIGHBORS, OBJECTIVE
 
 if TYPE_CHECKING:
-    from cagp.recipes import far_apart, steps
+    from cagp import methods
+    from cagp.prior import GP
+    from cagp.recipes import far_apart, likelihoods, steps
     from cagp.recipes import task as tasks
 else:
     far_apart, steps = map(lazy_module, ("cagp.recipes.far_apart", "cagp.recipes.steps"))
+    likelihoods = lazy_module("cagp.recipes.likelihoods")
 
 
 @final
@@ -29,6 +32,17 @@ class Hybrid(Recipe):
     words: ClassVar[str] = "the hybrid of CaGP-Local and shared actions"
     summary: ClassVar[str] = "nearest rows, and actions that all test points share"
     shares_rows: ClassVar[bool] = True
+    takes_likelihoods: ClassVar[bool] = True
+
+    def method(self, task: "tasks.Task", prior: "GP") -> "methods.Method":
+        """Nearest rows alone."""
+        return likelihoods.nearest_rows(task, prior, self.n_neighbors, self.objective)
+
+    def predicting_method(self, task: "tasks.Task", prior: "GP") -> "methods.Method":
+        """Nearest rows, and shared actions with equal weights."""
+        num_shared = steps.number_of_actions(self.n_actions, task)
+        shared = steps.constant_actions(prior.kernel, task.X, num_shared, task.seed)
+        return likelihoods.nearest_rows(task, prior, self.n_neighbors, self.objective, shared)
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Hyperparameters as for "local"; the shared actions have equal weights."""

@@ -37,24 +37,28 @@ def with_mean(task: "tasks.Task", train: "Callable[[tasks.Task], tasks.Fitted]")
     return fitted._replace(trees=found.trees, notes=[words_of(found, task), *fitted.notes])
 
 
-def trees_of(task: "tasks.Task") -> "trees.OutOfFold":
+def trees_of(task: "tasks.Task", objective: "trees.TreeObjective" = "l2") -> "trees.OutOfFold":
     """Trees for the rows of the task; those of an interrupted fit with the same rows are read from its folder.
 
     Of several processes, the first fits them for all.
+
+    Args:
+        objective: see ``cagp.trees.fit_trees``.
     """
     limit = TREE_SHARE * task.time_left()
     if task.ranks.size == 1:
-        return _found(task, limit)
-    state = task.ranks.from_first(lambda: _state(_found(task, limit)))
+        return _found(task, limit, objective)
+    state = task.ranks.from_first(lambda: _state(_found(task, limit, objective)))
     return _of_state(state, state["finished"])
 
 
-def _found(task: "tasks.Task", max_seconds: float) -> "trees.OutOfFold":
+def _found(task: "tasks.Task", max_seconds: float, objective: "trees.TreeObjective") -> "trees.OutOfFold":
     path = None if task.folder is None else task.folder / f"trees-{task.num_rows}.cagp"
     if path is not None and path.exists():
         return _read(path, tuple(task.y.shape))
     y, row_noise = as_array(task.y), None if task.row_noise is None else as_array(task.row_noise)
     limits = {"categorical": task.categorical, "seed": task.seed, "max_seconds": max_seconds}
+    limits["objective"] = objective
     if task.rule.kind != "random":
         limits["fold"] = task.rule.folds(task.num_rows, trees.number_of_folds(task.num_rows), task.seed)
     found = trees.fit_trees(task.inputs, y, row_noise, **limits)

@@ -42,6 +42,21 @@ class Opt(Recipe):
     summary: ClassVar[str] = "learned actions (CaGP-Opt)"
     fast_dtype: ClassVar[bool] = True
     shares_rows: ClassVar[bool] = True
+    takes_likelihoods: ClassVar[bool] = True
+
+    def method(self, task: "tasks.Task", prior: "prior.GP") -> "methods.Method":
+        """Actions and hyperparameters, learned together."""
+        batches = steps.Minibatches.of(task)
+        return methods.CaGPOpt.from_data(
+            prior,
+            task.X,
+            steps.number_of_actions(self.n_actions, task, batches.batch_size),
+            max_bytes=task.max_bytes,
+            batch_size=batches.batch_size,
+            seed=task.seed,
+            support_size=batches.support_size,
+            generator=torch.Generator().manual_seed(task.seed),
+        )
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """With many rows: from the hyperparameters of a short fit of CaGP-Local, judged by held-out rows."""

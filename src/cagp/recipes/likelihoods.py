@@ -1,0 +1,179 @@
+"""Training with a likelihood that is not Gaussian: any recipe with a ``method``, by sites (``cagp.sites``)."""
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from cagp import notices
+from cagp.actions import BlockActions
+from cagp.kernels import Scale, Stationary
+from cagp.likelihoods import Likelihood
+from cagp.methods import CaGPLocal, Several
+from cagp.prior import GP, KnownNoise
+from cagp.recipes.base import REST_START, Recipe
+from cagp.recipes.means import trees_of
+from cagp.recipes.options import DEFAULT_NEIGHBORS
+from cagp.recipes.steps import hold_out
+from cagp.recipes.task import Fitted, Task
+from cagp.sites import SitesWarning, WithLikelihood
+from cagp.starting import start_from_data
+
+STEPS, EXACT_STEPS = 100, 60
+"""Steps of training; exact ones see all rows and cost more."""
+
+LATENT_SCALE = 4.0
+"""Where the outputscale starts: with the logistic link, two standard deviations are a probability of 0.98."""
+
+REST_SCALE = 0.5
+"""The same for what trees leave."""
+
+PREDICTING = 4
+"""Predictions take this many times the neighbours of training. A label says less than a number: more of them are worth
+their time; docs/benchmarks.md has the evidence."""
+
+TOLERANCE, MOST_SITE_STEPS, RESERVE = 1e-3, 60, 0.4
+"""When sites have converged, how many steps they may take, and the share of ``max_time`` that is left for them."""
+
+
+COMPARED_FROM, COMPARED_ROWS, COMPARED_SHARE = 1001, 12_000, 0.25
+"""From this many rows, "auto" compares prior means; the most rows for that; the share of the time left for each."""
+
+
+class FittedLikelihood(NamedTuple):
+    """What training leaves behind."""
+
+    fitted: Fitted  # posteriors of the latent function of each column, without its offset
+    likelihood: Likelihood
+    offsets: list[float]  # the constant part of each latent function
+
+
+def nearest_rows(
+    task: Task, prior: GP, n_neighbors: int | str, objective: str, shared: BlockActions | None = None
+) -> CaGPLocal:
+    """CaGP-Local as it learns from sites: ordered, since its sum is then the log density of all sites."""
+    count = DEFAULT_NEIGHBORS if isinstance(n_neighbors, str) else int(n_neighbors)
+    return CaGPLocal(
+        prior,
+        count,
+        num_neighbours_predict=PREDICTING * count,
+        shared=shared,
+        objective="loo" if objective == "loo" else "ordered",
+        seed=task.seed,
+        max_bytes=task.max_bytes,
+    )
+
+
+def train_with_likelihood(recipe: Recipe, task: Task, make: Callable[[], Likelihood]) -> FittedLikelihood:
+    """Learn hyperparameters, then sites until they converge; each column of targets is one latent function.
+
+    Columns share the kernel. With ``mean="trees"``, out-of-fold log odds of boosted trees are the prior mean. "auto" is
+    zero for few rows; with more, whichever of the two predicts held-out rows better.
+
+    Args:
+        make: a likelihood with its starting values.
+    """
+    task = task.in_double()
+    if task.mean != "auto":
+        return _train(recipe, task, make())
+    if task.num_rows < COMPARED_FROM:
+        return _train(recipe, replace(task, mean="zero"), make())
+    mean, choice = _chosen_mean(recipe, task, make)
+    found = _train(recipe, replace(task, mean=mean), make())
+    return found._replace(fitted=found.fitted._replace(choice=choice))
+
+
+def _chosen_mean(recipe: Recipe, task: Task, make: Callable[[], Likelihood]) -> tuple[str, str]:
+    """The prior mean that predicts held-out rows better, and why, in one sentence."""
+    some = task
+    if task.num_rows > COMPARED_ROWS:
+        drawn = torch.randperm(task.num_rows, generator=torch.Generator().manual_seed(task.seed))[:COMPARED_ROWS]
+        some = task.rows(drawn.sort().values.to(task.X.device))
+    parts, losses = hold_out(some), {}
+    for mean in ("zero", "trees"):
+        kernel = copy.deepcopy(task.kernel)
+        tried = replace(parts.train, mean=mean, kernel=kernel)
+        if task.max_time is not None:
+            now = time.perf_counter()
+            tried = replace(tried, began=now, max_time=max(COMPARED_SHARE * (task.deadline - now), 1e-9))
+        losses[mean] = _held_out_loss(_train(recipe, tried, make(), "compared-"), parts.held_out)
+    mean = "trees" if losses["trees"] < losses["zero"] else "zero"
+    words = {"zero": "zero", "trees": "boosted trees"}
+    return mean, (
+        f"The prior mean is {words[mean]}: the log loss of {parts.held_out.num_rows:,} held-out rows is "
+        f"{losses['zero']:.4f} with zero, {losses['trees']:.4f} with boosted trees."
+    )
+
+
+@torch.no_grad()
+def _held_out_loss(found: FittedLikelihood, held_out: Task) -> float:
+    """The mean of -log p of held-out targets, of all columns together."""
+    trees = found.fitted.trees
+    known = None if trees is None else torch.from_numpy(trees.mean(held_out.inputs))
+    total = 0.0
+    for j, posterior in enumerate(found.fitted.posteriors):
+        X, y, _ = held_out.column(j)
+        mean, variance = posterior.predict(X)
+        mean = mean + found.offsets[j] + (0.0 if known is None else known[:, j].to(mean))
+        total -= float(found.likelihood.log_predictive(y, mean, variance).mean())
+    return total
+
+
+def _train(recipe: Recipe, task: Task, likelihood: Likelihood, name: str = "") -> FittedLikelihood:
+    """Train with a prior mean that is chosen; ``name`` is the beginning of that of the folder for checkpoints."""
+    notes = []
+    trees, offsets = None, [likelihood.constant(column) for column in task.y.unbind(1)]
+    offset = torch.tensor(offsets).double().expand(task.y.shape)
+    if task.mean == "trees":
+        found = trees_of(task, "binary")
+        trees, offsets = found.trees, [0.0] * len(offsets)
+        offset = torch.from_numpy(found.mean)
+        task = replace(task, start=REST_START)
+        notes.append(_words_of_trees(likelihood, task, offset, trees.num_trees, found.finished))
+    priors = _priors(task, REST_SCALE if trees is not None else LATENT_SCALE)
+    options = {"tolerance": TOLERANCE, "max_steps": MOST_SITE_STEPS}
+    parts = [
+        WithLikelihood(recipe.method(task, prior), likelihood, task.num_rows, offset=offset[:, j].clone(), **options)
+        for j, prior in enumerate(priors)
+    ]
+    method = Several([part.to(task.X.device) for part in parts])
+    most_steps = EXACT_STEPS if recipe.name == "exact" else STEPS
+    reserve = 0.0 if task.max_time is None else RESERVE * task.time_left()
+    result = task.run(method, f"{name}{recipe.name}-sites-{task.mean}", most_steps=most_steps, reserve=reserve)
+    posteriors = []
+    for j, (part, prior) in enumerate(zip(parts, priors, strict=True)):
+        with notices.collected(SitesWarning) as warned:
+            X, y, _ = task.column(j)
+            posteriors.append(part.with_method(recipe.predicting_method(task, prior)).condition(X, y))
+        notes += [str(warning) for warning in warned]
+    fitted = Fitted(recipe.name, posteriors, result, notes, None, trees=trees)
+    return FittedLikelihood(fitted, likelihood.requires_grad_(False), offsets)
+
+
+def _priors(task: Task, scale: float) -> list[GP]:
+    """A prior for each column: the same kernel object."""
+    prior = GP(task.kernel, noise=KnownNoise())
+    if task.from_data:
+        start_from_data(prior, task.X, task.y[:, 0].contiguous())
+        for part in task.kernel.modules():
+            if isinstance(part, Scale):
+                part.outputscale = scale
+            elif isinstance(part, Stationary) and task.start != 1.0:
+                part.lengthscale = task.start * part.lengthscale.detach()
+    return [GP(task.kernel, noise=KnownNoise()).to(task.X.device) for _ in range(task.y.shape[1])]
+
+
+def _words_of_trees(
+    likelihood: Likelihood, task: Task, offset: torch.Tensor, num_trees: list[int], finished: bool
+) -> str:
+    columns = zip(task.y.unbind(1), offset.unbind(1), strict=True)
+    losses = [-float(likelihood.log_density(y.double(), f).mean()) for y, f in columns]
+    told = " and ".join(f"{loss:.4f}" for loss in losses)
+    late = "" if finished else " The time limit ended them early."
+    return (
+        f"The prior mean is {' and '.join(f'{count:,}' for count in num_trees)} boosted trees, fitted out of fold: the "
+        f"log loss of their out-of-fold predictions is {told}, and the Gaussian process learns what they leave.{late}"
+    )

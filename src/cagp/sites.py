@@ -1,0 +1,283 @@
+"""Any likelihood, as a loop of Gaussian regressions: a Gaussian site stands for the likelihood of each row.
+
+With the marginal q(f_r) = Normal(m_r, v_r) of a row, its site has precision and target
+
+    w_r = -E_q[d² log p(y_r | f) / df²]        z_r = m_r + E_q[d log p(y_r | f) / df] / w_r
+
+and (z, 1/w) are targets and noise variances of a regression, which gives the next marginals. Sites move by damped steps
+in (w, w z). The fixed point is the best Gaussian by the evidence lower bound (natural-gradient variational inference);
+with v_r = 0 in both formulas it is the Laplace approximation, and the steps are Newton's. docs/derivations.md has more.
+"""
+
+import math
+from typing import Any, Literal, NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cagp import notices
+from cagp.checks import check_count, check_data
+from cagp.likelihoods import Likelihood
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, prior_of, trained
+from cagp.posteriors import Posterior
+from cagp.prior import GP, KnownNoise
+from cagp.training import ParameterGroup
+from cagp.training.trainable import Inputs, Rows, Terms
+
+SiteKind = Literal["variational", "newton"]
+SITE_KINDS: dict[SiteKind, str] = {"variational": "variational", "newton": "Laplace"}
+
+REFRESH_EVERY, REFRESH_STEPS, FIRST_STEPS = 5, 1, 8
+"""Steps of a fit between two moves of the sites, the steps of the sites in each move, and in the one before all steps.
+Heuristics."""
+
+LEAST_DAMPING, SLOWER, FASTER = 1 / 64, 0.5, 1.25
+"""Of the damping factor: its smallest value, what multiplies it after a step that changed sites more than the one
+before, and after any other."""
+
+
+class Sites(NamedTuple):
+    """A Gaussian for the likelihood of each row, the marginals that they come from, and how they were found."""
+
+    precision: Float[Tensor, " n"]  # w
+    target: Float[Tensor, " n"]  # z
+    mean: Float[Tensor, " n"]  # of f at the rows
+    variance: Float[Tensor, " n"]
+    num_steps: int
+    change: float  # of (w, w z) by the last step without damping, relative to their largest values
+    converged: bool
+
+
+class SitesWarning(UserWarning):
+    """Sites have not converged: predictions are those of the last step."""
+
+
+@final
+class WithLikelihood(Method):
+    """A method for targets of any likelihood: ``fit(WithLikelihood(method, Logit(), n), X, y)``.
+
+    The loss is that of ``method`` with the sites as targets and noise, plus what the likelihood of the rows differs
+    from their sites by. For ``CholeskyGP`` at converged sites it is the negative evidence lower bound per row, and its
+    gradient is that of the bound: sites need not move with the hyperparameters. A fit takes a step of the sites every
+    few steps; ``condition`` takes them until they converge. Given the sites, every guarantee of ``method`` holds for
+    the function.
+
+    Args:
+        method: any method whose prior has ``KnownNoise``; it learns and conditions as always.
+        likelihood: of the targets; its parameters are learned, too.
+        num_rows: n, of the data that it is for.
+        offset: known part of f at each row, e.g. the logarithm of exposures; the method is for what it leaves. A number
+            for all rows; None for zero. Predictions of the posterior are without it.
+        kind: "variational", or "newton" for the Laplace approximation, which is overconfident more often.
+        tolerance: ``condition`` ends when a step changes the sites by less than this, see ``Sites.change``.
+        max_steps: of ``condition``, at most; it then issues a ``SitesWarning``.
+        refresh_every: steps of a fit after which the sites take a step.
+    """
+
+    stochastic = True  # the objective changes with the sites: its smallest value means nothing
+
+    precision: Tensor
+    shift: Tensor
+    offset: Tensor
+    marginal_mean: Tensor
+    marginal_variance: Tensor
+
+    def __init__(
+        self,
+        method: Method,
+        likelihood: Likelihood,
+        num_rows: int,
+        *,
+        offset: Float[Tensor, " n"] | float | None = None,
+        kind: SiteKind = "variational",
+        tolerance: float = 1e-4,
+        max_steps: int = 100,
+        refresh_every: int = REFRESH_EVERY,
+    ):
+        super().__init__()
+        prior = prior_of(method)
+        if prior is None or not isinstance(prior.noise, KnownNoise):
+            found = "no GP called prior" if prior is None else f"a prior with {type(prior.noise).__name__}"
+            raise ValueError(
+                f"the method has {found}; sites are its noise: make it with GP(kernel, noise=KnownNoise())."
+            )
+        if kind not in SITE_KINDS:
+            raise ValueError(f'kind is {kind!r}, expected "variational" or "newton".')
+        if not 0 < tolerance < 1:
+            raise ValueError(f"tolerance is {tolerance}, expected a number between 0 and 1.")
+        for name, value in (("num_rows", num_rows), ("max_steps", max_steps), ("refresh_every", refresh_every)):
+            check_count(value, name, 2**31, "a size that can be computed")
+        self.method, self.likelihood = method, likelihood
+        self.kind: SiteKind = kind
+        self.tolerance, self.max_steps, self.refresh_every = tolerance, max_steps, refresh_every
+        zeros = torch.zeros(num_rows, dtype=torch.float64)
+        given = zeros + (0.0 if offset is None else offset)
+        if given.shape != zeros.shape or not bool(torch.isfinite(given).all()):
+            raise ValueError(f"offset has shape {tuple(given.shape)}, expected {num_rows} finite numbers, or one.")
+        # Checkpoints hold the sites, so that a resumed fit has the same. Precision zero: there are none yet.
+        for name in ("precision", "shift", "marginal_mean", "marginal_variance"):
+            self.register_buffer(name, zeros.clone())
+        self.register_buffer("offset", given)
+
+    @property
+    def prior(self) -> GP:
+        """The prior of the method."""
+        prior = prior_of(self.method)
+        assert prior is not None
+        return prior
+
+    # ---- sites ----
+
+    @torch.no_grad()
+    def infer(self, X: Inputs, y: Targets, max_steps: int | None = None, tolerance: float | None = None) -> Sites:
+        """Sites for these data at the present hyperparameters, with their status; nothing here changes.
+
+        They start where those of the last fit are, if there was one. Each step costs as much as ``condition`` of the
+        method and predictions at all rows (``Method.marginals``).
+
+        Args:
+            max_steps: None for that of the constructor.
+            tolerance: likewise.
+        """
+        max_steps = self.max_steps if max_steps is None else max_steps
+        tolerance = self.tolerance if tolerance is None else tolerance
+        y, offset = y.double(), self.offset.to(X.device)
+        if self.is_refreshed:
+            precision, shift = self.precision.to(X.device), self.shift.to(X.device)
+        else:
+            mean = self.prior.mean(X.double()) + offset
+            precision, shift = self._towards(y, mean, torch.zeros_like(mean))
+        damping, last, change = 1.0, math.inf, math.inf
+        mean, variance, step = offset, torch.zeros_like(offset), 0
+        for step in range(1, max_steps + 1):
+            mean, variance = (
+                part.double() for part in self.method.marginals(X, *self._regression(X, precision, shift))
+            )
+            mean = mean + offset
+            new_precision, new_shift = self._towards(y, mean, variance)
+            change = max(_relative(new_precision, precision), _relative(new_shift, shift))
+            if not math.isfinite(change):
+                raise FloatingPointError(
+                    f"sites are not finite after {step} steps; standardise the inputs, or lower the outputscale."
+                )
+            damping = max(LEAST_DAMPING, SLOWER * damping) if change > last else min(1.0, FASTER * damping)
+            if change < tolerance:
+                break
+            precision = precision + damping * (new_precision - precision)
+            shift = shift + damping * (new_shift - shift)
+            last = change
+        return Sites(precision, shift / precision, mean, variance, step, change, change < tolerance)
+
+    def _towards(self, y: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """w and w z of the sites that marginals ask for."""
+        used = variance if self.kind == "variational" else torch.zeros_like(variance)
+        slope, precision = self.likelihood.site(y, mean, used)
+        return precision, precision * mean + slope
+
+    def _regression(self, X: Tensor, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """Targets without the offset, and noise variances, in the dtype of the inputs."""
+        return (shift / precision - self.offset.to(X.device)).to(X), (1 / precision).to(X)
+
+    @property
+    def is_refreshed(self) -> bool:
+        """Whether there are sites already."""
+        return bool((self.precision > 0).all())
+
+    @torch.no_grad()
+    def refresh(self, X: Inputs, y: Targets, num_steps: int = FIRST_STEPS) -> Sites:
+        """Take up to ``num_steps`` steps of the sites, keep them for the objective, and return them."""
+        found = self.infer(X, y, num_steps)
+        self.precision, self.shift = found.precision, found.precision * found.target
+        self.marginal_mean, self.marginal_variance = found.mean, found.variance
+        return found
+
+    def with_method(self, method: Method) -> "WithLikelihood":
+        """The same sites, likelihood and options with another method, for predictions."""
+        options = {"kind": self.kind, "tolerance": self.tolerance, "max_steps": self.max_steps}
+        other = WithLikelihood(method, self.likelihood, len(self.offset), offset=self.offset, **options)
+        other.precision, other.shift = self.precision.clone(), self.shift.clone()
+        return other
+
+    # ---- what a method does ----
+
+    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+        """Raise ValueError unless the data fit together and the likelihood accepts the targets."""
+        check_data(X, y, None)
+        if row_noise is not None:
+            raise ValueError("row_noise is given, but the noise of a likelihood is its own; leave row_noise out.")
+        if len(X) != len(self.offset):
+            raise ValueError(f"X has {len(X):,} rows, this method was made for num_rows = {len(self.offset):,}.")
+        self.likelihood.check(y)
+        ones = torch.ones(len(y), dtype=X.dtype, device=X.device)
+        self.method.check(X, ones, ones)
+
+    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
+        """The method's terms for the sites, and "sites": E_q[log Normal(z; f, 1/w) - log p(y | f)] per row."""
+        if not self.is_refreshed:
+            raise ValueError("there are no sites yet: call refresh(X, y) first; fit does it by itself.")
+        terms = self.method.objective_terms(X, *self._regression(X, self.precision, self.shift), rows=rows)
+        own: Any = slice(None) if rows is None else rows
+        mean, variance = self.marginal_mean[own], self.marginal_variance[own]
+        w, z = self.precision[own], (self.shift / self.precision)[own]
+        gaussian = 0.5 * (torch.log(w / (2 * math.pi)) - w * ((z - mean).square() + variance))
+        expected = self.likelihood.expected_log_density(y[own].double(), mean, variance)
+        return {**terms, "sites": (gaussian - expected).mean()}
+
+    @torch.no_grad()
+    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Posterior:
+        """The method's posterior of the function without the offset, given converged sites."""
+        self.check(X, y, row_noise)
+        sites = self.infer(X, y)
+        if not sites.converged:
+            notices.warn(
+                f"the sites of {len(X):,} rows have not converged after {sites.num_steps} steps (change "
+                f"{sites.change:.1e}, tolerance {self.tolerance:.1e}); predictions are those of the last step. Raise "
+                "max_steps, or the tolerance.",
+                SitesWarning,
+                stacklevel=3,
+            )
+        return self.given(sites, X)
+
+    @torch.no_grad()
+    def given(self, sites: Sites, X: Inputs) -> Posterior:
+        """The method's posterior of the function without the offset, given these sites."""
+        shift = sites.precision * sites.target
+        return self.method.condition(X, *self._regression(X, sites.precision, shift))
+
+    def prepare(
+        self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
+    ) -> str | None:
+        """What the method does; and every few steps, a step of the sites."""
+        told = {"step": step, "share": share, "flat": flat, "rows": rows}
+        first = not self.is_refreshed
+        if first or step % self.refresh_every == 0:
+            self.refresh(X, y, FIRST_STEPS if first else REFRESH_STEPS)
+        return self.method.prepare(X, *self._regression(X, self.precision, self.shift), **told)
+
+    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
+        """Those of the method."""
+        return self.method.minibatch(step, num_rows)
+
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        """Those of the method, and the parameters of the likelihood."""
+        return {**self.method.parameter_groups(), "likelihood": trained(self.likelihood, HYPERPARAMETER_RATE)}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Parameters of the prior and of the likelihood as numbers in their own units."""
+        own = {
+            f"likelihood.{name.removeprefix('raw_')}": getattr(self.likelihood, name.removeprefix("raw_")).tolist()
+            for name, _ in self.likelihood.named_parameters(recurse=False)
+        }
+        return {**self.method.hyperparameters(), **own}
+
+    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
+        """What a user should know about the fitted method, in words."""
+        latent = self.marginal_mean - self.offset if self.is_refreshed else y.double()
+        found = self.method.findings(X, latent, input_names)
+        words = f"{type(self.likelihood).__name__} likelihood, {SITE_KINDS[self.kind]} sites."
+        return [*found, words]
+
+
+def _relative(new: Tensor, old: Tensor) -> float:
+    return float((new - old).abs().max() / new.abs().max().clamp_min(1e-300))
