@@ -419,3 +419,11 @@ def test_an_unknown_figure_is_an_error(capsys):
 def test_one_run_at_a_time(made, tables):
     with running.locked_folder(made, "a test"), pytest.raises(ValueError, match="in use by another cagp reproduce"):
         running.run(["policies"], "tiny", made, tables)
+
+
+def test_tables_of_the_paper_are_made_by_their_suite(tmp_path, capsys):
+    assert main(["reproduce", "table-s1", "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "table-s1.md").read_text(encoding="utf-8")
+    assert "CaGP-Opt, L-BFGS" in text
+    assert main(["reproduce", "table1", "--out", str(tmp_path), "--from-records"]) == 2
+    assert "measures only what" in capsys.readouterr().err

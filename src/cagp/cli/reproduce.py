@@ -1,4 +1,4 @@
-"""``cagp reproduce``: the paper's figures and claims, measured on this machine."""
+"""``cagp reproduce``: the paper's tables, figures and claims, measured on this machine."""
 
 import argparse
 from pathlib import Path
@@ -9,11 +9,18 @@ from cagp.lazy import lazy_module
 from cagp.reproduce.choices import CHOICES
 
 if TYPE_CHECKING:
+    from cagp.bench import table1
     from cagp.reproduce import claims, running
 else:
     claims, running = map(lazy_module, ("cagp.reproduce.claims", "cagp.reproduce.running"))
+    table1 = lazy_module("cagp.bench.table1")
 
 ALL, CLAIMS = "all", "claims"
+TABLES = {
+    "table1": "Table 1: every method on every table; with --quick, four tables and one seed",
+    "table-s1": "Table S1: the settings of Table 1 here, beside the paper's; measures nothing",
+}
+"""Tables of the paper, which a suite of ``cagp bench run`` measures."""
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
@@ -24,12 +31,16 @@ def add_to(command: argparse.ArgumentParser) -> None:
         "is not measured again, so a run that was interrupted resumes. The default takes the paper's sizes, and "
         "hours."
     )
-    listed = [*((name, choice.words) for name, choice in CHOICES.items()), (ALL, "all of these")]
+    listed = [
+        *((name, choice.words) for name, choice in CHOICES.items()),
+        (ALL, "all of these figures"),
+        *TABLES.items(),
+    ]
     listed.append((CLAIMS, "each claim of the paper, judged by the records in FOLDER; measures nothing"))
     width = max(len(name) for name, _ in listed) + 2
     command.epilog = "\n".join(
         [
-            "figures:",
+            "figures and tables:",
             *(f"  {name:<{width}}{words}" for name, words in listed),
             "",
             "examples:",
@@ -37,6 +48,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
             "  cagp reproduce all --quick --data-dir tables --out figures",
             "  cagp reproduce learning-curves --out figures --quick --from-records",
             "  cagp reproduce claims --out figures",
+            "  cagp reproduce table1 --quick --data-dir tables --out table1",
         ]
     )
     command.add_argument("figure", choices=[name for name, _ in listed], metavar="FIGURE", help="what to make")
@@ -52,7 +64,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
         "--data-dir",
         type=Path,
         metavar="DIR",
-        help="tables as NAME.npz with arrays X and y, for figures that need them (default: CAGP_DATA)",
+        help="tables as NAME.npz with arrays X and y, for what needs them (default: CAGP_DATA)",
     )
     command.add_argument(
         "--from-records", action="store_true", help="draw from the records in FOLDER, and measure nothing"
@@ -65,6 +77,11 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.quick or arguments.data_dir is not None:
             raise UsageError("claims measures nothing: leave out --quick and --data-dir.")
         return claims.run(arguments.out)
+    if arguments.figure in TABLES:
+        if arguments.from_records:
+            raise UsageError(f"{arguments.figure} measures only what {arguments.out} lacks: leave out --from-records.")
+        make = table1.table1 if arguments.figure == "table1" else table1.table_s1
+        return make(arguments.quick, arguments.data_dir, arguments.out)
     if arguments.from_records and arguments.data_dir is not None:
         raise UsageError("--from-records measures nothing: leave out --data-dir.")
     names = list(CHOICES) if arguments.figure == ALL else [arguments.figure]
