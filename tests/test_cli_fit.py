@@ -38,7 +38,7 @@ def test_help_lists_every_command_and_every_example_can_be_parsed(capsys, monkey
         main(["--help"])
     text = capsys.readouterr().out
     names = [command.name for group in app.GROUPS.values() for command in group]
-    assert names == ["fit", "predict", "evaluate", "info", "compare", "search", "demo", "bench"]
+    assert names == ["fit", "predict", "evaluate", "info", "compare", "search", "demo", "bench", "reproduce"]
     for name in names:
         assert re.search(rf"^  {name} ", text, flags=re.MULTILINE)
         with pytest.raises(SystemExit):
