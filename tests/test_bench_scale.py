@@ -12,9 +12,9 @@ from cagp.cli import main
 
 
 def test_a_step_of_each_method_is_measured(capsys):
-    assert main(["bench", "scale", "--rows", "3000", "--n-actions", "16", "--json"]) == 0
+    assert main(["bench", "scale", "--rows", "3000", "6000", "--n-actions", "16", "--json"]) == 0
     records = json.loads(capsys.readouterr().out)
-    assert [(r["method"], r["rows"]) for r in records] == [(m, n) for m in ("local", "opt") for n in (3000,)]
+    assert [(r["method"], r["rows"]) for r in records] == [(m, n) for m in ("local", "opt") for n in (3000, 6000)]
     for record in records:
         assert 0 < record["step_seconds"] < record["prepare_seconds"] + 60
         assert record["imports_bytes"] < record["peak_bytes"]
