@@ -90,13 +90,13 @@ def test_known_noise_of_test_points_is_added_once():
     torch.testing.assert_close(found.mean, without.mean)
 
 
-@pytest.mark.parametrize("offset_of", [0, 1])
-def test_an_offset_counts_as_much_as_its_component(offset_of):
+@pytest.mark.parametrize("offset_of", [(0,), (1,), (0, 1)])
+def test_an_offset_counts_as_much_as_its_components(offset_of):
     """The same as a component that has the offset in its targets: here a constant, for a prior mean of zero."""
     parts, X = components(8.0), problem(15, seed=2)[0]
     average, offset = AveragedPosterior(parts, [0.3, 0.7], offset_of), torch.full((15,), 5.0, dtype=torch.float64)
     precision = [w / part.variance(X, noise=True) for w, part in zip((0.3, 0.7), parts, strict=True)]
-    own = [part.mean(X, offset if j == offset_of else None) for j, part in enumerate(parts)]
+    own = [part.mean(X, offset if j in offset_of else None) for j, part in enumerate(parts)]
     expected = sum(p * mean for p, mean in zip(precision, own, strict=True)) / sum(precision)
     torch.testing.assert_close(average.predict(X, offset=offset).mean, expected)
     torch.testing.assert_close(average.mean(X, offset), expected)
@@ -138,12 +138,15 @@ def test_wrong_weights_are_refused(weights, words):
 
 
 def test_files_hold_averages_to_the_bit():
-    average, X = AveragedPosterior(components(8.0), [0.25, 0.75], 1), problem(9, seed=4)[0]
+    average, X = AveragedPosterior(components(8.0), [0.25, 0.75], [1]), problem(9, seed=4)[0]
     again = posterior_from_state(posterior_state(average))
     assert torch.equal(again.predict(X, noise=True).variance, average.predict(X, noise=True).variance)
     assert torch.equal(again.mean(X, X[:, 0]), average.mean(X, X[:, 0]))
     state = posterior_state(average)
-    damaged = {"weights": [0.25, "x"]}, {"weights": [0.5, 0.75]}, {"components": [state, state]}, {"offset_of": 2}
+    older = posterior_from_state({**state, "offset_of": 1})  # a single number
+    assert torch.equal(older.mean(X, X[:, 0]), average.mean(X, X[:, 0]))
+    damaged = [{"offset_of": value} for value in (2, [0, 2], [], ["x"], None)]
+    damaged += [{"weights": [0.25, "x"]}, {"weights": [0.5, 0.75]}, {"components": [state, state]}]
     for damage in damaged:
         with pytest.raises(ValueError, match=r"weights|averages|offset_of"):
             posterior_from_state({**state, **damage})
@@ -158,6 +161,48 @@ def test_the_best_weight_is_the_one_that_predicts_best():
     assert found.gain.is_clear
     assert float(found.score.square.mean()) == pytest.approx(0.045, rel=0.1)
     assert not race.best_average(one, race.Score._of_errors(9 * errors[1], 81 * errors[1] ** 0)).gain.is_clear
+
+
+def test_the_winner_is_averaged_with_the_rival_that_helps_most():
+    generator = torch.Generator().manual_seed(1)
+    errors = 0.3 * torch.randn(2, 1, 4000, generator=generator, dtype=torch.float64)
+    variance = torch.full_like(errors[0], 0.09)
+    same, independent, poor = (
+        race.Score._of_errors(e, v)
+        for e, v in ((errors[0], variance), (errors[1], variance), (30 * errors[1], 900 * variance))
+    )
+    assert race.best_partner(same, []) is None
+    rivals = [race.Trial(race.Candidate("matern32"), [], [], score, 0.0, 1) for score in (same, independent, poor)]
+    rival, found = race.best_partner(same, rivals)
+    assert rival is rivals[1]
+    assert found.weight == 0.5
+    assert found.gain.is_clear
+
+
+@pytest.mark.parametrize("mean", ["zero", "trees"])
+def test_auto_averages_two_kernels(mean, monkeypatch, tmp_path):
+    """Both models have the same trees, or none: an offset belongs to both."""
+    from cagp import limits
+
+    monkeypatch.setattr(limits, "EXACT_ROWS", 100)
+    monkeypatch.setattr(race.Difference, "is_clear", property(lambda found: found.gain > -10))  # whatever is last wins
+    X, y = steps_and_waves(300, 0, 0.5, 6.0)
+    model = CaGPRegressor(mean=mean, target="identity", local_scale=None, max_epochs=20, n_actions=8).fit(X, y)
+    (average,) = model.posteriors_
+    assert isinstance(average, AveragedPosterior)
+    assert len({type(part.prior.kernel) for part in average.components} | {mean}) >= 2
+    Z, _ = steps_and_waves(50, 1, 0.5, 6.0)
+    found = model.predict(Z, return_std=True)
+    if mean == "trees":
+        assert average.offset_of == (0, 1)
+        points = model.units_.points(Z)
+        standard = model.units_.standard(points.inputs, average)
+        expected = average.mean(standard) + torch.from_numpy(model.trees_.mean(points.inputs))[:, 0]
+        np.testing.assert_allclose(
+            found[0], model.scaler_.restore_mean(expected[:, None])[:, 0].numpy(), rtol=1e-9, atol=1e-12
+        )
+    model.save(tmp_path / "model.cagp")
+    assert all(map(np.array_equal, cagp.load(tmp_path / "model.cagp").predict(Z, return_std=True), found))
 
 
 def steps_and_waves(num_rows: int, seed: int, jump: float, pace: float) -> tuple[np.ndarray, np.ndarray]:
@@ -191,7 +236,7 @@ def test_auto_averages_what_trees_and_a_process_say(problem_and_model, tmp_path)
     points = averaged.units_.points(X)
     Z = averaged.units_.standard(points.inputs, average)
     trees = torch.from_numpy(averaged.trees_.mean(points.inputs))
-    own = [part.mean(Z) + (trees[:, 0] if j == average.offset_of else 0) for j, part in enumerate(average.components)]
+    own = [part.mean(Z) + (trees[:, 0] if j in average.offset_of else 0) for j, part in enumerate(average.components)]
     pooled = (average.pooled(Z).shares * torch.stack(own)).sum(0)
     np.testing.assert_allclose(mean, averaged.scaler_.restore_mean(pooled[:, None])[:, 0].numpy(), rtol=1e-9)
     alone = averaged.scaler_.restore_mean(trees)

@@ -277,7 +277,7 @@ def posterior_state(posterior: Posterior, dtype: torch.dtype | None = None) -> S
             "class": type(posterior).__name__,
             "prior": prior_state(posterior.prior),  # it follows from the others; for those who read it without a model
             "weights": list(posterior.weights),
-            "offset_of": posterior.offset_of,
+            "offset_of": list(posterior.offset_of),
             "components": [posterior_state(component, dtype) for component in posterior.components],
         }
     if type(posterior) not in WRITERS:
@@ -345,6 +345,16 @@ class Sharing:
         return self._indices[key]
 
 
+def _offset_of(state: State) -> list[int]:
+    """The components that an offset belongs to; older files hold the number of a single one."""
+    value = state.get("offset_of")
+    found = value if isinstance(value, list) else [value]
+    numbers = [number for number in found if type(number) is int]
+    if len(numbers) < len(found):
+        raise strange("'offset_of'")
+    return numbers
+
+
 def posterior_from_state(state: State, kernel: Kernel | None = None, sharing: Sharing | None = None) -> Posterior:
     """The posterior of a state; ``kernel`` as in ``prior_from_state``.
 
@@ -361,7 +371,7 @@ def posterior_from_state(state: State, kernel: Kernel | None = None, sharing: Sh
         if any(entry(component, "class", str) == AveragedPosterior.__name__ for component in components):
             raise strange("components that are no averages")
         parts = [posterior_from_state(part, kernel, sharing) for part in components]
-        return AveragedPosterior(parts, weights, entry(state, "offset_of", int))
+        return AveragedPosterior(parts, weights, _offset_of(state))
     name, dtype = entry(state, "class", str), entry(state, "dtype", str)
     if name not in READERS or dtype not in DTYPES:
         raise strange("a known class of posteriors")

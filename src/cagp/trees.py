@@ -20,7 +20,7 @@ from cagp.tree_text import checked_tree_text
 lightgbm: Any = lazy_module("lightgbm")
 
 LEARNING_RATE, NUM_LEAVES, MOST_ROUNDS, ROUNDS_AT_ONCE = 0.1, 63, 1000, 10
-PATIENCE, WINDOW, LEAST_FALL = 20, 100, 0.005
+PATIENCE, WINDOW, LEAST_FALL = 20, 100, 0.001
 """Trees are added, some at once, until the squared out-of-fold error has not fallen for ``PATIENCE`` rounds, or by a
 share of less than ``LEAST_FALL`` in ``WINDOW`` rounds. A heuristic: the process learns what further trees would add."""
 

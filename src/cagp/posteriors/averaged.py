@@ -42,21 +42,21 @@ class AveragedPosterior(Posterior):
     Args:
         components: posteriors at inputs of the same columns.
         weights: wⱼ, positive, with the sum 1.
-        offset_of: the component that an ``offset`` belongs to: the one that learned what it leaves of the targets.
+        offset_of: the components that an ``offset`` belongs to: those that learned what it leaves of the targets.
     """
 
-    def __init__(self, components: Sequence[Posterior], weights: Sequence[float], offset_of: int = 0):
+    def __init__(self, components: Sequence[Posterior], weights: Sequence[float], offset_of: Sequence[int] = (0,)):
         if len(components) != len(weights) or not components:
             raise ValueError(f"there are {len(components)} components and {len(weights)} weights, expected as many.")
         if not all(0 < weight <= 1 for weight in weights) or abs(sum(weights) - 1) > 1e-9:
             raise ValueError(f"weights are {list(weights)}, expected positive numbers whose sum is 1.")
-        if not 0 <= offset_of < len(components):
-            raise ValueError(f"offset_of is {offset_of}, expected the number of one of {len(components)} components.")
+        if not offset_of or not all(0 <= j < len(components) for j in offset_of):
+            raise ValueError(f"offset_of is {list(offset_of)}, expected numbers of the {len(components)} components.")
         columns = sorted({component.X.shape[1] for component in components})
         if len(columns) > 1:
             raise ValueError(f"the components have {columns} columns, expected the same number.")
         self.components, self.weights = tuple(components), tuple(float(weight) for weight in weights)
-        self.offset_of = offset_of
+        self.offset_of = tuple(sorted(set(offset_of)))
         main = self.components[max(range(len(weights)), key=lambda j: self.weights[j])]
         prior = self._averaged_prior(main.prior)
         super().__init__(prior, main.X, main._representer, main.max_bytes, shares_rows=True)  # a snapshot already
@@ -104,7 +104,7 @@ class AveragedPosterior(Posterior):
         shares, squares = Pooled.of(variance + noise, self.weights)
         own = self.prior.noise.learned(X)
         scale = torch.where(own > 0, (squares * noise).sum(0) / own, 1.0)
-        return (shares * mean).sum(0), (squares * variance).sum(0), scale, shares[self.offset_of]
+        return (shares * mean).sum(0), (squares * variance).sum(0), scale, shares[list(self.offset_of)].sum(0)
 
     def _with_offset(self, moments: tuple[Tensor, ...], offset: Tensor) -> Tensor:
         return moments[0] + moments[3] * offset
@@ -139,5 +139,6 @@ class AveragedPosterior(Posterior):
     def _joint_mean(self, X: Tensor, offset: Tensor | None = None) -> Tensor:
         means = [component._joint_mean(X).double() for component in self.components]
         if offset is not None:
-            means[self.offset_of] = means[self.offset_of] + offset
+            for j in self.offset_of:
+                means[j] = means[j] + offset
         return (self.pooled(X).shares * torch.stack(means)).sum(0)

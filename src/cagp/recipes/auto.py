@@ -133,7 +133,7 @@ class Auto(Recipe):
         if contest.parts.train.num_rows < parts.train.num_rows:
             contest, winner = _on_all_rows(parts, contest, winner, effort, self.local_scale)
         else:
-            winner = contest.finalists[winner.candidate.mean] = _resumed(contest, winner, effort.last_steps)
+            winner = _resumed(contest, winner, effort.last_steps)
         return self._fitted(task, contest, winner)
 
     def _exact(self, task: "tasks.Task") -> "tasks.Fitted":
@@ -155,12 +155,14 @@ class Auto(Recipe):
         return fitted._replace(choice=reason, tried=choice.tried)
 
     def _fitted(self, task: "tasks.Task", contest: "race.Race", winner: "race.Trial") -> "tasks.Fitted":
-        """The winner with all rows, after a comparison with shared actions, or its average with the other mean."""
+        """The winner with all rows, after a comparison with shared actions, or its average with another model."""
         candidate = winner.candidate
         num_actions = steps.number_of_actions(self.n_actions, task)
         method, reason = self._shared(task, num_actions, contest, winner)
         average = self._average(task, contest, winner, method)
-        words = candidate.words if average is None else race.average_words(candidate, *average)
+        words = candidate.words
+        if average is not None:
+            words = race.average_words(candidate, average[0].candidate, average[1])
         result = _joined(winner, contest.learning(candidate.mean))
         result = race.as_interrupted(result) if contest.interrupted else result
         chosen = {"choice": f"Chose {method}: {reason}. {_chosen(words, contest.tried)}", "tried": contest.tried}
@@ -174,7 +176,7 @@ class Auto(Recipe):
         fitted = fitted._replace(notes=[learned, *fitted.notes], **chosen)
         if average is None:
             return fitted
-        other, weight = contest.finalists[average[0].mean], average[1]
+        other, weight = average
         return averages.average(fitted, self._conditioned(task, contest, other, None, result), weight)
 
     def _conditioned(
@@ -187,10 +189,9 @@ class Auto(Recipe):
 
     def _average(
         self, task: "tasks.Task", contest: "race.Race", winner: "race.Trial", method: str
-    ) -> "tuple[race.Candidate, float] | None":
-        """The model of the other mean, and its weight, if the average of both predicts held-out rows better."""
-        other = contest.other(winner)
-        if other is None or method == "opt" or contest.interrupted or not _in_time(task):
+    ) -> "tuple[race.Trial, float] | None":
+        """Another model that was tried, and its weight, if the average of both predicts held-out rows better."""
+        if not contest.rivals or method == "opt" or contest.interrupted or not _in_time(task):
             return None
         score, began = winner.score, time.perf_counter()
         if method == "hybrid":
@@ -202,12 +203,14 @@ class Auto(Recipe):
             except KeyboardInterrupt:
                 contest.interrupted = True
                 return None
-        found = race.best_average(score, other.score)
+        best = race.best_partner(score, contest.rivals)
+        assert best is not None
+        other, found = best
         words = race.average_words(winner.candidate, other.candidate, found.weight)
         outcome, seconds = "better" if found.gain.is_clear else "not better", time.perf_counter() - began
         num_steps = winner.num_steps + other.num_steps
         contest.tried.append(race.record(words, found.score, found.gain, num_steps, seconds, outcome))
-        return (other.candidate, found.weight) if found.gain.is_clear else None
+        return (other, found.weight) if found.gain.is_clear else None
 
     def _shared(
         self, task: "tasks.Task", num_actions: int, contest: "race.Race", winner: "race.Trial"
@@ -255,7 +258,6 @@ class _Contest:
             best = self._challenge(best, candidate)
         if isinstance(self.recipe.n_neighbors, str):
             best = self._more_neighbours(best)
-        self.race.finalists[best.candidate.mean] = best
         return best
 
     def _means_and_starts(self) -> "race.Trial":
@@ -282,7 +284,7 @@ class _Contest:
             if holder is not None and self.race.difference(holder, best).is_far:
                 self.race.note(best, holder, f"far behind after {best.num_steps:,} steps")
                 continue
-            best = self.race.finalists[mean] = _resumed(self.race, best, self.effort.more_steps)
+            best = _resumed(self.race, best, self.effort.more_steps)
             if holder is None:
                 self.race.note(best, None, "first")
                 holder = best
@@ -317,7 +319,8 @@ class _Contest:
         for trial in others:
             better = self.race.difference(trial, holder).is_clear
             self.race.note(trial, holder, "better" if better else "not better")
-            holder = trial if better else holder
+            loser, holder = (holder, trial) if better else (trial, holder)
+            self.race.rivals.append(loser)
         return holder
 
     def _kernels(self, best: "race.Trial") -> "list[race.Candidate]":
@@ -396,7 +399,7 @@ class _Contest:
 def _on_all_rows(
     parts: "steps.Parts", screened: "race.Race", winner: "race.Trial", effort: Effort, local_scale: Any
 ) -> "tuple[race.Race, race.Trial]":
-    """The winner on all rows to learn from; beside it the other mean, if the average of both was better.
+    """The winner on all rows to learn from; beside it the model that it is best averaged with, if that was better.
 
     Where trees won, they must prove themselves again, because more rows may need them less. The winner as it is if
     Ctrl-C ends that before it has a score.
@@ -412,21 +415,21 @@ def _on_all_rows(
         screened.interrupted = True
         return screened, winner
     contest.note(trial, None, num_rows)
-    contest.finalists[trial.candidate.mean] = trial
-    other, has_trees = screened.other(winner), trial.candidate.mean == "trees"
+    has_trees, best = trial.candidate.mean == "trees", race.best_partner(winner.score, screened.rivals)
+    other = screened.without_trees() if has_trees else None
+    if other is None and best is not None and best[1].gain.is_clear:
+        other = best[0]
     if other is None or contest.interrupted or not _in_time(parts.train):
-        return contest, trial
-    if not has_trees and not race.best_average(winner.score, other.score).gain.is_clear:
         return contest, trial
     try:
         second = contest.start(other.candidate, num_steps, like=other)
     except KeyboardInterrupt:
         contest.interrupted = True
         return contest, trial
-    contest.finalists[second.candidate.mean] = second
-    stays = not has_trees or contest.difference(trial, second).is_clear
-    contest.note(second, trial, f"{num_rows}: {'not better' if stays else 'as good without trees'}")
-    return contest, trial if stays else second
+    loses_trees = has_trees and second.candidate.mean == "zero" and not contest.difference(trial, second).is_clear
+    contest.note(second, trial, f"{num_rows}: {'as good without trees' if loses_trees else 'not better'}")
+    contest.rivals.append(trial if loses_trees else second)
+    return contest, second if loses_trees else trial
 
 
 def _trained_exact(

@@ -7,11 +7,11 @@ from cagp.recipes.task import Fitted
 def average(first: Fitted, second: Fitted, weight: float) -> Fitted:
     """The first model, averaged with a second one that has this weight; see ``AveragedPosterior``.
 
-    Of the two, at most one has trees in the mean. They are the offset of that model alone.
+    Trees in the mean are the offset of the models that have them; if both do, these are the same trees.
     """
-    if first.trees is not None and second.trees is not None:
-        raise ValueError("both models have trees in the mean, expected at most one of them.")
-    offset_of = 0 if second.trees is None else 1
+    if None not in (first.trees, second.trees) and first.trees is not second.trees:
+        raise ValueError("the models have different trees in the mean, expected the same for both.")
+    offset_of = [j for j, fitted in enumerate((first, second)) if fitted.trees is not None] or [0]
     pairs = zip(first.posteriors, second.posteriors, strict=True)
     said = [note for note in second.notes if note not in first.notes]
     return first._replace(

@@ -156,6 +156,15 @@ class Trial:
         return sum(len(result.steps) for result in self.results)
 
 
+def best_partner(best: Score, rivals: list[Trial]) -> tuple[Trial, Average] | None:
+    """The rival whose average with the best model predicts held-out rows best, and that average; None without rivals.
+
+    Time O(rivals · rows): their scores are known.
+    """
+    found = [(rival, best_average(best, rival.score)) for rival in rivals]
+    return max(found, key=lambda pair: pair[1].gain.gain, default=None)
+
+
 class Difference(NamedTuple):
     """What one model gains over another, in nats per row, and the standard error of that."""
 
@@ -202,7 +211,7 @@ class Race:
         self.tried: list[dict[str, Any]] = []
         self.interrupted = False  # by Ctrl-C: nothing further is tried then
         self.trees_at_held_out: np.ndarray | None = None
-        self.finalists: dict[Mean, Trial] = {}  # the best trial of each mean that was not far behind
+        self.rivals: list[Trial] = []  # trials that lost: the winner may be averaged with one of them
 
     # ---- what is left of the targets ----
 
@@ -232,9 +241,9 @@ class Race:
         error = np.square(means.as_array(held_out.y) - found).mean() ** 0.5
         return bool(train.ranks.agreed(float(error > TREES_BEHIND * float(holder.score.square.mean()) ** 0.5)))
 
-    def other(self, trial: Trial) -> Trial | None:
-        """The best trial of the other mean; None if it was not tried, or was far behind."""
-        return next((found for mean, found in self.finalists.items() if mean != trial.candidate.mean), None)
+    def without_trees(self) -> Trial | None:
+        """The first trial without trees among those that lost."""
+        return next((rival for rival in self.rivals if rival.candidate.mean == "zero"), None)
 
     # ---- trials ----
 

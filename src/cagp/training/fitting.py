@@ -299,7 +299,7 @@ class _Run:
         return known.loss, known.terms
 
     def _computed_loss_and_gradient(self, rows: Tensor | None) -> tuple[Tensor, dict[str, float]]:
-        self.optimizer.torch.zero_grad()
+        self.optimizer.clear_gradients()
         part, weight = self._part(rows)
         if self.ranks.size == 1:
             loss, terms = self._weighted_loss_and_gradient(part, weight)

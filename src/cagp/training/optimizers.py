@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cagp.training.adam import Adam
 from cagp.training.settings import Settings
 from cagp.training.trainable import ParameterGroup
 
@@ -24,11 +25,11 @@ class Optimizer:
                 raise ValueError(f"lr has a rate for {unknown[0]!r}; the method's groups are {', '.join(groups)}.")
         self.groups = {name: group for name, group in groups.items() if group.parameters}
         self.shrink = 1.0  # halved by every failure
-        self.torch = self._new()
+        self.rule = self._new()
 
-    def _new(self) -> torch.optim.Optimizer:
+    def _new(self) -> Adam | torch.optim.LBFGS:
         if self.settings.optimizer == "adam":
-            return torch.optim.Adam([{"params": group.parameters} for group in self.groups.values()])
+            return Adam([group.parameters for group in self.groups.values()])
         # One step is one iteration; max_eval leaves its line search room, which max_iter=1 alone would not.
         return torch.optim.LBFGS(
             self.parameters, max_iter=1, max_eval=25, line_search_fn="strong_wolfe", history_size=20
@@ -47,23 +48,26 @@ class Optimizer:
     def step(self, evaluate: Evaluate, step: int) -> Tensor:
         """Evaluate the loss, move the parameters once, and return the loss before the move."""
         rates = self.rates(step)
-        if self.settings.optimizer == "adam":
+        if isinstance(self.rule, Adam):
             loss = evaluate()
-            for group, rate in zip(self.torch.param_groups, rates.values(), strict=True):
-                group["lr"] = rate
-            self.torch.step()
+            self.rule.step(list(rates.values()))
             return loss
-        self.torch.param_groups[0]["lr"] = next(iter(rates.values()))
-        return self.torch.step(evaluate)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        self.rule.param_groups[0]["lr"] = next(iter(rates.values()))
+        return self.rule.step(evaluate)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    def clear_gradients(self) -> None:
+        """Drop the gradients of the last evaluation."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def forget(self) -> None:
         """Drop what was learned about a loss that is no longer the same function; Adam's averages stay useful."""
         if self.settings.optimizer == "lbfgs":
-            self.torch = self._new()
+            self.rule = self._new()
 
     def state(self) -> dict[str, Any]:
         """Everything the next step depends on, copied."""
-        state = self.torch.state_dict()["state"]
+        state = self.rule.state if isinstance(self.rule, Adam) else self.rule.state_dict()["state"]
         return {"shrink": self.shrink, "torch": _copy({str(key): value for key, value in state.items()})}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -71,9 +75,12 @@ class Optimizer:
         for key, part in state["torch"].items():
             _check_moments(part, self.parameters[int(key)], self.parameters)
         self.shrink = state["shrink"]
-        self.torch = self._new()
+        self.rule = self._new()
         parts = {int(key): value for key, value in _copy(state["torch"]).items()}
-        self.torch.load_state_dict({"state": parts, "param_groups": self.torch.state_dict()["param_groups"]})
+        if isinstance(self.rule, Adam):
+            self.rule.state = parts
+        else:
+            self.rule.load_state_dict({"state": parts, "param_groups": self.rule.state_dict()["param_groups"]})
 
 
 def _check_moments(part: dict[str, Any], parameter: Tensor, all_of_them: list[nn.Parameter]) -> None:
