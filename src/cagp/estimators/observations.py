@@ -190,14 +190,28 @@ class Baseline:
 BASELINE_DF, LEAST_DISPERSION, LARGEST_DISPERSION, LARGEST_LOCATION = 4.0, 1e-4, 1e3, 1e6
 
 
-def constant_observations(model: "GPRegressor", num_rows: int, known: np.ndarray | None) -> Observations:
-    """What ``Baseline`` predicts for every row.
+def constant_prediction(
+    model: "GPRegressor", num_rows: int, found: Predictive | Observations | None = None
+) -> Predictive | Observations:
+    """What the training targets alone say about every row: with Gaussian noise, their mean and standard deviation.
 
     Args:
-        known: the logarithms of the exposures.
+        found: what the model predicts for these rows, which knows their exposures.
     """
-    baseline, scaler = model.baseline_, model.scaler_
-    assert baseline is not None
+    scaler, baseline = model.scaler_, model.baseline_
+    if baseline is None:
+        location, scale = (np.tile(np.ravel(part), (num_rows, 1)) for part in (scaler.target_mean, scaler.target_std))
+        return Predictive(location, scale, tuple(TRANSFORMS[name] for name in model.target_transforms_))
+    known = found.known if isinstance(found, Observations) else None
     location = np.full((num_rows, 1), baseline.location) + (0.0 if known is None else known[:, None])
     unit = float(scaler.target_mean[0]), float(scaler.target_std[0])
     return Observations(location, np.zeros((num_rows, 1)), baseline.likelihood, *unit, known)
+
+
+def constant_words(model: "GPRegressor") -> str:
+    """What ``constant_prediction`` takes from the training rows."""
+    if model.likelihood_ is None:
+        return "the mean and standard deviation"
+    if not model.likelihood_.are_counts:
+        return "the median and the median absolute deviation"
+    return "the mean and the variance" + ("" if model.exposure is None else ", for the exposure of each row,")

@@ -63,6 +63,7 @@ class Likelihood(nn.Module, ABC):
     """
 
     are_counts: ClassVar[bool] = False  # whether targets are 0, 1, 2, ...
+    majorises: ClassVar[bool] = False  # whether whole steps of ``site`` never lower the evidence bound, as in EM
 
     @abstractmethod
     def log_density(self, y: Grid, f: Grid) -> Grid:

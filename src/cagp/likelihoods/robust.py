@@ -29,6 +29,8 @@ class StudentT(Likelihood):
         df: degrees of freedom, learned; where they start. They stay above 2, so that the variance of a target exists.
     """
 
+    majorises = True
+
     scale: Positive = Positive()
     df: Positive = Positive(floor=2.0)
 

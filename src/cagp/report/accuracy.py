@@ -28,6 +28,15 @@ def summary(targets: Sequence[Target]) -> str:
         )
     (target,) = targets
     found, base = target.scores, target.baseline
+    if target.counts is not None:
+        return (
+            f'<p class="lead">On {count(len(target.y), "test row")}, predicted counts of {text(target.name, 60)} have '
+            f"a root mean squared error of {number(found.rmse)}; predicting the training mean has {number(base.rmse)}. "
+            f"The 95 % intervals, which end at whole numbers, contain {share(found.coverage)} of the actual counts. By "
+            "their places in the predicted distributions, which are random within a count, "
+            f"{share(float((np.abs(target.normal[0]) <= plots.Z95).mean()))} lie in the middle 95 %: "
+            f"{verdict(target).words}.</p>"
+        )
     return (
         f'<p class="lead">On {count(len(target.y), "test row")}, predictions of {text(target.name, 60)} have a root '
         f"mean squared error of {number(found.rmse)}; always predicting the training mean has {number(base.rmse)}. "
@@ -83,10 +92,7 @@ def metrics_table(target: Target) -> str:
         cells.append([metric.label, *values])
         name = metric.name[0].upper() + metric.name[1:]
         notes.append(f"{name}{unit}; {metric.better}. {metric.meaning}{remarks.get(field, '')}")
-    caption = (
-        f"On {count(len(target.y), 'test row')}. The baseline predicts the mean of the training targets for every row, "
-        "with their standard deviation."
-    )
+    caption = f"On {count(len(target.y), 'test row')}. The baseline predicts {target.baseline_words}."
     return table(["Metric", "Model", "Baseline"], cells, caption, notes)
 
 
