@@ -58,7 +58,7 @@ class Tallies:
                 )
         lines.append(f"  constant: always predicts {constant_words(self._model)} of the training rows")
         if self._model.likelihood in likelihoods_of("counts"):
-            lines.append("  intervals of counts hold at least their share, since they end at whole numbers")
+            lines.append("  intervals of counts hold at least their share, since they end at integers")
         logs = [n for n, t in zip(self._model.target_names_, self._model.target_transforms_, strict=True) if t == "log"]
         if logs:
             lines.append(f"  {', '.join(logs)}: fitted on a log scale, and so is the constant prediction")

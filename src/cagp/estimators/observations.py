@@ -109,7 +109,7 @@ class Observations:
     def scores(self, j: int, y: Float[np.ndarray, " n"]) -> Scores:
         """All metrics of the target; j is 0."""
         total = ScoreSum()
-        total.add_rows(torch.from_numpy(np.asarray(y, float)), self.row_scores(j, y))
+        total.add_rows(torch.from_numpy(np.array(y, float)), self.row_scores(j, y))
         return total.scores()
 
     def function(self) -> Predictive:
@@ -214,4 +214,4 @@ def constant_words(model: "GPRegressor") -> str:
         return "the mean and standard deviation"
     if not model.likelihood_.are_counts:
         return "the median and the median absolute deviation"
-    return "the mean and the variance" + ("" if model.exposure is None else ", for the exposure of each row,")
+    return "the mean and the variance" if model.exposure is None else "the mean per unit of exposure, and the variance,"

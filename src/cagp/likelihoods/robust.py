@@ -13,7 +13,7 @@ MIXTURE = torch.linspace(-24, 8, 193, dtype=torch.float64)
 """Where the logarithm of the gamma variable of Student's t is evaluated, in units of its width √(2/ν)."""
 
 COARSE, PAIR_ROWS = 4, 2048
-"""For pairs of errors: every so many of these nodes, which is still far below the width of all integrands; and the rows
+"""For pairs of errors: every fourth of these nodes, which is still far below the width of all integrands; and the rows
 that are computed at a time."""
 
 

@@ -40,6 +40,7 @@ class Target(NamedTuple):
     interval: tuple[Vector, Vector]  # the ends of the 95 % intervals
     baseline_words: str  # what the baseline predicts
     counts: "CountShares | None" = None  # of a target that is a count
+    allows_outliers: bool = False  # whether gross errors among the targets are to be expected
 
     @property
     def inside(self) -> NDArray[np.bool_]:
@@ -84,7 +85,8 @@ def _observed_target(model: Model, rows: HeldOutRows, found: Predictions) -> Tar
     scores = predicted.scores(0, y), constant.scores(0, y)
     words = f"{constant_words(regressor)} of the training targets for every row"
     counts = _count_shares(predicted, y) if predicted.likelihood.are_counts else None
-    return Target(model.target_names_[0], 0, y, mean, std, *scores, normal, (low, high), words, counts)
+    ends = low, high
+    return Target(model.target_names_[0], 0, y, mean, std, *scores, normal, ends, words, counts, counts is None)
 
 
 def _count_shares(predicted: Observations, y: Vector) -> CountShares:
