@@ -96,6 +96,15 @@ def test_wide_distributions_are_integrated_as_well():
         assert float(found[j]) == pytest.approx(math.log(right), abs=1e-7)
 
 
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_without_variance_the_predictive_density_is_that_of_the_mean(name):
+    likelihood, targets = made(name)
+    right = likelihood.log_density(targets, MEAN).detach()
+    for tiny in (0.0, 1e-30, 1e-14):
+        found = likelihood.log_predictive(targets, MEAN, torch.full_like(MEAN, tiny))
+        torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9)
+
+
 def test_weights_of_outliers_fall_and_stay_positive():
     likelihood, zero = StudentT(scale=0.5, df=4.0), torch.zeros(5).double()
     y = torch.tensor([0.0, 1.0, 3.0, 10.0, 1e6]).double()

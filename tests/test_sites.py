@@ -345,3 +345,49 @@ def test_wrong_arguments_are_refused():
         method.condition(X, y, torch.ones(40).double())
     with pytest.raises(ValueError, match="num_rows = 40"):
         method.condition(X[:20], y[:20])
+
+
+def test_whole_steps_of_students_t_never_lower_its_bound():
+    """Where rows contradict each other, every step of EM raises E[log p(y, τ | f)] - KL, without damping."""
+    generator = torch.Generator().manual_seed(5)
+    X = torch.rand(40, 1, generator=generator, dtype=torch.float64) * 4
+    y = torch.sin(X[:, 0]) + 3.0 * (torch.rand(40, generator=generator) < 0.4)
+    likelihood, prior = StudentT(scale=0.1, df=3.0), GP(Scale(Matern32(1)), noise=KnownNoise())
+    method = WithLikelihood(CholeskyGP(prior), likelihood, 40, tolerance=1e-10, max_steps=1)
+    K = prior.kernel(X, X).detach()
+    s2, df = float(likelihood.scale.detach()) ** 2, float(likelihood.df.detach())
+    bounds = []
+    for _ in range(60):
+        sites = method.refresh(X, y, 1)
+        mean, variance = sites.mean, sites.variance  # of q(f) that the sites before gave
+        bound = -0.5 * (df + 1) * torch.log1p(((y - mean).square() + variance) / (df * s2)).sum()
+        bounds.append((bound, method.precision.clone(), method.shift.clone()))
+        if len(bounds) > 1:
+            _, w, shift = bounds[-2]
+            A = K + torch.diag(1 / w)
+            m, C = K @ torch.linalg.solve(A, shift / w), K - K @ torch.linalg.solve(A, K)
+            torch.testing.assert_close(m, mean, rtol=1e-8, atol=1e-8)
+            solved = torch.linalg.solve(K, torch.stack([m], 1))[:, 0]
+            kl = 0.5 * (torch.trace(torch.linalg.solve(K, C)) - 40 + m @ solved)
+            kl = kl + 0.5 * (torch.logdet(K) - torch.logdet(C))
+            bounds[-1] = (bound - kl, *bounds[-1][1:])
+    values = torch.stack([value for value, _, _ in bounds[1:]])
+    assert bool((values.diff() > -1e-7).all())
+    assert float(values[-1] - values[0]) > 0.1
+
+
+def test_a_share_of_rows_may_still_move():
+    X = torch.linspace(0, 4, 50).double()[:, None]
+    y = torch.sin(X[:, 0]) + 2.0 * (torch.arange(50) % 2)
+    prior = GP(Scale(Matern32(1)), noise=KnownNoise())
+    strict, lenient = (
+        WithLikelihood(CholeskyGP(prior), StudentT(0.1, 3.0), 50, tolerance=1e-6, max_steps=500, unsettled=share)
+        for share in (0.0, 0.5)
+    )
+    all_of_them, half = strict.infer(X, y), lenient.infer(X, y)
+    assert (all_of_them.num_moving, all_of_them.converged) == (0, True)
+    assert half.converged
+    assert 0 < half.num_moving <= 25
+    assert half.num_steps < all_of_them.num_steps
+    with pytest.raises(ValueError, match="unsettled is 1"):
+        WithLikelihood(CholeskyGP(prior), StudentT(), 50, unsettled=1.0)

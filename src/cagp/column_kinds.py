@@ -2,9 +2,15 @@
 
 from typing import Any, NamedTuple
 
-NUMBER, DATETIME, TIMEDELTA, LEVELS = "number", "datetime", "timedelta", "levels"
+NUMBER, DATETIME, TIMEDELTA, LEVELS, EXPOSURE = "number", "datetime", "timedelta", "levels", "exposure"
 
-WORDS = {NUMBER: "numbers", DATETIME: "dates", TIMEDELTA: "durations", LEVELS: "levels (text or categories)"}
+WORDS = {
+    NUMBER: "numbers",
+    DATETIME: "dates",
+    TIMEDELTA: "durations",
+    LEVELS: "levels (text or categories)",
+    EXPOSURE: "the exposure, to which the mean of a count is proportional",
+}
 
 AWARE, NAIVE = "with a time zone", "without a time zone"
 """What dates can be: instants, or readings of a clock somewhere."""
@@ -32,7 +38,9 @@ class Column(NamedTuple):
 
     @property
     def names_out(self) -> list[str]:
-        """The names of the inputs it becomes."""
+        """The names of the inputs it becomes; an exposure is not an input."""
+        if self.kind == EXPOSURE:
+            return []
         names = [f"{self.name}={level}" for level in self.coded_levels] if self.kind == LEVELS else [self.name]
         names += [f"{self.name}=other levels"] if self.common else []
         return names + ([f"{self.name} is missing"] if self.missing else [])

@@ -23,6 +23,7 @@ from cagp.methods import CaGPLocal, CholeskyGP
 from cagp.methods.common import lengthscale_of
 from cagp.notices import collected
 from cagp.posteriors import AveragedPosterior, CaGPPosterior, LocalPosterior, Posterior
+from cagp.prior import KnownNoise
 from cagp.projection import Projection
 from cagp.solver import Solver
 from cagp.system import System
@@ -302,6 +303,8 @@ def reference_for(posterior: Posterior, row_noise: Float[Tensor, " m"] | None, n
         return _Itself("unknown")
     if isinstance(posterior, CaGPPosterior) and posterior.num_actions == num_rows:
         return _Itself("exact")
+    if row_noise is None and isinstance(posterior.prior.noise, KnownNoise):  # that of sites, which only some keep
+        return _Itself("unknown")
     held, targets = posterior.X, posterior.X.new_zeros(len(posterior.X))  # a variance does not depend on targets
     if len(held) == num_rows <= EXACT_ROWS:
         with collected(JitterWarning) as jitter:

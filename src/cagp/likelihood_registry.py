@@ -33,6 +33,10 @@ LIKELIHOODS: dict[str, LikelihoodEntry] = {
 }
 
 
-def likelihoods_of(targets: str) -> tuple[str, ...]:
-    """The names of the likelihoods for this kind of targets."""
-    return tuple(entry.name for entry in LIKELIHOODS.values() if entry.targets == targets)
+GAUSSIAN = "gaussian"
+"""The likelihood of regression unless the user chooses another: Gaussian noise, without sites."""
+
+
+def likelihoods_of(*targets: str) -> tuple[str, ...]:
+    """The names of the likelihoods for these kinds of targets."""
+    return tuple(entry.name for entry in LIKELIHOODS.values() if entry.targets in targets)

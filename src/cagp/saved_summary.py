@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cagp.column_kinds import Column
+from cagp.column_kinds import EXPOSURE, Column
 from cagp.kernel_summary import input_lengthscales, kernel_parts, kernel_words, modules, values_of
 from cagp.recipes import guarantee_words
 from cagp.storage import State, read_state
@@ -58,7 +58,9 @@ def _summary(state: State) -> dict[str, Any]:
         "tried": state.get("tried", []),
         "guarantee": _guarantee(state),
         "classes": _classes(state),
-        "likelihood": None if state.get("labels") is None else state["labels"]["likelihood"],
+        "likelihood": _likelihood(state),
+        "likelihood_parameters": {} if state.get("observed") is None else state["observed"]["learned"],
+        "exposure": next((column.name for column in columns if column.kind == EXPOSURE), None),
         "train_rows": state["num_rows"],
         "methods": state.get("methods", [state["method"]]),
         "rows_held": 0 if inducing else state["num_rows"] if held == own_rows else max(held),
@@ -95,13 +97,19 @@ def _classes(state: State) -> list[Any] | None:
     return None if labels is None else list(labels["classes"]["values"])
 
 
+def _likelihood(state: State) -> str | None:
+    """The name of the likelihood; None for Gaussian noise."""
+    found = state.get("labels") or state.get("observed")
+    return None if found is None else found["likelihood"]
+
+
 def _guarantee(state: State) -> str:
     """What ``guarantee_`` of the loaded model says, also for files whose fit report does not say it."""
     posteriors, on_log_scale = state["posteriors"], "log" in state.get("target_transforms", [])
     is_average = any("components" in posterior for posterior in posteriors)
     posteriors = [component for posterior in posteriors for component in _components(posterior)]
     scaled = any(posterior.get("local_scale") is not None for posterior in posteriors)
-    has_sites = state.get("labels") is not None
+    has_sites = _likelihood(state) is not None
     inducing = any(posterior["class"] == "InducingPosterior" for posterior in posteriors)
     return guarantee_words(not scaled and not inducing, scaled, on_log_scale, is_average, has_sites)
 

@@ -33,8 +33,8 @@ REFRESH_EVERY, REFRESH_STEPS, FIRST_STEPS = 5, 1, 8
 Heuristics."""
 
 LEAST_DAMPING, SLOWER, FASTER = 1 / 64, 0.5, 1.25
-"""Of the damping factor: its smallest value, what multiplies it after a step that changed sites more than the one
-before, and after any other."""
+"""Of the damping factor, unless whole steps are safe (``Likelihood.majorises``): its smallest value, what multiplies it
+after a step that changed sites more than the one before, and after any other."""
 
 
 class Sites(NamedTuple):
@@ -47,6 +47,7 @@ class Sites(NamedTuple):
     num_steps: int
     change: float  # of (w, w z) by the last step without damping, relative to their largest values
     converged: bool
+    num_moving: int  # rows whose site still changed by more than the tolerance
 
 
 class SitesWarning(UserWarning):
@@ -72,6 +73,7 @@ class WithLikelihood(Method):
         kind: "variational", or "newton" for the Laplace approximation, which is overconfident more often.
         tolerance: ``condition`` ends when a step changes the sites by less than this, see ``Sites.change``.
         max_steps: of ``condition``, at most; it then issues a ``SitesWarning``.
+        unsettled: the share of rows whose sites may change by more than the tolerance when ``condition`` ends.
         refresh_every: steps of a fit after which the sites take a step.
     """
 
@@ -93,6 +95,7 @@ class WithLikelihood(Method):
         kind: SiteKind = "variational",
         tolerance: float = 1e-4,
         max_steps: int = 100,
+        unsettled: float = 0.0,
         refresh_every: int = REFRESH_EVERY,
     ):
         super().__init__()
@@ -106,11 +109,14 @@ class WithLikelihood(Method):
             raise ValueError(f'kind is {kind!r}, expected "variational" or "newton".')
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance is {tolerance}, expected a number between 0 and 1.")
+        if not 0 <= unsettled < 1:
+            raise ValueError(f"unsettled is {unsettled}, expected a share of rows, from 0 to below 1.")
         for name, value in (("num_rows", num_rows), ("max_steps", max_steps), ("refresh_every", refresh_every)):
             check_count(value, name, 2**31, "a size that can be computed")
         self.method, self.likelihood = method, likelihood
         self.kind: SiteKind = kind
         self.tolerance, self.max_steps, self.refresh_every = tolerance, max_steps, refresh_every
+        self.unsettled = unsettled
         zeros = torch.zeros(num_rows, dtype=torch.float64)
         given = zeros + (0.0 if offset is None else offset)
         if given.shape != zeros.shape or not bool(torch.isfinite(given).all()):
@@ -149,25 +155,28 @@ class WithLikelihood(Method):
             mean = self.prior.mean(X.double()) + offset
             precision, shift = self._towards(y, mean, torch.zeros_like(mean))
         damping, last, change = 1.0, math.inf, math.inf
-        mean, variance, step = offset, torch.zeros_like(offset), 0
+        mean, variance, step, num_moving, converged = offset, torch.zeros_like(offset), 0, len(y), False
         for step in range(1, max_steps + 1):
             mean, variance = (
                 part.double() for part in self.method.marginals(X, *self._regression(X, precision, shift))
             )
             mean = mean + offset
             new_precision, new_shift = self._towards(y, mean, variance)
-            change = max(_relative(new_precision, precision), _relative(new_shift, shift))
+            changes = torch.maximum(_relative(new_precision, precision), _relative(new_shift, shift))
+            change, num_moving = float(changes.max()), int((changes >= tolerance).sum())
             if not math.isfinite(change):
                 raise FloatingPointError(
                     f"sites are not finite after {step} steps; standardise the inputs, or lower the outputscale."
                 )
-            damping = max(LEAST_DAMPING, SLOWER * damping) if change > last else min(1.0, FASTER * damping)
-            if change < tolerance:
+            if not self.likelihood.majorises:
+                damping = max(LEAST_DAMPING, SLOWER * damping) if change > last else min(1.0, FASTER * damping)
+            converged = num_moving <= self.unsettled * len(y)
+            if converged:
                 break
             precision = precision + damping * (new_precision - precision)
             shift = shift + damping * (new_shift - shift)
             last = change
-        return Sites(precision, shift / precision, mean, variance, step, change, change < tolerance)
+        return Sites(precision, shift / precision, mean, variance, step, change, converged, num_moving)
 
     def _towards(self, y: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """w and w z of the sites that marginals ask for."""
@@ -194,7 +203,8 @@ class WithLikelihood(Method):
 
     def with_method(self, method: Method) -> "WithLikelihood":
         """The same sites, likelihood and options with another method, for predictions."""
-        options = {"kind": self.kind, "tolerance": self.tolerance, "max_steps": self.max_steps}
+        options: dict[str, Any] = {"kind": self.kind, "tolerance": self.tolerance, "max_steps": self.max_steps}
+        options["unsettled"] = self.unsettled
         other = WithLikelihood(method, self.likelihood, len(self.offset), offset=self.offset, **options)
         other.precision, other.shift = self.precision.clone(), self.shift.clone()
         return other
@@ -232,8 +242,8 @@ class WithLikelihood(Method):
         if not sites.converged:
             notices.warn(
                 f"the sites of {len(X):,} rows have not converged after {sites.num_steps} steps (change "
-                f"{sites.change:.1e}, tolerance {self.tolerance:.1e}); predictions are those of the last step. Raise "
-                "max_steps, or the tolerance.",
+                f"{sites.change:.1e}, tolerance {self.tolerance:.1e}, {sites.num_moving:,} rows still move); "
+                "predictions are those of the last step. Raise max_steps, or the tolerance.",
                 SitesWarning,
                 stacklevel=3,
             )
@@ -279,5 +289,5 @@ class WithLikelihood(Method):
         return [*found, words]
 
 
-def _relative(new: Tensor, old: Tensor) -> float:
-    return float((new - old).abs().max() / new.abs().max().clamp_min(1e-300))
+def _relative(new: Tensor, old: Tensor) -> Tensor:
+    return (new - old).abs() / new.abs().max().clamp_min(1e-300)

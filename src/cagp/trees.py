@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, final
 import numpy as np
 import torch
 from jaxtyping import Float64, Int
+from scipy import special
 
 from cagp.lazy import lazy_module
 from cagp.tree_text import checked_tree_text
@@ -27,7 +28,7 @@ share of less than ``LEAST_FALL`` in ``WINDOW`` rounds. A heuristic: the process
 QUICK_RATE, QUICK_ROUNDS = 0.2, 60
 """Of trees that only give a first idea."""
 
-TreeObjective = Literal["l2", "binary"]
+TreeObjective = Literal["l2", "binary", "poisson", "huber"]
 
 FOLDS = ((50_000, 5), (200_000, 3))
 """The number of folds up to a number of rows; two beyond, where half of the rows are plenty."""
@@ -97,6 +98,7 @@ def fit_trees(
     fold: Int[np.ndarray, " n"] | None = None,
     max_seconds: float = float("inf"),
     objective: TreeObjective = "l2",
+    exposure: Float64[np.ndarray, " n"] | None = None,
 ) -> OutOfFold:
     """Fit trees to each target, out of fold; the number of rounds is the one with the least out-of-fold error.
 
@@ -107,7 +109,9 @@ def fit_trees(
         row_noise: known noise variances; rows with much noise have less weight.
         categorical: columns that hold codes of levels.
         fold: the fold of each row, from 0; None for ``number_of_folds`` folds of rows drawn by seed.
-        objective: "l2" for numbers; "binary" for targets 0 and 1, of which trees then predict the log odds.
+        objective: "l2" for numbers, "huber" for numbers with outliers; "binary" for targets 0 and 1, of which trees
+            then predict the log odds; "poisson" for counts, of which they predict the logarithm of the mean.
+        exposure: of counts: trees predict the logarithm of the mean for an exposure of one.
 
     Time O(rounds · n p · folds) for each target.
     """
@@ -119,6 +123,8 @@ def fit_trees(
     for j in range(y.shape[1]):
         targets = y[:, j]
         weight = None if row_noise is None else 1 / (NOISE * targets.var() + row_noise[:, j] + 1e-12)
+        if exposure is not None:  # y log(e λ) - e λ = e ((y/e) log λ - λ) up to a constant
+            targets, weight = targets / exposure, exposure
         now = time.perf_counter()
         until = now + (deadline - now) / (y.shape[1] - j)
         boosters, rounds, whole = _cross_fitted(
@@ -206,16 +212,22 @@ def _cross_fitted(
         return errors
 
     sizes = np.array([len(left_out) for _, left_out in folds])
+    least = _least_loss(y, weight) if objective == "poisson" else 0.0
     errors: list[float] = []
     with ThreadPoolExecutor(min(len(folds), torch.get_num_threads())) as pool:
         boosters = list(pool.map(begin, folds))
         while not errors or (len(errors) < MOST_ROUNDS and time.perf_counter() < until):  # one round in any case
             found = list(pool.map(advance, boosters))
             rounds = min(map(len, found))
-            errors += [float(np.average([part[r] for part in found], weights=sizes)) for r in range(rounds)]
+            errors += [float(np.average([part[r] for part in found], weights=sizes)) - least for r in range(rounds)]
             if _is_over(errors) or rounds < ROUNDS_AT_ONCE:
                 break
     return boosters, int(np.argmin(errors)) + 1, time.perf_counter() < until
+
+
+def _least_loss(y: np.ndarray, weight: np.ndarray | None) -> float:
+    """The Poisson loss of predictions that are all right: the loss above it is the deviance, which is positive."""
+    return float(np.average(y - special.xlogy(y, y), weights=weight))
 
 
 def _is_over(errors: list[float]) -> bool:

@@ -24,6 +24,31 @@ CLASSIFIERS = ("default", "local", "hybrid", "opt", "trees", "lightgbm", "hist")
 """What ``cagp bench classes`` fits to a table."""
 
 
+COUNTING = (
+    "negative-binomial",
+    "lightgbm",
+    "poisson",
+    "poisson-trees",
+    "negative-binomial-trees",
+    "negative-binomial-auto",
+    "catboost",
+    "hist",
+    "gpboost",
+)
+"""What ``cagp bench counts`` fits to a table; the first two unless others are named."""
+
+ROBUST = (
+    "gaussian",
+    "student-t",
+    "gaussian-one-scale",
+    "gaussian-trees",
+    "gaussian-auto",
+    "student-t-trees",
+    "student-t-auto",
+)
+"""What ``cagp bench outliers`` fits to a table; the first two unless others are named."""
+
+
 class Contender(NamedTuple):
     """Something that learns from a table and predicts with error bars."""
 

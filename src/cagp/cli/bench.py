@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cagp.bench.choices import CLASSIFIERS, CONTENDERS, NUM_ACTIONS, PREDICTED, SCALED
 from cagp.bench.gp_settings import gp_settings
 from cagp.bench.suites import SUITES, suite_from_file
+from cagp.cli import bench_likelihoods
 from cagp.cli.options import HelpFormatter, add_data_dir, duration, positive, rate, table_path, wrapped
 from cagp.cli.words import UsageError
 from cagp.kernel_registry import CHOICES
@@ -66,6 +67,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
     _add_local(_suite(suites, "local", "speed of CaGP-Local"))
     _add_neighbours(_suite(suites, "neighbours", "time and memory to index rows and to find the nearest ones"))
     _add_tables(_suite(suites, "tables", "the default regressor beside boosted trees and GPBoost on your tables"))
+    bench_likelihoods.add_counts(_suite(suites, "counts", "regressors for counts beside boosted trees on your tables"))
+    bench_likelihoods.add_outliers(_suite(suites, "outliers", "regressors for tables whose targets have gross errors"))
     _add_classes(_suite(suites, "classes", "the classifier beside boosted trees on your tables"))
     _add_structures(_suite(suites, "structures", "what the default regressor chooses on data with known structure"))
     _add_small(_suite(suites, "small", "time to cross-validate a small table, beside one local fit of a large one"))

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cagp.cli import options
-from cagp.cli.models import check_options, regressor
+from cagp.cli.models import check_likelihood, check_options, regressor
 from cagp.cli.words import UsageError, Voice, check_shared_table, count, names, print_json, warn
 from cagp.lazy import lazy_module
+from cagp.likelihood_registry import GAUSSIAN
 from cagp.quantities import size
 from cagp.recipes import RECIPES
 
@@ -29,8 +30,8 @@ else:
     classes = lazy_module("cagp.cli.classes")
     scores, tables, data_tables = map(lazy_module, ("cagp.cli.scores", "cagp.cli.tables", "cagp.data.tables"))
 
-CLASSIFYING = ("local", "exact", "hybrid", "opt", "cg")
-"""What "auto" can be with --classify, and whose options it takes."""
+WITH_SITES = ("local", "exact", "hybrid", "opt", "cg")
+"""What "auto" can be with --classify and with --likelihood, and whose options it takes."""
 
 RUN = "run.json"
 """What a resumed run needs besides checkpoints: which fit it is, and its memory limit."""
@@ -59,6 +60,7 @@ examples:
   cagp fit houses.csv --target price --drop id --max-time 10min
   cagp fit houses.csv --target price --report report.html
   cagp fit patients.csv --target diagnosis --classify
+  cagp fit visits.csv --target visits --likelihood negative_binomial --exposure hours
   cagp fit visits.csv --target score --split group:patient
   cagp fit weather.parquet --target rain wind --method local --n-neighbors 64
   cagp fit houses.csv --target price --out houses.cagp --resume
@@ -82,6 +84,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the target holds classes: text, or numbers that are codes; predictions are probabilities",
     )
+    options.add_likelihood(command)
     options.add_model(command, max_time=None)
     command.add_argument(
         "--out",
@@ -105,9 +108,11 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, test, save, and say what was done; 130 if Ctrl-C ended the training."""
+    check_likelihood(arguments)
     if arguments.classify:
         classes.check_classify(arguments)
-    check_options(arguments, [*(CLASSIFYING if arguments.classify else ()), arguments.method])
+    has_sites = arguments.classify or arguments.likelihood != GAUSSIAN
+    check_options(arguments, [*(WITH_SITES if has_sites else ()), arguments.method])
     ranks = processes.Ranks.here()
     if arguments.classify and ranks.size > 1:
         raise UsageError(f"--classify trains in one process, and {ranks.size} were started; start a single one.")
@@ -126,6 +131,8 @@ def _run(arguments: argparse.Namespace, ranks: "processes.Ranks", folder: Path) 
     reason = ranks.from_first(lambda: {"words": in_pieces.reason(arguments)})["words"]
     if arguments.report is not None and arguments.test_fraction == 0:
         raise UsageError("--report needs test rows: give a --test-fraction above 0.")
+    if reason is not None and arguments.likelihood != GAUSSIAN:
+        raise UsageError(f"--likelihood {arguments.likelihood} takes the whole table in memory. {reason}")
     source = tables.split_of(arguments) if reason is None else in_pieces.split_in_pieces(arguments)
     if isinstance(source, tables.SplitTable):
         voice.say(_data(source, arguments))
@@ -197,6 +204,8 @@ def _run(arguments: argparse.Namespace, ranks: "processes.Ranks", folder: Path) 
                 "split": str(arguments.split),
                 "seed": arguments.seed,
                 "method": model.method_,
+                "likelihood": model.likelihood,
+                "exposure": model.exposure,
                 "choice": model.choice_,
                 "tried": model.choices_,
                 "mean": "zero" if model.trees_ is None else "trees",
@@ -327,6 +336,8 @@ def _key(arguments: argparse.Namespace, train: "tables.Part | in_pieces.PiecesTo
     plain: dict[str, Any] = options.options_of(arguments)
     chosen = ("method", "kernel", "mean", "target_transform", "categories", "copies", "max_epochs", "seed", "device")
     plain |= {name: getattr(arguments, name) for name in chosen}
+    if arguments.likelihood != GAUSSIAN:
+        plain |= {"likelihood": arguments.likelihood, "exposure": arguments.exposure}
     if isinstance(train, in_pieces.PiecesToFit):
         chosen = [arguments.target, arguments.drop, arguments.noise, arguments.test_fraction]
         return storage.fingerprint(plain, train.key(arguments.table), chosen)

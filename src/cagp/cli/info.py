@@ -64,7 +64,9 @@ def _words(record: dict[str, Any]) -> str:
         listed = f"{count(len(classes), 'class', 'classes')}, {_listed(classes)}"
         lines.append(f"  {record['targets'][0]['name']}: {listed}")
         lines.append(f"  likelihood: {LIKELIHOODS[record['likelihood']].words}")
-    for target in record["targets"] if record["classes"] is None else []:
+    elif record["likelihood"] is not None:
+        lines += _with_likelihood(record)
+    for target in record["targets"] if record["likelihood"] is None else []:
         scale = "on a log scale, " if target["transform"] == "log" else ""
         rows = f" ({count(target['rows'], 'row')})" if target["rows"] != record["train_rows"] else ""
         lines.append(
@@ -73,7 +75,7 @@ def _words(record: dict[str, Any]) -> str:
         )
     lines += ["", f"{count(len(record['inputs']), 'input')}:"]
     lines += [f"  {column['name']}: {_encoding(column)}" for column in record["inputs"]]
-    unit = "in units of the target's variance" if record["classes"] is None else "of the log odds"
+    unit = UNIT_OF[None if record["likelihood"] is None else LIKELIHOODS[record["likelihood"]].targets]
     lines += ["", f"Kernel, {unit}: {record['kernel']}."]
     parts = record["kernel_parts"]
     for part in parts:
@@ -82,6 +84,26 @@ def _words(record: dict[str, Any]) -> str:
     if record["guarantee"] not in record["fit_report"]:  # older versions did not write it
         lines.append(record["guarantee"])
     return "\n".join(lines)
+
+
+UNIT_OF = {
+    None: "in units of the target's variance",
+    "classes": "of the log odds",
+    "counts": "of the logarithm of the mean",
+    "numbers": "in units of the target's spread, squared",
+}
+
+
+def _with_likelihood(record: dict[str, Any]) -> list[str]:
+    """A target whose likelihood is not Gaussian."""
+    (target,), entry = record["targets"], LIKELIHOODS[record["likelihood"]]
+    shown = {"df": "degrees of freedom"}
+    learned = [f"{shown.get(name, name)} {number(value)}" for name, value in record["likelihood_parameters"].items()]
+    lines = [f"  {target['name']}: {'counts' if entry.targets == 'counts' else 'numbers'}"]
+    if entry.targets == "numbers":
+        lines[0] += f", median {number(target['mean'])}, spread (by absolute deviations) {number(target['std'])}"
+    lines.append(f"  likelihood: {entry.words}{'; ' if learned else ''}{', '.join(learned)}")
+    return lines + ([] if record["exposure"] is None else [f"  exposure: {record['exposure']}"])
 
 
 def _listed(classes: list[Any]) -> str:

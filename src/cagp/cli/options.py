@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cagp import kernel_registry
 from cagp.lazy import lazy_module
+from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
 from cagp.quantities import bytes_of, seconds_of
 from cagp.recipes import OPTIONS, RECIPES, users_of
 from cagp.recipes.options import COPIES, MEANS, TARGET_SCALES
@@ -225,6 +226,24 @@ def add_split(command: argparse.ArgumentParser, default: str | None = "random") 
         default=default,
         metavar="RULE",
         help=f"{SPLIT_WORDS} (default: {default or 'all rows'})",
+    )
+
+
+def add_likelihood(command: argparse.ArgumentParser) -> None:
+    """How targets vary about the function, and what the mean of counts is proportional to."""
+    names = (GAUSSIAN, *likelihoods_of("counts", "numbers"))
+    command.add_argument(
+        "--likelihood",
+        choices=names,
+        default=GAUSSIAN,
+        metavar="NAME",
+        help=f"how targets vary about the function: one of {', '.join(names)}; poisson and negative_binomial are for "
+        "counts, student_t for numbers with outliers (default: %(default)s)",
+    )
+    command.add_argument(
+        "--exposure",
+        metavar="COLUMN",
+        help="for counts: a column that their mean is proportional to, e.g. hours of observation; it is not an input",
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cagp.cli import options
 from cagp.cli.words import UsageError, Voice, check_shared_table, count, names
 from cagp.lazy import lazy_module
+from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,6 +130,11 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.model} is a classifier: it predicts classes and probabilities. Remove --columns, "
             "--quantiles and --interval."
         )
+    if not classifier and model.likelihood != GAUSSIAN and arguments.interval == "conformal":
+        raise UsageError(
+            f"{arguments.model} has the likelihood {model.likelihood}: conformal intervals are for Gaussian noise. "
+            "Remove --interval."
+        )
     keep, verbatim = _kept(model, arguments.table, arguments.keep)
     results = [f"{t}_{c}" for t in model.target_names_ for c in [*columns, *map(_quantile_name, arguments.quantiles)]]
     if classifier:
@@ -136,6 +142,8 @@ def run(arguments: argparse.Namespace) -> int:
     written = [*keep, *([f"{model.target_name_}_class"] if classifier else []), *results]
     if set(results) & set(keep):
         raise UsageError(f"--keep has {names(sorted(set(results) & set(keep)))}, which is also a column of the result.")
+    counts = not classifier and model.likelihood in likelihoods_of("counts")
+    whole = [name for name in results if counts and not name.endswith(("_mean", "_std"))]
     unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
     start = time.perf_counter()
     pieces = tables.pieces(model, arguments.table, arguments.rows_at_a_time, verbatim, arguments.noise)
@@ -160,6 +168,7 @@ def run(arguments: argparse.Namespace) -> int:
             unknown += Counter(model.encoder_.num_unknown(piece.inputs.matrix))
             lacking += Counter(model.encoder_.num_missing(piece.inputs.matrix))
             result = pd.DataFrame(dict(zip(results, answers, strict=True)), index=piece.frame.index)
+            result = result.astype(dict.fromkeys(whole, "int64"))
             if classifier:
                 chosen = np.stack(answers, axis=1).argmax(1)
                 result.insert(0, f"{model.target_name_}_class", model.classes_[chosen])

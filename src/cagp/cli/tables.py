@@ -57,6 +57,7 @@ def split_table(
     noise: str | None = None,
     rule: SplitRule = RANDOM,
     categories: Sequence[str] = (),
+    exposure: str | None = None,
 ) -> SplitTable:
     """Read a table, leave out rows without any target, split the others and encode them.
 
@@ -66,6 +67,9 @@ def split_table(
     frame, inputs, values = read_columns(path, targets, not_inputs, noise, rule, categories)
     known = None if noise is None else noise_column(frame, noise, path)
     encoder, matrix = Encoder.fit_codes(inputs, categories)  # errors name the rows of the table
+    if exposure is not None:
+        _check_columns(inputs, "--exposure", [exposure], "the inputs do")
+        encoder = encoder.with_exposure(exposure, matrix)
     missing = encode_target(values, "the target").empty
     kept = np.flatnonzero(~missing)
     if len(kept) < 2:
@@ -151,6 +155,7 @@ def split_of(arguments: argparse.Namespace) -> SplitTable:
         arguments.noise,
         arguments.split,
         arguments.categories,
+        getattr(arguments, "exposure", None),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from cagp.column_kinds import AWARE, DATETIME, LEVELS, NAIVE, NUMBER, TIMEDELTA, WORDS, Column
+from cagp.column_kinds import AWARE, DATETIME, EXPOSURE, LEVELS, NAIVE, NUMBER, TIMEDELTA, WORDS, Column
 from cagp.data.table_checks import numbers_of, short
 from cagp.data.text_values import TextKind, is_date, is_number, kind_of_text, read_text, time_zones
 
@@ -219,7 +219,7 @@ def with_quantiles(column: Column, values: np.ndarray) -> Column:
     Args:
         values: of every ``quantile_stride``-th row.
     """
-    if column.missing or column.kind == LEVELS:
+    if column.missing or column.kind in (LEVELS, EXPOSURE):
         return column
     probabilities = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
     found = np.quantile(values, probabilities, method="inverted_cdf")
@@ -244,6 +244,8 @@ def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarra
     Levels become their places 0, 1, 2, ...; those that did not occur at fit get the next number.
     """
     kind = kind_of(values, column.name)
+    if column.kind == EXPOSURE:
+        column = column._replace(kind=NUMBER)
     if column.kind == DATETIME and column.time_zone and kind in (DATETIME, LEVELS):
         _check_zone(column, values)
     if column.kind == LEVELS and kind in (LEVELS, NUMBER, EMPTY):
@@ -264,6 +266,8 @@ def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarra
 
 def expanded_column(column: Column, codes: np.ndarray) -> np.ndarray:
     """The inputs that the column becomes, (n, number of its names_out)."""
+    if column.kind == EXPOSURE:
+        return np.empty((len(codes), 0))
     parts = [_expanded_levels(column, codes) if column.kind == LEVELS else codes[:, None]]
     parts += [np.isnan(codes)[:, None]] if column.missing else []
     return np.concatenate(parts, axis=1, dtype=np.float64)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float64, Int64
 
-from cagp.column_kinds import DATETIME, DECIMAL_COMMA, LEVELS, NAIVE, NUMBER, TIMEDELTA, Column
+from cagp.column_kinds import DATETIME, DECIMAL_COMMA, EXPOSURE, LEVELS, NAIVE, NUMBER, TIMEDELTA, WORDS, Column
 from cagp.data.column_values import (
     ColumnScan,
     column_codes,
@@ -25,9 +25,11 @@ from cagp.data.table_checks import (
     Table,
     as_table,
     category_places,
+    check_exposure,
     check_frame,
     check_values,
     columns_text,
+    exposure_place,
     listed,
     names_of,
 )
@@ -126,6 +128,37 @@ class Encoder:
         columns = [with_statistics(column, part[rows]) for column, part in parts]
         return Encoder(columns, self._has_names), np.column_stack([part for _, part in parts])
 
+    def with_exposure(self, exposure: Any, codes: Float64[np.ndarray, "n c"]) -> "Encoder":
+        """The same encoder with a column of exposures, which is not an input; all must be positive.
+
+        Args:
+            exposure: the name of the column in a frame, its position in an array.
+            codes: of the rows to learn from.
+        """
+        place = exposure_place(exposure, [column.name for column in self._columns], not self._has_names)
+        column = self._columns[place]
+        if column.kind != NUMBER:
+            raise ValueError(f"the exposure, column {column.name!r}, holds {WORDS[column.kind]}, expected numbers.")
+        check_exposure(codes[:, place], column.name, 0)
+        exposed = Column(column.name, EXPOSURE, format=column.format)
+        return Encoder([*self._columns[:place], exposed, *self._columns[place + 1 :]], self._has_names)
+
+    @property
+    def exposure_name(self) -> str | None:
+        """The name of the column of exposures; None where there is none."""
+        return next((column.name for column in self._columns if column.kind == EXPOSURE), None)
+
+    def without_exposure(
+        self, codes: Float64[np.ndarray, "n c"]
+    ) -> tuple[Float64[np.ndarray, "n c"], Float64[np.ndarray, " n"] | None]:
+        """Codes in which every exposure is one, and the exposures; None where there are none."""
+        for place, column in enumerate(self._columns):
+            if column.kind == EXPOSURE:
+                alike = codes.copy()
+                alike[:, place] = 1.0
+                return alike, codes[:, place].copy()
+        return codes, None
+
     def with_quantiles(self, codes: Float64[np.ndarray, "m c"]) -> "Encoder":
         """The same encoder with the quantiles of its columns.
 
@@ -178,6 +211,9 @@ class Encoder:
         if isinstance(table, pd.DataFrame):
             check_frame(table)
         codes = self._read(table, rows_from)
+        for j, column in enumerate(self._columns):
+            if column.kind == EXPOSURE:
+                check_exposure(codes[:, j], column.name, rows_from)
         check_values(codes, self._columns, rows_from)
         return codes
 
@@ -186,7 +222,7 @@ class Encoder:
 
         Numbers stay as they are, NaN where they are missing.
         """
-        if not any(column.kind == LEVELS or column.missing for column in self._columns):
+        if not any(column.kind in (LEVELS, EXPOSURE) or column.missing for column in self._columns):
             return codes
         parts = [expanded_column(column, codes[:, j]) for j, column in enumerate(self._columns)]
         return np.concatenate(parts, axis=1)
@@ -281,7 +317,7 @@ class Encoder:
             parts = [table.iloc[:, j] for j in self._places(table)]
         else:
             self._check_width(table.shape[1])
-            if table.dtype.kind == "f" and all(column.kind == NUMBER for column in self._columns):
+            if table.dtype.kind == "f" and all(column.kind in (NUMBER, EXPOSURE) for column in self._columns):
                 return table
             parts = [pd.Series(table[:, j]) for j in range(table.shape[1])]
         codes = np.empty((len(table), len(self._columns)))

@@ -184,6 +184,32 @@ def category_places(categories: Any, names: Sequence[str], by_position: bool) ->
     return {place[str(name)] for name in wanted}
 
 
+def exposure_place(exposure: Any, names: Sequence[str], by_position: bool) -> int:
+    """The place of the column of exposures; ValueError where it is not there, or the only one."""
+    whole = isinstance(exposure, int | np.integer) and not isinstance(exposure, bool)
+    if by_position and not (whole and 0 <= exposure < len(names)):
+        raise ValueError(
+            f"exposure is {exposure!r}, expected the position of a column from 0 to {len(names) - 1}: X is an array, "
+            "without names."
+        )
+    if not by_position and str(exposure) not in names:
+        raise ValueError(f"exposure is {exposure!r}, which X does not have; its columns are {listed(names)}.")
+    if len(names) == 1:
+        raise ValueError("X has no column besides the exposure; add one to predict from.")
+    return int(exposure) if by_position else list(names).index(str(exposure))
+
+
+def check_exposure(values: Float64[np.ndarray, " n"], name: str, rows_from: int) -> None:
+    """Raise ValueError unless all exposures are positive numbers."""
+    wrong = ~(np.isfinite(values) & (values > 0))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"the exposure, column {name!r}, has {int(wrong.sum())} values that are not positive numbers (first "
+            f"{values[row]:g} at row {rows_from + row}); leave these rows out, or correct them."
+        )
+
+
 def check_values(codes: Float64[np.ndarray, "n c"], columns: Sequence[Column], rows_from: int) -> None:
     """Raise ValueError for values that are infinite, too large, or missing where nothing can stand in for them.
 

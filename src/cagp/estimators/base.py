@@ -20,7 +20,9 @@ from cagp.data.row_rules import judging_rule
 from cagp.data.scaling import Standardizer
 from cagp.estimators import answers, learned
 from cagp.estimators.copies import CopiesWarning, counted
+from cagp.estimators.likelihood_fits import check_likelihood, fit_with_likelihood
 from cagp.estimators.mapped_rows import learn_chunks
+from cagp.estimators.observations import Baseline, Observations
 from cagp.estimators.predictive import Predictive
 from cagp.estimators.regions import learn_regions
 from cagp.estimators.saved import save_model
@@ -31,6 +33,8 @@ from cagp.estimators.units import EncodedTable, Quantity, Units
 from cagp.estimators.variances import noise_deviations, variance_parts
 from cagp.kernels import Kernel
 from cagp.lazy import lazy_module
+from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
+from cagp.likelihoods import Likelihood
 from cagp.memory import peak_memory
 from cagp.metrics import Calibration
 from cagp.posteriors import Posterior
@@ -69,8 +73,15 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         target_names_, n_outputs_: of the targets.
         target_transforms_: "identity" or "log" for each target; see ``target``.
         n_rows_: the number of training rows; ``target_rows_``: of those that have each target.
+        likelihood_: where it is not Gaussian, the likelihood (``cagp.likelihoods``) with its learned parameters, for
+            targets in standard units; None with Gaussian noise. ``offset_``: the constant part of the function.
     """
 
+    # What only some regressors can choose.
+    likelihood, exposure = GAUSSIAN, None
+    likelihood_: Likelihood | None = None
+    offset_: float = 0.0
+    baseline_: Baseline | None = None
     posteriors_: list[Posterior]
     units_: Units
     fit_results_: list[FitResult]
@@ -123,7 +134,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
+        tags.target_tags.multi_output = self.likelihood == GAUSSIAN
+        tags.target_tags.positive_only = self.likelihood in likelihoods_of("counts")
         tags.input_tags.allow_nan = True
         return tags
 
@@ -154,12 +166,19 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 then the latest ones. It is an input only if ``X`` has it as a column.
             group: anything that is the same for the rows of a person, place or thing, where others are to be predicted:
                 the rows that judge models are then whole groups. Without time and group they are drawn at random.
-            unknown: nothing else is accepted. For weights, pass ``sample_noise=variance / weight``.
+            unknown: nothing else is accepted. For weights with Gaussian noise, pass ``sample_noise=variance / weight``.
         """
         if unknown:
             refuse_keywords(unknown)
         began, of_copies = clock.perf_counter(), None
         check_parameters(self)
+        check_likelihood(self)
+        if self.likelihood != GAUSSIAN:
+            fit_with_likelihood(self, X, y, sample_noise, time, group, began)
+            if self.verbose:
+                print(self.fit_report_)
+            return self
+        self.likelihood_, self.offset_, self.baseline_ = None, 0.0, None
         recipe, ranks = self._recipe(), Ranks.here()
         check_processes(recipe, ranks.size)
         if y is None and not isinstance(X, Chunks):
@@ -262,7 +281,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             return answer(mean, points), {**shown, "computational_kind": kind}
         return answer(mean, points)
 
-    def predictive(self, X: Any, sample_noise: Any = None) -> Predictive:
+    def predictive(self, X: Any, sample_noise: Any = None) -> Predictive | Observations:
         """The distribution of a new observation of every target at every row, as arrays of rows by targets."""
         points = answers.points_of(self, X)
         return answers.predictive(self, points, answers.known_noise(self, sample_noise, points))
@@ -274,6 +293,10 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         it is the median that the prior mean of the logarithm stands for.
         """
         points = answers.points_of(self, X)
+        if self.likelihood_ is not None:
+            return self.units_.answer(
+                answers.prior_observations(self, points).function().at(np.zeros(1))[..., 0], points
+            )
         values = self.units_.restore(points.average(answers.prior_mean(self, points.inputs)), Quantity.VALUE)
         return self.units_.answer(self.units_.inverse(values), points)
 
@@ -300,7 +323,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         points = answers.points_of(self, X)
         known = answers.known_noise(self, sample_noise, points, noise)
         low, high = answers.interval(self, points, level, known, noise, method, calibration)
-        return self.units_.answer(low, points), self.units_.answer(high, points)
+        counts = noise and self._predicts_counts
+        return self.units_.answer(low, points, counts=counts), self.units_.answer(high, points, counts=counts)
 
     def predict_quantiles(
         self,
@@ -316,7 +340,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         wanted = answers.probabilities(quantiles)
         points = answers.points_of(self, X)
         found = answers.predictive(self, points, answers.known_noise(self, sample_noise, points, noise), noise)
-        found = self.units_.answer(found.quantiles(np.atleast_1d(wanted).tolist()), points)
+        values = found.quantiles(np.atleast_1d(wanted).tolist())
+        found = self.units_.answer(values, points, counts=noise and self._predicts_counts)
         return found if wanted.ndim else found[..., 0]
 
     def sample_y(
@@ -325,7 +350,8 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         """Joint draws of new observations, in the last axis; with ``noise=False``, of the function."""
         points = answers.points_of(self, X)
         known = answers.known_noise(self, sample_noise, points, noise)
-        return self.units_.answer(answers.samples(self, points, n_samples, random_state, known, noise), points)
+        values = answers.samples(self, points, n_samples, random_state, known, noise)
+        return self.units_.answer(values, points, counts=noise and self._predicts_counts)
 
     def log_predictive_density(self, X: Any, y: Any, sample_noise: Any = None) -> Any:
         """log p(y | X) of each row, in nats; higher is better. With several targets, a column for each."""
@@ -342,6 +368,10 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
         values = self.units_.observed(points, y)
         found = answers.predictive(self, points, answers.known_noise(self, sample_noise, points))
         return answers.calibration(found, values, levels)
+
+    @property
+    def _predicts_counts(self) -> bool:
+        return self.likelihood_ is not None and self.likelihood_.are_counts
 
     # ---- what was learned ----
 

@@ -12,7 +12,7 @@ from cagp.methods.common import lengthscale_of
 from cagp.persistence import prior_state
 from cagp.posteriors import AveragedPosterior
 from cagp.prior import GaussianNoise
-from cagp.recipes import guarantee_words
+from cagp.recipes import SITES_GUARANTEE, guarantee_words
 
 if TYPE_CHECKING:
     from cagp.estimators.base import GPRegressor
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 def guarantee(model: "GPRegressor") -> str:
     """What holds for the variance of the function at a test point, in one sentence."""
+    if model.likelihood_ is not None:
+        return SITES_GUARANTEE
     scaled = any(posterior.has_local_scale for posterior in model.posteriors_)
     never_below = all(posterior.never_below_exact for posterior in model.posteriors_)
     is_average = any(isinstance(posterior, AveragedPosterior) for posterior in model.posteriors_)
@@ -41,7 +43,12 @@ def parts_of_kernel(model: "Estimator") -> list[dict[str, Any]]:
 
 
 def noise_std(model: "GPRegressor") -> Float[np.ndarray, " q"]:
-    """The learned standard deviation of the noise of each target, on the scale of the fit."""
+    """The learned standard deviation of the noise of each target, on the scale of the fit; NaN for counts."""
+    likelihood = model.likelihood_
+    if likelihood is not None:
+        zero = torch.zeros(1, dtype=torch.float64)
+        own = np.nan if likelihood.are_counts else float(likelihood.predictive_noise(zero, zero).sqrt())
+        return model.units_.restore(np.array([own]), Quantity.DEVIATION, axis=0)
     noises = (posterior.prior.noise for posterior in model.posteriors_)
     variances = [float(n.noise.detach()) if isinstance(n, GaussianNoise) else 0.0 for n in noises]
     return model.units_.restore(np.sqrt(variances), Quantity.DEVIATION, axis=0)

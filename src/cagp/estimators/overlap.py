@@ -126,12 +126,13 @@ class KnownRows:
 
         Models of nearest rows keep the targets. Those of exact inference follow from the weights w of the mean:
         y = m(X) + K̂w. Others keep some rows or all of them, but no targets; so do models with trees in the mean, which
-        keep what trees leave of the targets.
+        keep what trees leave of the targets, and those whose likelihood is not Gaussian, which keep sites.
         """
         posteriors = model.posteriors_
         if not posteriors or isinstance(posteriors[0], InducingPosterior | RegionPosterior):
             return None  # inducing points are not rows, and of a model in regions no process has all rows
-        kept = [None] * len(posteriors) if model.trees_ is not None else range(len(posteriors))
+        without = model.trees_ is not None or model.likelihood_ is not None
+        kept = [None] * len(posteriors) if without else range(len(posteriors))
         known = [None if j is None else _targets(posteriors[j], model, j) for j in kept]
         targets = [column for column in known if column is not None]
         inputs = posteriors[0].X.detach().double().cpu().numpy()

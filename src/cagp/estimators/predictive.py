@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import numpy as np
 from jaxtyping import Float
 
 from cagp.data.transforms import TRANSFORMS, Transform
 from cagp.metrics import RowScores, Scores, ScoreSum
-
-if TYPE_CHECKING:
-    from cagp.estimators.base import GPRegressor
 
 Matrix = Float[np.ndarray, "n q"]
 
@@ -90,10 +87,3 @@ class Predictive:
     def _each(self, answer) -> np.ndarray:
         """``answer(transform, j)`` of every target, beside each other."""
         return np.stack([answer(transform, j) for j, transform in enumerate(self.transforms)], axis=1)
-
-
-def constant_prediction(model: "GPRegressor", num_rows: int) -> Predictive:
-    """Mean and standard deviation of the training targets at every row, on the scale of the fit: a baseline."""
-    scaler = model.scaler_
-    location, scale = (np.tile(np.ravel(part), (num_rows, 1)) for part in (scaler.target_mean, scaler.target_std))
-    return Predictive(location, scale, tuple(TRANSFORMS[name] for name in model.target_transforms_))

@@ -8,8 +8,10 @@ import torch
 
 from cagp.estimators.base import GPRegressor
 from cagp.estimators.classifier import CaGPClassifier
+from cagp.estimators.likelihood_fits import likelihood_recipe
 from cagp.estimators.saved import load_model
 from cagp.kernels import Kernel
+from cagp.likelihood_registry import GAUSSIAN
 from cagp.recipes import OPTIONS, Recipe, recipe_for
 
 
@@ -75,6 +77,12 @@ class CaGPRegressor(GPRegressor):
         copies: "keep" takes rows as they come, and warns if many are copies of others, inputs and targets alike: models
             are then judged by how well they repeat them. "once" counts copies as one row, in training and judgement:
             use it if new rows will not be copies of old ones.
+        likelihood: "gaussian", or how else targets vary about the function: "student_t" for numbers with outliers,
+            "poisson" and "negative_binomial" for counts, whose mean is the exponential of the function. There is then
+            one target, ``method`` is "auto" (exact up to 1,000 rows, local beyond), "exact", "local", "hybrid", "opt"
+            or "cg", and ``mean="auto"`` compares zero with trees on held-out rows. See docs/likelihoods.md.
+        exposure: for counts, the column of ``X`` that their mean is proportional to, e.g. hours of observation: its
+            name, or its position where ``X`` is an array. It is not an input.
     """
 
     def __init__(
@@ -101,8 +109,12 @@ class CaGPRegressor(GPRegressor):
         categories: Sequence[Any] = (),
         shards: bool = False,
         copies: str = "keep",
+        likelihood: str = "gaussian",
+        exposure: Any = None,
     ):
         self.method = method
+        self.likelihood = likelihood
+        self.exposure = exposure
         self.n_actions = n_actions
         self.n_neighbors = n_neighbors
         self.local_scale = local_scale
@@ -115,6 +127,8 @@ class CaGPRegressor(GPRegressor):
         super().__init__(kernel, *limits, *general)
 
     def _recipe(self) -> Recipe:
+        if self.likelihood != GAUSSIAN:
+            return likelihood_recipe(self)
         return recipe_for(self.method, {name: getattr(self, name) for name in OPTIONS})
 
 

@@ -15,6 +15,7 @@ from cagp.data.scaling import Standardizer
 from cagp.data.transforms import TRANSFORMS, Transform
 from cagp.estimators.labels import labels_state, restore_labels
 from cagp.estimators.saved_checks import check_parameters, check_posteriors, check_scaler, check_values
+from cagp.estimators.saved_likelihoods import observed_state, restore_observed
 from cagp.estimators.saved_regions import is_in_regions, regions_from_state, save_regions
 from cagp.estimators.units import Units
 from cagp.files import checked_destination, one_at_a_time, rename_durably
@@ -86,6 +87,7 @@ def save_model(model: "Estimator", path: str | Path, dtype: str | None, library:
         "posteriors": [],
         "stored_dtype": dtype,
         "labels": labels_state(model) if hasattr(model, "classes_") else None,
+        "observed": observed_state(model),
     }
     path = Path(path)
     if isinstance(model.posteriors_[0], RegionPosterior):
@@ -276,7 +278,9 @@ def _restored(
         raise ValueError(f"the model has {len(model.methods_)} methods and {len(model.fit_results_)} results.")
     model._row_noise, model.posteriors_, model._left_out_scores = list(state["row_noise"]), posteriors, None
     check_posteriors(model)
-    restore_labels(model, state.get("labels"))
+    if hasattr(model, "predict_proba"):
+        restore_labels(model, state.get("labels"))
+    restore_observed(model, state)
     return model
 
 

@@ -15,6 +15,7 @@ from cagp import kernel_registry
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.units import EncodedTable, TrainingRows, Units
 from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
+from cagp.likelihood_registry import GAUSSIAN
 from cagp.memory import default_memory_limit
 from cagp.posteriors import InducingPosterior
 from cagp.quantities import bytes_of, seconds_of
@@ -102,6 +103,7 @@ def new_task(
     target: int | None = None,
     of_rows: int | None = None,
     with_folder: bool = True,
+    known: Tensor | None = None,
 ) -> Task:
     """The rows in standard units, with the limits of the regressor and its starting values.
 
@@ -112,6 +114,7 @@ def new_task(
         target: the number of the target that ``units`` and ``rows`` are of; None for all.
         of_rows: the number of rows of all targets together, which share a dtype; None for that of ``rows``.
         with_folder: whether the task has a folder for its checkpoints, if the model has one.
+        known: a known part of the latent function at each row, where the likelihood is not Gaussian.
     """
     num_rows, scratch = rows.num_rows if of_rows is None else of_rows, rows.scratch
     default = recipe.default_dtype(num_rows) if scratch is None else "float32"
@@ -152,18 +155,22 @@ def new_task(
         ranks=ranks,
         rule=rows.rule,
         scratch=scratch,
+        known=None if known is None else known.to(dtype=torch.float64, device=device),
     )
     if model.checkpoint_dir is None or not with_folder:
         return task
-    return replace(task, folder=Path(model.checkpoint_dir) / _key(task, recipe))
+    return replace(
+        task, folder=Path(model.checkpoint_dir) / _key(task, recipe, str(getattr(model, "likelihood", GAUSSIAN)))
+    )
 
 
-def _key(task: Task, recipe: Recipe) -> str:
+def _key(task: Task, recipe: Recipe, likelihood: str) -> str:
     """The name of the folder for this fit's checkpoints; it depends on data, options and starting values."""
     tensors = [t for t in (*task.data, task.points, *task.kernel.state_dict().values()) if t is not None]
     kernel = [_described(part) for part in task.kernel.modules()]
     plain = [recipe.name, vars(recipe), kernel, task.noise, task.from_data, task.seed, task.max_epochs]
-    plain += [task.mean, task.kernels]
+    plain += [task.mean, task.kernels, *([] if likelihood == GAUSSIAN else [likelihood])]
+    tensors += [] if task.known is None else [task.known]
     arrays = [t.detach().cpu().numpy() for t in tensors]
     if task.rule.values is not None:
         plain.append(task.rule.kind)

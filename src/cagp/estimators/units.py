@@ -112,6 +112,7 @@ class Points(NamedTuple):
     rows: np.ndarray  # (m,), the row of the table that each of them stands for; ascending
     num_rows: int  # n, of the table
     device: torch.device | None  # answers are tensors on this device; None for arrays
+    exposure: np.ndarray | None = None  # (n,), of the rows of the table
 
     @property
     def has_stand_ins(self) -> bool:
@@ -162,13 +163,20 @@ class Units:
     transforms: tuple[Transform, ...]  # of each target: the scale on which it is fitted
 
     @classmethod
-    def learn(cls, X: Any, y: Any, sample_noise: Any, categories: Sequence[Any] = ()) -> tuple["Units", TrainingRows]:
+    def learn(
+        cls, X: Any, y: Any, sample_noise: Any, categories: Sequence[Any] = (), exposure: Any = None
+    ) -> tuple["Units", TrainingRows]:
         """The units of a table, and its rows: encoded once, without those that have no target.
 
         Every target is taken as it is; ``with_transforms`` changes that.
+
+        Args:
+            exposure: the column of exposures, for counts.
         """
         encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X, categories)
         inputs = np.ascontiguousarray(inputs)
+        if exposure is not None and not isinstance(X, EncodedTable):
+            encoder = encoder.with_exposure(exposure, inputs)
         target = encode_target(y)
         values = target.values[:, None] if target.values.ndim == 1 else target.values
         if len(values) != len(inputs):
@@ -231,8 +239,10 @@ class Units:
     def points(self, X: Any) -> Points:
         """Test points as numbers."""
         codes = X.matrix if isinstance(X, EncodedTable) else self.encoder.codes(X)
+        codes, exposure = self.encoder.without_exposure(codes)
         inputs, rows = self.encoder.stand_ins(codes)
-        return Points(np.ascontiguousarray(inputs), rows, len(codes), X.device if isinstance(X, Tensor) else None)
+        device = X.device if isinstance(X, Tensor) else None
+        return Points(np.ascontiguousarray(inputs), rows, len(codes), device, exposure)
 
     def tiles(self, points: Points, posterior: Posterior, verbose: bool = False) -> Iterator[tuple[Rows, Tensor]]:
         """The points a part at a time, in standard units; all of them where there are few.
@@ -298,14 +308,19 @@ class Units:
         """Values on the scales of the fit, (n, q, ...), in the units of the targets."""
         return np.stack([t.inverse(values[:, j]) for j, t in enumerate(self.transforms)], 1)
 
-    def answer(self, values: np.ndarray, points: Points, axis: int = 1, squared: bool = False) -> Any:
+    def answer(
+        self, values: np.ndarray, points: Points, axis: int = 1, squared: bool = False, counts: bool = False
+    ) -> Any:
         """Numbers in the user's units as the user expects them: without an axis of targets where there was none.
 
         Answers have the dtype of the targets of fit. Squares leave the range of float32 too easily and stay float64.
+        Counts are integers.
         """
         if not self.target_is_matrix:
             values = np.squeeze(values, axis)
-        if not squared:
+        if counts:
+            values = values.astype(np.int64)
+        elif not squared:
             with np.errstate(over="ignore"):  # a value beyond the range of float32 is infinite
                 values = values.astype(self.target_dtype, copy=False)
         if points.device is not None:

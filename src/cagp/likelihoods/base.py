@@ -3,7 +3,8 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from statistics import NormalDist
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ TILE_ROWS = 2**15
 """Rows that are integrated at a time."""
 
 MODE_STEPS = 30
+
+QUANTILE_STEPS, QUANTILE_TOLERANCE = 80, 1e-10
+"""Of the search for a quantile: its steps at most, and the change that ends it, in standard deviations."""
 
 
 class Slopes(NamedTuple):
@@ -57,6 +61,9 @@ class Likelihood(nn.Module, ABC):
     A likelihood of your own needs ``log_density`` alone: derivatives come from autograd, integrals from quadrature. Its
     parameters are learned with the others. ``moments`` and ``sample`` are for predictions of new targets.
     """
+
+    are_counts: ClassVar[bool] = False  # whether targets are 0, 1, 2, ...
+    majorises: ClassVar[bool] = False  # whether whole steps of ``site`` never lower the evidence bound, as in EM
 
     @abstractmethod
     def log_density(self, y: Grid, f: Grid) -> Grid:
@@ -120,22 +127,25 @@ class Likelihood(nn.Module, ABC):
 
     def _log_predictive(self, y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         variance = variance.clamp_min(1e-300)
-        centre, width = self._mode(y, mean, variance)
-        f = centre[:, None] + width[:, None] * NODES.to(mean)
-        prior = -0.5 * ((f - mean[:, None]).square() / variance[:, None] + torch.log(2 * math.pi * variance[:, None]))
-        step = float(NODES[1] - NODES[0])
+        shift, width = self._mode(y, mean, variance)
+        distance = shift[:, None] + width[:, None] * NODES.to(mean)  # from the mean, however small the variance is
+        prior = -0.5 * (distance.square() / variance[:, None] + torch.log(2 * math.pi * variance[:, None]))
+        step, f = float(NODES[1] - NODES[0]), mean[:, None] + distance
         return torch.logsumexp(self.log_density(y[:, None], f) + prior, 1) + torch.log(step * width)
 
     def _mode(self, y: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Where p(y | f) q(f) is largest, and how wide it is there, by Newton's method with steps of bounded length."""
-        f, std = mean.clone(), variance.sqrt()
+        """How far from the mean p(y | f) q(f) is largest, and how wide it is there, by Newton's method.
+
+        Steps have a bounded length.
+        """
+        shift, std = torch.zeros_like(mean), variance.sqrt()
         for _ in range(MODE_STEPS):
-            first, second = self.slopes(y, f)
+            first, second = self.slopes(y, mean + shift)
             precision = 1 / variance + (-second).clamp_min(0)
-            step = (first - (f - mean) / variance) / precision
-            f = f + step.clamp(-2 * std, 2 * std)
-        second = self.slopes(y, f).second
-        return f, (1 / variance + (-second).clamp_min(0)).rsqrt()
+            step = (first - shift / variance) / precision
+            shift = shift + step.clamp(-2 * std, 2 * std)
+        second = self.slopes(y, mean + shift).second
+        return shift, (1 / variance + (-second).clamp_min(0)).rsqrt()
 
     @torch.no_grad()
     def predictive_moments(self, mean: Values, variance: Values) -> Moments:
@@ -150,11 +160,53 @@ class Likelihood(nn.Module, ABC):
         return Moments(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     @torch.no_grad()
-    def constant(self, y: Values) -> float:
-        """The value of f that suits all targets together best: where Σ log p(y | f) is largest, by Newton's method."""
+    def predictive_noise(self, mean: Values, variance: Values) -> Values:
+        """E[Var[y | f]]: the part of the variance of a new target that the function does not explain."""
+        weights = LOG_WEIGHTS.exp().to(mean)
+        return torch.cat([self.moments(at_nodes(m, v)).variance @ weights for m, v in tiles(mean, variance)])
+
+    def predictive_cdf(self, y: Values, mean: Values, variance: Values) -> Values:
+        """P(Y ≤ y) of a new target Y: ∫ P(Y ≤ y | f) q(f) df."""
+        raise NotImplementedError(f"{type(self).__name__} has no distribution function; write predictive_cdf.")
+
+    def predictive_crps(self, y: Values, mean: Values, variance: Values) -> Values:
+        """∫ (P(Y ≤ x) - [y ≤ x])² dx: the continuous ranked probability score of a new target."""
+        raise NotImplementedError(f"{type(self).__name__} has no ranked score; write predictive_crps.")
+
+    @torch.no_grad()
+    def predictive_quantile(self, probability: float, mean: Values, variance: Values) -> Values:
+        """The smallest y with P(Y ≤ y) ≥ probability, for each row, by Newton's method inside a bracket.
+
+        Cantelli's inequality gives the bracket: within √(p / (1-p)) standard deviations above the mean, and √((1-p) /
+        p) below. Time O(n) times the steps.
+        """
+        mean, variance = mean.double(), variance.double()
+        moments = self.predictive_moments(mean, variance)
+        std = moments.variance.sqrt()
+        low = moments.mean - math.sqrt((1 - probability) / probability) * std
+        high = moments.mean + math.sqrt(probability / (1 - probability)) * std
+        y = (moments.mean + NormalDist().inv_cdf(probability) * std).clamp(low, high)
+        for _ in range(QUANTILE_STEPS):
+            excess = self.predictive_cdf(y, mean, variance) - probability
+            low, high = torch.where(excess < 0, y, low), torch.where(excess < 0, high, y)
+            new = y - excess / self.log_predictive(y, mean, variance).exp().clamp_min(1e-300)
+            new = torch.where((new > low) & (new < high), new, (low + high) / 2)
+            change, y = (new - y).abs(), new
+            if bool((change <= QUANTILE_TOLERANCE * std).all()):
+                break
+        return y
+
+    @torch.no_grad()
+    def constant(self, y: Values, known: Values | None = None) -> float:
+        """The value of f that suits all targets together best: where Σ log p(y | f) is largest, by Newton's method.
+
+        Args:
+            known: a part of f that is known at each row, on top of the constant.
+        """
         f, width = y.new_zeros((), dtype=torch.float64), 1.0
+        known = torch.zeros_like(y, dtype=torch.float64) if known is None else known.double()
         for _ in range(100):
-            first, second = (part.sum() for part in self.slopes(y.double(), f.expand(len(y))))
+            first, second = (part.sum() for part in self.slopes(y.double(), f + known))
             step = first / torch.clamp(-second, min=LEAST_PRECISION)
             f = f + step.clamp(-width, width)
             if abs(float(step)) < 1e-8:

@@ -1,19 +1,154 @@
 """Counts 0, 1, 2, ... whose mean is exp(f). An exposure e is an offset log e of f."""
 
+import math
+from abc import abstractmethod
 from typing import final
 
 import torch
+from scipy import special
 from torch import Tensor
 
-from cagp.likelihoods.base import LEAST_PRECISION, Grid, Likelihood, Moments, Site, Slopes, Values, standard_gamma
+from cagp.likelihoods.base import (
+    LEAST_PRECISION,
+    TILE_ROWS,
+    Grid,
+    Likelihood,
+    Moments,
+    Site,
+    Slopes,
+    Values,
+    standard_gamma,
+)
 from cagp.parameters import Positive
 
 LARGEST_LOG_MEAN = 80.0
 """Means of counts stay below exp(80): beyond, squares leave the range of numbers."""
 
+LARGEST_COUNT = 2.0**53
+"""Quantiles are at most this: up to there, float64 has every integer."""
+
+SMOOTH_NODES = torch.linspace(-7.5, 7.5, 21, dtype=torch.float64)
+SMOOTH_WEIGHTS = torch.softmax(-SMOOTH_NODES.square() / 2, 0)
+"""As ``NODES`` in ``base``, for integrands that are as smooth as the distribution itself: errors are below 1e-7."""
+
+THRESHOLDS = torch.linspace(-24, 24, 97, dtype=torch.float64)
+"""Where the distribution of a threshold is evaluated, in units of its width; its tails are those of an exponential."""
+
+RANGE, RANKED_COUNTS = 1e-4, 40
+"""Ranked scores sum between the quantiles of ``RANGE`` and one less it, over this many counts to either side."""
+
 
 class Counts(Likelihood):
-    """Counts with mean exp(f)."""
+    """Counts with mean exp(f).
+
+    Given f, a count is at most k where f lies below a random threshold log(k + 1) + U. For Poisson counts it is the
+    logarithm of a gamma variable, for negative binomial ones that of a ratio of two. Distribution functions integrate
+    over f or over U, whichever is the narrower: the integrand is then smooth on the nodes.
+    """
+
+    are_counts = True
+
+    @abstractmethod
+    def _cdf_given(self, k: Tensor, f: Tensor) -> Tensor:
+        """P(Y ≤ k | f)."""
+
+    @abstractmethod
+    def _threshold_width(self, k: Tensor) -> Tensor:
+        """How wide the distribution of U is about its mode, zero."""
+
+    @abstractmethod
+    def _threshold_log_density(self, k: Tensor, u: Tensor) -> Tensor:
+        """The logarithm of the density of U, up to a constant."""
+
+    @abstractmethod
+    def _excess(self) -> float:
+        """a: the variance of a count with mean μ is μ + a μ²."""
+
+    @torch.no_grad()
+    def predictive_moments(self, mean: Values, variance: Values) -> Moments:
+        """M = exp(m + v/2), and M + (a exp(v) + exp(v) - 1) M²."""
+        M, v = _exp(mean.double() + variance.double() / 2), variance.double().clamp(0, LARGEST_LOG_MEAN)
+        return Moments(M, M + (self._excess() * v.exp() + torch.expm1(v)) * M.square())
+
+    @torch.no_grad()
+    def predictive_noise(self, mean: Values, variance: Values) -> Values:
+        """M + a exp(v) M²."""
+        M, v = _exp(mean.double() + variance.double() / 2), variance.double().clamp(0, LARGEST_LOG_MEAN)
+        return M + self._excess() * v.exp() * M.square()
+
+    @torch.no_grad()
+    def predictive_cdf(self, y: Values, mean: Values, variance: Values) -> Values:
+        """P(Y ≤ y) = P(f ≤ log(k + 1) + U), k the largest integer up to y."""
+        found = torch.zeros(len(y), dtype=torch.float64)
+        whole, m, std = (part.double().cpu() for part in (y.floor(), mean, variance.clamp_min(0).sqrt()))
+        possible = whole >= 0
+        is_narrow = std < self._threshold_width(whole.clamp_min(0))
+        for rows, integrate in ((possible & is_narrow, self._over_f), (possible & ~is_narrow, self._over_threshold)):
+            for part in rows.nonzero()[:, 0].split(TILE_ROWS):
+                found[part] = integrate(whole[part], m[part], std[part])
+        return found.clamp(0, 1).to(mean.device)
+
+    def _over_f(self, k: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        return self._cdf_given(k[:, None], mean[:, None] + std[:, None] * SMOOTH_NODES) @ SMOOTH_WEIGHTS
+
+    def _over_threshold(self, k: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        u = self._threshold_width(k)[:, None] * THRESHOLDS
+        weights = torch.softmax(self._threshold_log_density(k[:, None], u), 1)
+        distance = torch.log1p(k)[:, None] + u - mean[:, None]
+        return (torch.special.ndtr(distance / std[:, None]) * weights).sum(1)
+
+    @torch.no_grad()
+    def predictive_quantile(self, probability: float, mean: Values, variance: Values) -> Values:
+        """The smallest count k with P(Y ≤ k) ≥ probability, by bisection in Cantelli's bracket (see ``Likelihood``)."""
+        mean, variance = mean.double(), variance.double()
+        moments = self.predictive_moments(mean, variance)
+        std = moments.variance.sqrt().nan_to_num(LARGEST_COUNT, LARGEST_COUNT)
+        low = torch.floor(moments.mean - math.sqrt((1 - probability) / probability) * std).clamp(-1, LARGEST_COUNT) - 1
+        high = torch.ceil(moments.mean + math.sqrt(probability / (1 - probability)) * std).clamp(0, LARGEST_COUNT)
+        low = low.clamp_min(-1)  # P(Y ≤ low) is below the probability, P(Y ≤ high) is not
+        while bool((high - low > 1).any()):
+            middle = torch.floor((low + high) / 2)
+            reached = self.predictive_cdf(middle, mean, variance) >= probability
+            low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
+        return high
+
+    @torch.no_grad()
+    def predictive_crps(self, y: Values, mean: Values, variance: Values) -> Values:
+        """Σ_k (P(Y ≤ k) - [y ≤ k])²: exact where counts are few; else P(Y ≤ k) at some k, linear between."""
+        y, mean, variance = y.double(), mean.double(), variance.double()
+        low, high = (self.predictive_quantile(p, mean, variance) for p in (RANGE, 1 - RANGE))
+        # Where the distribution function is zero or one, up to RANGE, every k counts for one or for nothing.
+        certain = (y - 1 - high).clamp_min(0) + (low - y).clamp_min(0)
+        below = self._sum_of_squares(torch.minimum(y - 1, high), low - 1, mean, variance, upper=False)
+        return certain + below + self._sum_of_squares(torch.maximum(y, low), high + 1, mean, variance, upper=True)
+
+    def _sum_of_squares(self, start: Tensor, end: Tensor, mean: Tensor, variance: Tensor, *, upper: bool) -> Tensor:
+        """Σ of P(Y ≤ k)² for k from ``start`` down to ``end``, or of P(Y > k)² from ``start`` up to ``end``.
+
+        Counts are spaced evenly, or evenly by their logarithms if there are many.
+        """
+        side, total = (1.0 if upper else -1.0), torch.zeros_like(mean)
+        start, end = (start, torch.maximum(end, start)) if upper else (start, torch.minimum(end, start).clamp_min(-1))
+        distance = (end - start).abs()
+        ratio = ((end + 1).clamp_min(0.5) / (start + 1).clamp_min(0.5)).log() / RANKED_COUNTS
+        last, last_k = torch.zeros_like(mean), start
+        for j in range(RANKED_COUNTS + 1):
+            even, spaced = torch.full_like(mean, float(j)), ((start + 1) * torch.expm1(ratio * j)).abs().round()
+            k = start + side * torch.where(distance <= RANKED_COUNTS, even, spaced)
+            cdf = self.predictive_cdf(k, mean, variance)
+            tail, stride = 1 - cdf if upper else cdf, (k - last_k).abs()
+            # From the last k to before this one, P(Y ≤ k) is taken as linear: its squares then have this sum.
+            slope = tail - last
+            squares = stride * last.square() + last * slope * (stride - 1)
+            squares = squares + slope.square() * (stride - 1) * (2 * stride - 1) / (6 * stride).clamp_min(1)
+            total = total + torch.where(stride > 0, squares, 0.0)
+            last, last_k = tail, k
+        return total
+
+    def constant(self, y: Values, known: Values | None = None) -> float:
+        """The logarithm of the mean count, or of that of a unit of exposure; without any count, of half a count."""
+        total = len(y) if known is None else float(known.double().exp().sum())
+        return math.log(max(float(y.double().sum()), 0.5) / total)
 
     def check(self, y: Tensor) -> None:
         """Raise ValueError unless all targets are 0, 1, 2, ..."""
@@ -21,7 +156,7 @@ class Counts(Likelihood):
         if bool(wrong.any()):
             raise ValueError(
                 f"y has {int(wrong.sum())} values that are no counts (first {float(y[wrong][0]):g}); expected 0, 1, "
-                "2, ... For rates, pass the counts and the logarithm of the exposure as the offset."
+                "2, ... For rates, pass the counts and their exposure."
             )
 
 
@@ -48,6 +183,19 @@ class Poisson(Counts):
         """y m - exp(m + v/2) - log y!, in closed form."""
         y, mean = y.double(), mean.double()
         return y * mean - _exp(mean + variance.double() / 2) - torch.lgamma(y + 1)
+
+    def _excess(self) -> float:
+        return 0.0
+
+    def _cdf_given(self, k: Tensor, f: Tensor) -> Tensor:
+        return torch.from_numpy(special.gammaincc((k + 1).numpy(), _exp(f).numpy()))
+
+    def _threshold_width(self, k: Tensor) -> Tensor:
+        return (k + 1).rsqrt()
+
+    def _threshold_log_density(self, k: Tensor, u: Tensor) -> Tensor:
+        """Of log G - log(k + 1), G ~ Gamma(k + 1): (k + 1) (u - exp(u))."""
+        return (k + 1) * (u - torch.expm1(u))
 
     def moments(self, f: Grid) -> Moments:
         """exp(f), twice."""
@@ -83,6 +231,21 @@ class NegativeBinomial(Counts):
         """(y - μ) / (1 + aμ) and -μ (1 + ay) / (1 + aμ)², a the dispersion."""
         a, rate = self.dispersion.detach().to(f.device), _exp(f)
         return Slopes((y - rate) / (1 + a * rate), -rate * (1 + a * y) / (1 + a * rate).square())
+
+    def _excess(self) -> float:
+        return float(self.dispersion.detach())
+
+    def _cdf_given(self, k: Tensor, f: Tensor) -> Tensor:
+        r = 1 / float(self.dispersion.detach())
+        return torch.from_numpy(special.betainc(r, (k + 1).numpy(), (r / (r + _exp(f))).numpy()))
+
+    def _threshold_width(self, k: Tensor) -> Tensor:
+        return torch.sqrt(1 / (k + 1) + float(self.dispersion.detach()))
+
+    def _threshold_log_density(self, k: Tensor, u: Tensor) -> Tensor:
+        """Of log(r G / H) - log(k + 1), G ~ Gamma(k + 1), H ~ Gamma(r): (k+1) u - (k+1+r) log(1 + (k+1) exp(u) / r)."""
+        r = 1 / float(self.dispersion.detach())
+        return (k + 1) * u - (k + 1 + r) * torch.log1p((k + 1) / (k + 1 + r) * torch.expm1(u))
 
     def moments(self, f: Grid) -> Moments:
         """μ and μ + dispersion μ²."""

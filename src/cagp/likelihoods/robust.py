@@ -4,12 +4,17 @@ import math
 from typing import final
 
 import torch
+from torch import Tensor
 
 from cagp.likelihoods.base import Grid, Likelihood, Moments, Site, Values, standard_gamma, tiles
 from cagp.parameters import Positive
 
 MIXTURE = torch.linspace(-24, 8, 193, dtype=torch.float64)
 """Where the logarithm of the gamma variable of Student's t is evaluated, in units of its width √(2/ν)."""
+
+COARSE, PAIR_ROWS = 4, 2048
+"""For pairs of errors: every fourth of these nodes, which is still far below the width of all integrands; and the rows
+that are computed at a time."""
 
 
 @final
@@ -23,6 +28,8 @@ class StudentT(Likelihood):
         scale: of the errors, learned; where it starts.
         df: degrees of freedom, learned; where they start. They stay above 2, so that the variance of a target exists.
     """
+
+    majorises = True
 
     scale: Positive = Positive()
     df: Positive = Positive(floor=2.0)
@@ -45,17 +52,48 @@ class StudentT(Likelihood):
         weight = (df + 1) / (df * s.square() + error.square() + variance.double())
         return Site(weight * error, weight)
 
+    def _mixture(self, like: Tensor, every: int = 1) -> tuple[Tensor, Tensor]:
+        """Variances s²/τ and the logarithms of their weights, τ ~ Gamma(ν/2, ν/2): an error is normal given τ."""
+        s, df = self.scale.to(like.device), self.df.to(like.device)
+        u = MIXTURE[::every].to(like.device) * torch.sqrt(2 / df)
+        return s.square() * torch.exp(-u), torch.log_softmax(df / 2 * (u - u.exp()), 0)
+
     @torch.no_grad()
     def log_predictive(self, y: Values, mean: Values, variance: Values) -> Values:
         """log ∫ Normal(y; m, v + s²/τ) p(τ) dτ, τ ~ Gamma(ν/2, ν/2): the integrand is smooth however small s is."""
-        s, df = self.scale.to(mean.device), self.df.to(mean.device)
-        u = MIXTURE.to(mean.device) * torch.sqrt(2 / df)
-        log_weights = torch.log_softmax(df / 2 * (u - u.exp()), 0)
+        own, log_weights = self._mixture(mean)
         parts = []
         for target, m, v in tiles(y, mean, variance):
-            total = v[:, None] + s.square() * torch.exp(-u)
+            total = v[:, None] + own
             normal = -0.5 * ((target - m).square()[:, None] / total + torch.log(2 * math.pi * total))
             parts.append(torch.logsumexp(normal + log_weights, 1))
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def predictive_cdf(self, y: Values, mean: Values, variance: Values) -> Values:
+        """∫ Φ((y - m) / √(v + s²/τ)) p(τ) dτ."""
+        own, log_weights = self._mixture(mean)
+        weights = log_weights.exp()
+        parts = [
+            torch.special.ndtr((target - m)[:, None] / torch.sqrt(v[:, None] + own)) @ weights
+            for target, m, v in tiles(y, mean, variance)
+        ]
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def predictive_crps(self, y: Values, mean: Values, variance: Values) -> Values:
+        """E|Y - y| - ½ E|Y - Y'|, both in closed form for a mixture of normals, Y' an independent copy of Y."""
+        own, log_weights = self._mixture(mean, COARSE)
+        weights = log_weights.exp()
+        pairs, both = (own[:, None] + own).reshape(-1), (weights[:, None] * weights).reshape(-1)
+        parts = []
+        for target, m, v in tiles(y, mean, variance):
+            std = torch.sqrt(v[:, None] + own)
+            z = (target - m)[:, None] / std
+            density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+            distance = (std * (z * torch.erf(z / math.sqrt(2)) + 2 * density)) @ weights
+            among = [torch.sqrt(2 * part[:, None] + pairs) @ both for part in v.split(PAIR_ROWS)]
+            parts.append(distance - torch.cat(among) / math.sqrt(2 * math.pi))
         return torch.cat(parts)
 
     def moments(self, f: Grid) -> Moments:
@@ -70,6 +108,6 @@ class StudentT(Likelihood):
         white = torch.randn(f.shape, dtype=torch.float64, generator=generator).to(f.device)
         return f + self.scale.detach().to(f.device) * white * gamma.rsqrt()
 
-    def constant(self, y: Values) -> float:
-        """The median."""
-        return float(y.double().median())
+    def constant(self, y: Values, known: Values | None = None) -> float:
+        """The median of what is not known."""
+        return float((y.double() if known is None else y.double() - known.double()).median())

@@ -14,6 +14,7 @@ from cagp.plots.quality import (
     learning_curve,
     pit_histogram,
     predicted_against_actual,
+    rootogram,
 )
 from cagp.plots.style import (
     AMBER,
@@ -76,6 +77,7 @@ __all__ = [
     "relevance",
     "relief",
     "residuals",
+    "rootogram",
     "save",
     "scale_bar",
     "shortened",

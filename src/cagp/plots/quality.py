@@ -99,6 +99,26 @@ def predicted_against_actual(
     return styled(ax, f"predicted{of}", f"actual{of}")
 
 
+def rootogram(ax: Axes, start: Vector, width: int, observed: Vector, expected: Vector, name: str = "count") -> Axes:
+    """A hanging rootogram: bars of √observed hang from √expected; right distributions end at zero, up to chance.
+
+    The dashed lines at ±1 hold 95 % of the differences, since √n of a Poisson number has a deviation of about a half.
+
+    Args:
+        start: the smallest count of each bin, whose width is ``width``.
+        observed: rows in each bin.
+        expected: the sum of their predicted probabilities.
+    """
+    centre, top, height = start + (width - 1) / 2, np.sqrt(expected), np.sqrt(observed)
+    ax.bar(centre, height, 0.85 * width, top - height, color=BLUE, alpha=0.45, label="observed")
+    ax.plot(centre, top, color=AMBER, linewidth=1.5, marker="o", markersize=2.5, label="expected")
+    ax.axhline(0, color=INK, linewidth=0.9)
+    for end in (-1, 1):
+        ax.axhline(end, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+    legend(ax, "upper right")
+    return styled(ax, name, "√ rows")
+
+
 def calibration_curve(ax: Axes, y: Vector, mean: Vector, std: Vector) -> Axes:
     """Observed against nominal coverage of central intervals; on the diagonal, the error bars are right.
 

@@ -21,15 +21,33 @@ from cagp.recipes.steps import hold_out
 from cagp.recipes.task import Fitted, Task
 from cagp.sites import SitesWarning, WithLikelihood
 from cagp.starting import start_from_data
+from cagp.trees import OutOfFold, TreeObjective
 
 STEPS, EXACT_STEPS = 100, 60
 """Steps of training; exact ones see all rows and cost more."""
 
-LATENT_SCALE = 4.0
-"""Where the outputscale starts: with the logistic link, two standard deviations are a probability of 0.98."""
 
-REST_SCALE = 0.5
-"""The same for what trees leave."""
+class Start(NamedTuple):
+    """Where training starts for a kind of targets, and how trees learn from them."""
+
+    scale: float  # the outputscale
+    rest_scale: float  # the same for what trees leave
+    objective: TreeObjective
+    loss: str  # what -log p of a row is called
+    unsettled: float = 0.0  # the share of rows whose sites need not converge
+
+
+STARTS = {
+    "classes": Start(4.0, 0.5, "binary", "log loss"),
+    "counts": Start(1.0, 0.1, "poisson", "negative log density"),
+    "numbers": Start(1.0, 0.3, "huber", "negative log density", 0.001),
+}
+"""By what the registry of likelihoods calls targets. With the logistic link, two standard deviations of 2 are a
+probability of 0.98; counts have the logarithm of their mean as latent function; numbers are in standard units. Where
+few rows contradict their neighbours, the EM algorithm goes from one mode to another slowly: one in a thousand may."""
+
+FEWEST_COUNTS = 20
+"""With fewer rows that have a count above zero, "auto" does not try trees."""
 
 PREDICTING = 4
 """Predictions take this many times the neighbours of training. A label says less than a number: more of them are worth
@@ -67,26 +85,30 @@ def nearest_rows(
     )
 
 
-def train_with_likelihood(recipe: Recipe, task: Task, make: Callable[[], Likelihood]) -> FittedLikelihood:
+def train_with_likelihood(
+    recipe: Recipe, task: Task, make: Callable[[], Likelihood], kind: str = "classes"
+) -> FittedLikelihood:
     """Learn hyperparameters, then sites until they converge; each column of targets is one latent function.
 
-    Columns share the kernel. With ``mean="trees"``, out-of-fold log odds of boosted trees are the prior mean. "auto" is
-    zero for few rows; with more, whichever of the two predicts held-out rows better.
+    Columns share the kernel. With ``mean="trees"``, out-of-fold predictions of boosted trees are the prior mean. "auto"
+    is zero for few rows; with more, whichever of the two predicts held-out rows better.
 
     Args:
         make: a likelihood with its starting values.
+        kind: of the targets, see ``STARTS``.
     """
-    task = task.in_double()
+    task, start = task.in_double(), STARTS[kind]
     if task.mean != "auto":
-        return _train(recipe, task, make())
-    if task.num_rows < COMPARED_FROM:
-        return _train(recipe, replace(task, mean="zero"), make())
-    mean, choice = _chosen_mean(recipe, task, make)
-    found = _train(recipe, replace(task, mean=mean), make())
+        return _train(recipe, task, make(), start)
+    too_few = kind == "counts" and int((task.y > 0).sum()) < FEWEST_COUNTS
+    if task.num_rows < COMPARED_FROM or too_few:
+        return _train(recipe, replace(task, mean="zero"), make(), start)
+    mean, choice = _chosen_mean(recipe, task, make, start)
+    found = _train(recipe, replace(task, mean=mean), make(), start)
     return found._replace(fitted=found.fitted._replace(choice=choice))
 
 
-def _chosen_mean(recipe: Recipe, task: Task, make: Callable[[], Likelihood]) -> tuple[str, str]:
+def _chosen_mean(recipe: Recipe, task: Task, make: Callable[[], Likelihood], start: Start) -> tuple[str, str]:
     """The prior mean that predicts held-out rows better, and why, in one sentence."""
     some = task
     if task.num_rows > COMPARED_ROWS:
@@ -99,11 +121,11 @@ def _chosen_mean(recipe: Recipe, task: Task, make: Callable[[], Likelihood]) -> 
         if task.max_time is not None:
             now = time.perf_counter()
             tried = replace(tried, began=now, max_time=max(COMPARED_SHARE * (task.deadline - now), 1e-9))
-        losses[mean] = _held_out_loss(_train(recipe, tried, make(), "compared-"), parts.held_out)
+        losses[mean] = _held_out_loss(_train(recipe, tried, make(), start, "compared-"), parts.held_out)
     mean = "trees" if losses["trees"] < losses["zero"] else "zero"
     words = {"zero": "zero", "trees": "boosted trees"}
     return mean, (
-        f"The prior mean is {words[mean]}: the log loss of {parts.held_out.num_rows:,} held-out rows is "
+        f"The prior mean is {words[mean]}: the {start.loss} of {parts.held_out.num_rows:,} held-out rows is "
         f"{losses['zero']:.4f} with zero, {losses['trees']:.4f} with boosted trees."
     )
 
@@ -118,23 +140,26 @@ def _held_out_loss(found: FittedLikelihood, held_out: Task) -> float:
         X, y, _ = held_out.column(j)
         mean, variance = posterior.predict(X)
         mean = mean + found.offsets[j] + (0.0 if known is None else known[:, j].to(mean))
+        mean = mean if held_out.known is None else mean + held_out.known
         total -= float(found.likelihood.log_predictive(y, mean, variance).mean())
     return total
 
 
-def _train(recipe: Recipe, task: Task, likelihood: Likelihood, name: str = "") -> FittedLikelihood:
+def _train(recipe: Recipe, task: Task, likelihood: Likelihood, start: Start, name: str = "") -> FittedLikelihood:
     """Train with a prior mean that is chosen; ``name`` is the beginning of that of the folder for checkpoints."""
     notes = []
-    trees, offsets = None, [likelihood.constant(column) for column in task.y.unbind(1)]
+    trees, offsets = None, [likelihood.constant(column, task.known) for column in task.y.unbind(1)]
     offset = torch.tensor(offsets).double().expand(task.y.shape)
+    known = 0.0 if task.known is None else task.known.cpu()[:, None]
     if task.mean == "trees":
-        found = trees_of(task, "binary")
+        found = trees_of(task, start.objective)
         trees, offsets = found.trees, [0.0] * len(offsets)
         offset = torch.from_numpy(found.mean)
         task = replace(task, start=REST_START)
-        notes.append(_words_of_trees(likelihood, task, offset, trees.num_trees, found.finished))
-    priors = _priors(task, REST_SCALE if trees is not None else LATENT_SCALE)
-    options = {"tolerance": TOLERANCE, "max_steps": MOST_SITE_STEPS}
+        notes.append(_words_of_trees(likelihood, task, offset + known, found, start.loss))
+    offset = offset + known
+    priors = _priors(task, start.rest_scale if trees is not None else start.scale)
+    options = {"tolerance": TOLERANCE, "max_steps": MOST_SITE_STEPS, "unsettled": start.unsettled}
     parts = [
         WithLikelihood(recipe.method(task, prior), likelihood, task.num_rows, offset=offset[:, j].clone(), **options)
         for j, prior in enumerate(priors)
@@ -166,14 +191,14 @@ def _priors(task: Task, scale: float) -> list[GP]:
     return [GP(task.kernel, noise=KnownNoise()).to(task.X.device) for _ in range(task.y.shape[1])]
 
 
-def _words_of_trees(
-    likelihood: Likelihood, task: Task, offset: torch.Tensor, num_trees: list[int], finished: bool
-) -> str:
+@torch.no_grad()
+def _words_of_trees(likelihood: Likelihood, task: Task, offset: torch.Tensor, found: OutOfFold, name: str) -> str:
     columns = zip(task.y.unbind(1), offset.unbind(1), strict=True)
     losses = [-float(likelihood.log_density(y.double(), f).mean()) for y, f in columns]
     told = " and ".join(f"{loss:.4f}" for loss in losses)
-    late = "" if finished else " The time limit ended them early."
+    late = "" if found.finished else " The time limit ended them early."
+    counts = " and ".join(f"{count:,}" for count in found.trees.num_trees)
     return (
-        f"The prior mean is {' and '.join(f'{count:,}' for count in num_trees)} boosted trees, fitted out of fold: the "
-        f"log loss of their out-of-fold predictions is {told}, and the Gaussian process learns what they leave.{late}"
+        f"The prior mean is {counts} boosted trees, fitted out of fold: the "
+        f"{name} of their out-of-fold predictions is {told}, and the Gaussian process learns what they leave.{late}"
     )

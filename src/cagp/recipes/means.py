@@ -58,7 +58,7 @@ def _found(task: "tasks.Task", max_seconds: float, objective: "trees.TreeObjecti
         return _read(path, tuple(task.y.shape))
     y, row_noise = as_array(task.y), None if task.row_noise is None else as_array(task.row_noise)
     limits = {"categorical": task.categorical, "seed": task.seed, "max_seconds": max_seconds}
-    limits["objective"] = objective
+    limits |= {"objective": objective, "exposure": None if task.known is None else as_array(task.known.exp())}
     if task.rule.kind != "random":
         limits["fold"] = task.rule.folds(task.num_rows, trees.number_of_folds(task.num_rows), task.seed)
     found = trees.fit_trees(task.inputs, y, row_noise, **limits)

@@ -56,6 +56,7 @@ class Task:
     began: float = field(default_factory=time.perf_counter)
     ranks: Ranks = field(default_factory=Ranks.alone)  # the processes that train together, each with all rows
     rule: RowRule = field(default_factory=RowRule)  # how rows are held out to compare models
+    known: Tensor | None = None  # (n,), a known part of the latent function: the logarithm of exposures
     scratch: Path | None = None  # a folder for rows that are too many for memory; ``inputs`` then has no columns
 
     @property
@@ -106,8 +107,8 @@ class Task:
         """The same task with some of its rows."""
         X, y, row_noise = (None if part is None else gathered(part, rows, self.scratch) for part in self.data)
         chosen = rows.cpu().numpy()
-        rule = self.rule.take(chosen)
-        return replace(self, X=X, y=y, row_noise=row_noise, inputs=self.inputs[chosen], rule=rule)
+        rule, known = self.rule.take(chosen), None if self.known is None else self.known[rows]
+        return replace(self, X=X, known=known, y=y, row_noise=row_noise, inputs=self.inputs[chosen], rule=rule)
 
     def in_double(self) -> "Task":
         """The same task in float64."""

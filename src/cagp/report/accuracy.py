@@ -28,6 +28,23 @@ def summary(targets: Sequence[Target]) -> str:
         )
     (target,) = targets
     found, base = target.scores, target.baseline
+    if target.counts is not None:
+        return (
+            f'<p class="lead">On {count(len(target.y), "test row")}, predicted counts of {text(target.name, 60)} have '
+            f"a root mean squared error of {number(found.rmse)}; predicting the training mean has {number(base.rmse)}. "
+            f"The 95 % intervals, which end at integers, contain {share(found.coverage)} of the actual counts. By "
+            "their places in the predicted distributions, which are random within a count, "
+            f"{share(float((np.abs(target.normal[0]) <= plots.Z95).mean()))} lie in the middle 95 %: "
+            f"{verdict(target).words}.</p>"
+        )
+    if target.allows_outliers:
+        median, quantile = np.quantile(np.abs(target.y - target.mean), [0.5, 0.9])
+        return (
+            f'<p class="lead">On {count(len(target.y), "test row")}, half of the errors of predicted '
+            f"{text(target.name, 60)} are below {number(float(median))}, and 90 % below {number(float(quantile))}. The "
+            f"root mean squared error, in which outliers have the greatest weight, is {number(found.rmse)}. The 95 % "
+            f"intervals contain {share(found.coverage)} of the actual values: {verdict(target).words}.</p>"
+        )
     return (
         f'<p class="lead">On {count(len(target.y), "test row")}, predictions of {text(target.name, 60)} have a root '
         f"mean squared error of {number(found.rmse)}; always predicting the training mean has {number(base.rmse)}. "
@@ -44,11 +61,18 @@ def key_numbers(targets: Sequence[Target]) -> str:
     return tiles(
         [
             ("RMSE", number(found.rmse), f"baseline {number(base.rmse)}"),
-            ("R²", f"{found.r2:.3f}" if np.isfinite(found.r2) else "–", "1 is perfect"),
+            _second(targets[0]),
             ("95 % coverage", share(found.coverage), f"expected {100 * low:.1f} to {share(high)}"),
             ("Negative log-likelihood", number(found.nll), f"baseline {number(base.nll)}"),
         ]
     )
+
+
+def _second(target: Target) -> tuple[str, str, str]:
+    """The share of the variance explained; where outliers are to be expected, the median error."""
+    if target.allows_outliers:
+        return "Median absolute error", number(float(np.median(np.abs(target.y - target.mean)))), "half are below"
+    return "R²", f"{target.scores.r2:.3f}" if np.isfinite(target.scores.r2) else "–", "1 is perfect"
 
 
 def overview(targets: Sequence[Target]) -> str:
@@ -83,10 +107,7 @@ def metrics_table(target: Target) -> str:
         cells.append([metric.label, *values])
         name = metric.name[0].upper() + metric.name[1:]
         notes.append(f"{name}{unit}; {metric.better}. {metric.meaning}{remarks.get(field, '')}")
-    caption = (
-        f"On {count(len(target.y), 'test row')}. The baseline predicts the mean of the training targets for every row, "
-        "with their standard deviation."
-    )
+    caption = f"On {count(len(target.y), 'test row')}. The baseline predicts {target.baseline_words}."
     return table(["Metric", "Model", "Baseline"], cells, caption, notes)
 
 

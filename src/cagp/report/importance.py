@@ -86,6 +86,9 @@ class _RowErrors(NamedTuple):
     def of(cls, model: Model, rows: HeldOutRows, X: Table, origin: NDArray[np.intp]) -> "_RowErrors":
         """Those of predictions from ``X`` of the targets of the rows ``origin``."""
         y = rows.y[origin]
+        if model.likelihood_ is not None:
+            predicted = model.predictive(X)
+            return cls(np.square(y - predicted.mean()), -predicted.log_density(y))
         found = model.predict(X, return_std=True, sample_noise=rows.take_noise(origin))
         mean, std = (as_matrix(part, len(X)) for part in found)
         return cls(np.square(y - mean), -Predictive.from_moments(mean, std, model.target_transforms_).log_density(y))

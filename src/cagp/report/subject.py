@@ -12,6 +12,7 @@ from cagp.estimators import GPRegressor
 
 ASKED_WITH_ROWS = (
     "predict",
+    "predictive",
     "predict_interval",
     "predict_quantiles",
     "log_predictive_density",

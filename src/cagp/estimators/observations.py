@@ -1,0 +1,217 @@
+"""The distributions that a regressor predicts where the likelihood is not Gaussian, in the units of the targets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cagp.data.transforms import TRANSFORMS
+from cagp.estimators.predictive import Predictive
+from cagp.likelihoods import Likelihood, NegativeBinomial, Poisson, StudentT
+from cagp.metrics import LEVEL, RowScores, Scores, ScoreSum
+
+if TYPE_CHECKING:
+    from cagp.estimators.base import GPRegressor
+
+Matrix = Float[np.ndarray, "n 1"]
+
+SEED = 0
+"""Of the random part of a count's place in its distribution: the same rows get the same place each time."""
+
+FARTHEST = 38.0
+"""Places in a distribution become standard deviations of a normal one, at most this many."""
+
+
+@final
+@dataclass(frozen=True)
+class Observations:
+    """The distribution of the target at every row: that of its likelihood, integrated over the latent function.
+
+    The latent function is normal at each row. Methods answer in the unit of the target, rows by one target, as those of
+    ``Predictive`` do.
+    """
+
+    latent_mean: Matrix
+    latent_variance: Matrix
+    likelihood: Likelihood
+    centre: float = 0.0  # of the target: what is zero for the likelihood
+    unit: float = 1.0  # and what is one
+    known: np.ndarray | None = None  # (n,), the part of the latent mean that is the logarithm of an exposure
+
+    def take(self, rows: slice | np.ndarray) -> "Observations":
+        """Some of the rows."""
+        known = None if self.known is None else self.known[rows]
+        return replace(
+            self, latent_mean=self.latent_mean[rows], latent_variance=self.latent_variance[rows], known=known
+        )
+
+    def mean(self) -> Matrix:
+        """The mean."""
+        return self._column(self.centre + self.unit * self.likelihood.predictive_moments(*self._latent).mean)
+
+    def std(self) -> Matrix:
+        """The standard deviation."""
+        return self._column(self.unit * self.likelihood.predictive_moments(*self._latent).variance.sqrt())
+
+    def noise_variance(self) -> Matrix:
+        """The part of the variance that the function does not explain."""
+        return self._column(self.unit**2 * self.likelihood.predictive_noise(*self._latent))
+
+    def quantiles(self, probabilities: Sequence[float]) -> Float[np.ndarray, "n 1 k"]:
+        """The quantiles of these probabilities, in the last axis; integers where targets are counts."""
+        found = [self.likelihood.predictive_quantile(p, *self._latent).numpy() for p in probabilities]
+        values = np.stack(found, axis=-1)[:, None] if found else np.empty((len(self.latent_mean), 1, 0))
+        return values if self.likelihood.are_counts else self.centre + self.unit * values
+
+    def at(self, z: Float[np.ndarray, "..."]) -> Float[np.ndarray, "n 1 k"]:
+        """The values this many standard deviations from the centre, on a scale on which predictions are normal."""
+        return self.quantiles([NormalDist().cdf(float(value)) for value in np.ravel(z)])
+
+    def log_density(self, y: Matrix) -> Matrix:
+        """log p(y), in nats; minus infinity for a target that cannot be."""
+        standard = self._standard(y)
+        possible = self._is_possible(standard)
+        found = self.likelihood.log_predictive(torch.where(possible, standard, 0.0), *self._latent)
+        return self._column(torch.where(possible, found - np.log(self.unit), -torch.inf))
+
+    def cdf(self, y: Matrix) -> Matrix:
+        """P(Y ≤ y)."""
+        return self._column(self.likelihood.predictive_cdf(self._standard(y), *self._latent))
+
+    def pit(self, y: Matrix) -> Matrix:
+        """The place of each target in its distribution, uniform on [0, 1] if predictions are right.
+
+        Of a count, it is drawn between P(Y < y) and P(Y ≤ y).
+        """
+        high = self.cdf(y)
+        if not self.likelihood.are_counts:
+            return high
+        low = self.cdf(y - 1)
+        return low + np.random.default_rng(SEED).random(high.shape) * (high - low)
+
+    def standardized(self, y: Matrix) -> Matrix:
+        """The places as standard deviations of a normal distribution."""
+        z = torch.special.ndtri(torch.from_numpy(self.pit(y)).clamp(1e-300, 1.0))
+        return z.clamp(-FARTHEST, FARTHEST).numpy()
+
+    def row_scores(self, j: int, y: Float[np.ndarray, " n"]) -> RowScores:
+        """The scores of the target at each row; j is 0, since there is one target."""
+        low, high = self.quantiles([0.5 - LEVEL / 2, 0.5 + LEVEL / 2])[:, 0].T
+        crps = self.unit * self.likelihood.predictive_crps(self._standard(y[:, None]), *self._latent)
+        parts = -self.log_density(y[:, None])[:, 0], y - self.mean()[:, 0], crps.numpy(), (low <= y) & (y <= high)
+        return RowScores(*map(torch.from_numpy, (*parts, high - low)))
+
+    def scores(self, j: int, y: Float[np.ndarray, " n"]) -> Scores:
+        """All metrics of the target; j is 0."""
+        total = ScoreSum()
+        total.add_rows(torch.from_numpy(np.array(y, float)), self.row_scores(j, y))
+        return total.scores()
+
+    def function(self) -> Predictive:
+        """The distribution of the mean of a target given the function: lognormal for counts, else normal."""
+        transform = TRANSFORMS["log" if self.likelihood.are_counts else "identity"]
+        std = np.sqrt(self.latent_variance)
+        return Predictive(self.centre + self.unit * self.latent_mean, self.unit * std, (transform,))
+
+    @property
+    def _latent(self) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(self.latent_mean[:, 0].copy()), torch.from_numpy(self.latent_variance[:, 0].copy())
+
+    def _standard(self, y: Matrix) -> Tensor:
+        return torch.from_numpy((np.asarray(y, float)[:, 0] - self.centre) / self.unit)
+
+    def _is_possible(self, y: Tensor) -> Tensor:
+        return (y >= 0) & (y == y.round()) if self.likelihood.are_counts else torch.isfinite(y)
+
+    @staticmethod
+    def _column(values: Tensor) -> Matrix:
+        return values.numpy()[:, None]
+
+
+def learned_parameters(likelihood: Likelihood, unit: float) -> dict[str, float]:
+    """The parameters of a likelihood in the unit of the target."""
+    names = [name.removeprefix("raw_") for name, _ in likelihood.named_parameters(recurse=False)]
+    values = {name: float(getattr(likelihood, name).detach()) for name in names}
+    return {name: value * unit if name == "scale" else value for name, value in values.items()}
+
+
+# ---- a constant prediction ----
+
+
+@final
+@dataclass(frozen=True)
+class Baseline:
+    """What to predict for every row without a model: the median, or the mean of counts, and how targets vary."""
+
+    location: float  # of the latent function, in standard units
+    likelihood: Likelihood
+
+    @classmethod
+    def of(cls, y: Tensor, likelihood: Likelihood, known: Tensor | None) -> "Baseline":
+        """That of training targets in standard units.
+
+        Counts are negative binomial, with the dispersion that their variance suggests: Σ ((y - μ)² - μ) / Σ μ², μ
+        the mean count for the exposure of a row. Numbers have Student's distribution, with the scale one of standard
+        units.
+        """
+        y = y.double()
+        location = likelihood.constant(y, known)
+        if not likelihood.are_counts:
+            return cls(location, StudentT(scale=1.0, df=BASELINE_DF).requires_grad_(False))
+        mu = torch.exp(location + (torch.zeros_like(y) if known is None else known.double()))
+        dispersion = float((((y - mu).square() - mu).sum() / mu.square().sum()).clamp_max(LARGEST_DISPERSION))
+        made = NegativeBinomial(dispersion) if dispersion > LEAST_DISPERSION else Poisson()
+        return cls(location, made.requires_grad_(False))
+
+    def state(self) -> dict[str, float | None]:
+        """As plain values, for a file."""
+        made = self.likelihood
+        dispersion = float(made.dispersion) if isinstance(made, NegativeBinomial) else None
+        return {"location": self.location, "dispersion": dispersion}
+
+    @classmethod
+    def from_state(cls, state: Any, are_counts: bool) -> "Baseline":
+        """The inverse of ``state``; ValueError where it is not such a state."""
+        location, dispersion = (state.get(name) for name in ("location", "dispersion"))
+        right = type(location) is float and abs(location) < LARGEST_LOCATION
+        if not right or not (dispersion is None or (type(dispersion) is float and 0 < dispersion < 1e6)):
+            raise ValueError("it does not have a baseline as cagp stores it")
+        if not are_counts:
+            return cls(location, StudentT(scale=1.0, df=BASELINE_DF).requires_grad_(False))
+        made = Poisson() if dispersion is None else NegativeBinomial(dispersion)
+        return cls(location, made.requires_grad_(False))
+
+
+BASELINE_DF, LEAST_DISPERSION, LARGEST_DISPERSION, LARGEST_LOCATION = 4.0, 1e-4, 1e3, 1e6
+
+
+def constant_prediction(
+    model: "GPRegressor", num_rows: int, found: Predictive | Observations | None = None
+) -> Predictive | Observations:
+    """What the training targets alone say about every row: with Gaussian noise, their mean and standard deviation.
+
+    Args:
+        found: what the model predicts for these rows, which knows their exposures.
+    """
+    scaler, baseline = model.scaler_, model.baseline_
+    if baseline is None:
+        location, scale = (np.tile(np.ravel(part), (num_rows, 1)) for part in (scaler.target_mean, scaler.target_std))
+        return Predictive(location, scale, tuple(TRANSFORMS[name] for name in model.target_transforms_))
+    known = found.known if isinstance(found, Observations) else None
+    location = np.full((num_rows, 1), baseline.location) + (0.0 if known is None else known[:, None])
+    unit = float(scaler.target_mean[0]), float(scaler.target_std[0])
+    return Observations(location, np.zeros((num_rows, 1)), baseline.likelihood, *unit, known)
+
+
+def constant_words(model: "GPRegressor") -> str:
+    """What ``constant_prediction`` takes from the training rows."""
+    if model.likelihood_ is None:
+        return "the mean and standard deviation"
+    if not model.likelihood_.are_counts:
+        return "the median and the median absolute deviation"
+    return "the mean and the variance" if model.exposure is None else "the mean per unit of exposure, and the variance,"
