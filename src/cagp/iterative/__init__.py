@@ -9,6 +9,8 @@ from cagp.iterative.policies import (
     Mix,
     Policy,
     RandomActions,
+    StochasticGradients,
+    Switch,
     TopEigenvectors,
     UnitVectors,
 )
@@ -26,7 +28,9 @@ __all__ = [
     "RandomActions",
     "State",
     "Status",
+    "StochasticGradients",
     "Stopping",
+    "Switch",
     "TopEigenvectors",
     "UnitVectors",
     "iterate",
