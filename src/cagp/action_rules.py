@@ -21,10 +21,10 @@ DEPENDENT = 1e-10
 
 
 class ActionRule(nn.Module, ABC):
-    """S as a function of the prior and the data, computed anew at every evaluation of a loss.
+    """S as a function of the prior and the data, computed again at every evaluation of a loss.
 
-    A rule of your own needs ``num_actions`` and ``actions``. What depends on parameters (the rule's own, or those of the
-    prior) in a differentiable way is trained through; what is detached is held constant.
+    A rule of your own needs ``num_actions`` and ``actions``. What depends on parameters (the rule's own, or those of
+    the prior) in a differentiable way is trained through; what is detached is held constant.
     """
 
     rate: float = INDUCING_RATE

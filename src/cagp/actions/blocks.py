@@ -13,7 +13,7 @@ from cagp.engine import BlockWeights
 from cagp.kernels import Kernel
 from cagp.linalg import NotPositiveDefiniteError
 
-Start = Literal["constant", "random", "eigenvector", "targets"]
+Start = Literal["constant", "random", "eigenvector"]
 
 
 class Partition(NamedTuple):
@@ -149,7 +149,6 @@ class BlockActions(Actions):
         num_actions: int,
         *,
         kernel: Kernel | None = None,
-        targets: Float[Tensor, " n"] | None = None,
         lengthscale: Float[Tensor, " d"] | None = None,
         blocks: Literal["spatial", "ordered"] = "spatial",
         start: Start = "constant",
@@ -160,11 +159,10 @@ class BlockActions(Actions):
 
         Args:
             kernel: for ``start="eigenvector"``.
-            targets: y - m(X), for ``start="targets"``.
             lengthscale: the unit in which rows are near each other; None for the units of ``X``.
             blocks: "spatial" (nearby rows) or "ordered" (the paper's: consecutive rows).
-            start: "constant" over each block, "random" (the paper's), the leading "eigenvector" of the block's own
-                kernel matrix, or the "targets" themselves.
+            start: "constant" over each block, "random" (the paper's), or the leading "eigenvector" of the block's own
+                kernel matrix.
         """
         check_matrix(X, "X")
         check_count(num_actions, "num_actions", X.shape[0], "the number of rows of X")
@@ -176,7 +174,7 @@ class BlockActions(Actions):
             raise ValueError(f'blocks is {blocks!r}, expected "spatial" or "ordered".')
         actions = cls(partition, support_size=support_size, dtype=X.dtype, generator=generator)
         with torch.no_grad():
-            actions.values[actions._slots] = _starting_values(actions, X, start, kernel, targets, generator)
+            actions.values[actions._slots] = _starting_values(actions, X, start, kernel, generator)
         return actions
 
     @property
@@ -264,12 +262,7 @@ def _thinned(partition: Partition, support_size: int, generator: torch.Generator
 
 
 def _starting_values(
-    actions: BlockActions,
-    X: Tensor,
-    start: Start,
-    kernel: Kernel | None,
-    targets: Tensor | None,
-    generator: torch.Generator | None,
+    actions: BlockActions, X: Tensor, start: Start, kernel: Kernel | None, generator: torch.Generator | None
 ) -> Tensor:
     """In the order of the support, mean square 1 in each block: a learning rate then means the same at all sizes."""
     sizes = actions.offsets.diff()
@@ -279,10 +272,8 @@ def _starting_values(
         values = torch.randn(len(actions.support), generator=generator, dtype=torch.float64).to(X.device)
     elif start == "eigenvector":
         values = _leading_eigenvectors(actions, X, kernel)
-    elif start == "targets":
-        values = _targets_of_blocks(actions, targets)
     else:
-        raise ValueError(f'start is {start!r}, expected "constant", "random", "eigenvector" or "targets".')
+        raise ValueError(f'start is {start!r}, expected "constant", "random" or "eigenvector".')
     return (_unit_blocks(values, actions.offsets) * sizes.double().sqrt().repeat_interleave(sizes)).to(X)
 
 
@@ -298,15 +289,3 @@ def _leading_eigenvectors(actions: BlockActions, X: Tensor, kernel: Kernel | Non
             vector = torch.linalg.eigh(kernel(block, block)).eigenvectors[:, -1]
             values[first:last] = -vector if vector.sum() < 0 else vector
     return values
-
-
-def _targets_of_blocks(actions: BlockActions, targets: Tensor | None) -> Tensor:
-    """The targets of each block; equal weights where they are all zero."""
-    if targets is None:
-        raise ValueError('targets is missing: start="targets" needs the targets to start from.')
-    if targets.shape != (actions.num_rows,):
-        raise ValueError(f"targets has shape {tuple(targets.shape)}, expected ({actions.num_rows},): one for each row.")
-    values = targets.detach().double()[actions.support]
-    columns = BlockWeights(values, actions.offsets).columns()
-    largest = values.new_zeros(actions.num_actions).scatter_reduce(0, columns, values.abs(), "amax")
-    return torch.where(largest[columns] > 0, values, 1.0)

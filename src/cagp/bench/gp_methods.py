@@ -12,7 +12,7 @@ from cagp.actions.blocks import Start
 from cagp.bench.gp_settings import GPSettings
 from cagp.bench.protocol import PAPER_START, new_method
 from cagp.inducing import choose_inducing_points
-from cagp.iterative import CGResiduals, Lanczos, Mix, Policy, StochasticGradients, Switch, UnitVectors
+from cagp.iterative import Lanczos, Mix, Policy, UnitVectors
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Method
 from cagp.methods.common import Loss
@@ -107,7 +107,7 @@ def _with_noise(method: Method, data: Rows, settings: GPSettings) -> Method:
 def _blocks(data: Rows, settings: GPSettings, seed: int, *, weights: Start, loss: Loss, learn: bool = True) -> Method:
     """CaGP-Opt whose blocks are cut once."""
     generator = torch.Generator().manual_seed(seed)
-    choices = {"blocks": settings.blocks, "start": weights, "targets": data.y, "generator": generator}
+    choices = {"blocks": settings.blocks, "start": weights, "generator": generator}
     prior = new_prior(data, settings, seed)
     method = CaGPOpt.from_data(prior, data.X, settings.budget, loss=loss, reblock_at=(), **choices)
     method.actions.requires_grad_(learn)
@@ -134,22 +134,20 @@ def _krylov(prior: GP, data: Rows, settings: GPSettings, seed: int) -> ActionRul
     return KrylovActions(settings.budget)
 
 
-def _by_policy(data: Rows, settings: GPSettings, seed: int, *, policy: Callable[[int, int], Policy]) -> Method:
-    """Actions of a policy, which is made from the budget and the seed; the whole budget is used."""
+def _by_policy(data: Rows, settings: GPSettings, seed: int, *, policy: Callable[[int], Policy]) -> Method:
+    """Actions of a policy, which is made for the budget; the whole budget is used."""
     prior = new_prior(data, settings, seed)
-    return _with_noise(CaGPCG(prior, settings.budget, policy=policy(settings.budget, seed)), data, settings)
+    return _with_noise(CaGPCG(prior, settings.budget, policy=policy(settings.budget)), data, settings)
 
 
 def _sgpr_with_noise(data: Rows, settings: GPSettings, seed: int) -> Method:
     return _with_noise(_sgpr(data, settings, seed), data, settings)
 
 
-POLICIES: dict[str, Callable[[int, int], Policy]] = {
-    "lanczos": lambda budget, seed: Lanczos(),
-    "mix": lambda budget, seed: Mix((Lanczos(), budget // 2), (UnitVectors("pivoted"), budget)),
-    "switch": lambda budget, seed: Switch(CGResiduals(), UnitVectors("pivoted"), 0.1),
-    "stochastic": lambda budget, seed: StochasticGradients(seed=seed),
-    "pivoted": lambda budget, seed: UnitVectors("pivoted"),
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "lanczos": lambda budget: Lanczos(),
+    "mix": lambda budget: Mix((Lanczos(), budget // 2), (UnitVectors("pivoted"), budget)),
+    "pivoted": lambda budget: UnitVectors("pivoted"),
 }
 
 
@@ -187,7 +185,6 @@ GP_METHODS = {
     "hybrid": GPMethod("CaGP-Local beside constant shared actions", _local, _with_shared_actions),
     "blocks-constant": GPMethod("CaGP-Opt", partial(_blocks, weights="constant", loss="elbo"), _calibrated),
     "blocks-random": GPMethod("CaGP-Opt, random weights", partial(_blocks, weights="random", loss="elbo")),
-    "blocks-targets": GPMethod("CaGP-Opt, weights start at targets", partial(_blocks, weights="targets", loss="elbo")),
     "blocks-fixed": GPMethod("constant block actions", partial(_blocks, weights="constant", loss="elbo", learn=False)),
     "blocks-loo": GPMethod(
         "CaGP-Opt, leave-one-out loss", partial(_blocks, weights="constant", loss="loo"), _calibrated

@@ -234,22 +234,18 @@ _SAME |= {"fit_time": "20s"}
 _ORDERED = {**_SAME, "blocks": "ordered"}
 ACTIONS = [
     Entry("CaGP-Opt", "blocks-constant", _SAME),
-    Entry("CaGP-Opt, weights start at targets", "blocks-targets", _SAME),
     Entry("CaGP-Opt, leave-one-out loss", "blocks-loo", _SAME),
     Entry("CaGP-Opt, calibrated noise", "blocks-constant", {**_SAME, "calibrate": True}),
     Entry("CaGP-Opt, leave-one-out loss, calibrated noise", "blocks-loo", {**_SAME, "calibrate": True}),
     Entry("constant block actions", "blocks-fixed", _SAME),
     Entry("constant block actions, leave-one-out loss", "blocks-fixed-loo", _SAME),
     Entry("CaGP-Opt, the paper's blocks and weights", "blocks-random", _ORDERED),
-    Entry("CaGP-Opt, the paper's blocks, weights start at targets", "blocks-targets", _ORDERED),
     Entry("SGPR", "sgpr-noise", _SAME),
     Entry("pseudo-inputs", "pseudo-inputs", _SAME),
     Entry("pseudo-inputs, leave-one-out loss", "pseudo-inputs-loo", _SAME),
     Entry("CaGP-CG", "policy-lanczos", _SAME),
     Entry("CaGP-CG, gradients through the actions", "krylov", _SAME),
     Entry("half Lanczos, half pivoted rows", "policy-mix", _SAME),
-    Entry("CG, then pivoted rows", "policy-switch", _SAME),
-    Entry("stochastic gradients", "policy-stochastic", _SAME),
     Entry("pivoted rows", "policy-pivoted", _SAME),
 ]
 

@@ -9,8 +9,6 @@ from cagp.iterative.policies import (
     Mix,
     Policy,
     RandomActions,
-    StochasticGradients,
-    Switch,
     TopEigenvectors,
     UnitVectors,
 )
@@ -28,9 +26,7 @@ __all__ = [
     "RandomActions",
     "State",
     "Status",
-    "StochasticGradients",
     "Stopping",
-    "Switch",
     "TopEigenvectors",
     "UnitVectors",
     "iterate",

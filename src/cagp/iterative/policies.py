@@ -222,7 +222,9 @@ class RandomActions(Policy):
 
     def action(self, system: System, state: State, memory: Memory) -> Offer:
         asked = memory or 0
-        generator = _generator(self.seed, asked)
+        # torch's generator uses 32 bits of its seed: mix both numbers into them.
+        mixed = int(np.random.SeedSequence(self.seed, spawn_key=(asked,)).generate_state(1)[0])
+        generator = torch.Generator().manual_seed(mixed)
         if self.distribution == "gaussian":
             s = torch.randn(system.num_rows, generator=generator, dtype=torch.float64)
         else:
@@ -295,61 +297,6 @@ class Mix(Policy):
                     return s, (part, asked + 1, inner)
             part, asked, inner = part + 1, 0, None
         return None, (part, asked, inner)
-
-
-@final
-class Switch(Policy):
-    """One policy until ‖(y - m) - K̂v‖ is ``relative_residual`` times ‖y - m‖, then another.
-
-    For example conjugate gradients until the mean is nearly right, then rows where the variance is largest. The second
-    takes over early if the first has no further action.
-    """
-
-    def __init__(self, first: Policy, then: Policy, relative_residual: float):
-        if not relative_residual > 0:
-            raise ValueError(f"relative_residual is {relative_residual}, expected a number above zero.")
-        self.first, self.then, self.relative_residual = first, then, relative_residual
-
-    def start(self, system: System) -> Policy:
-        return Switch(started(self.first, system), started(self.then, system), self.relative_residual)
-
-    def action(self, system: System, state: State, memory: Memory) -> Offer:
-        switched, inner = memory or (False, None)
-        if not switched and float(state.residual.norm()) > self.relative_residual * float(state.targets.norm()):
-            s, inner = self.first.action(system, state, inner)
-            if s is not None:
-                return s, (False, inner)
-        s, inner = self.then.action(system, state, inner if switched else None)
-        return s, (True, inner)
-
-
-@final
-class StochasticGradients(Policy):
-    """The residual at ``batch_size`` random rows, zero elsewhere: the directions of stochastic gradient descent.
-
-    The rows of the j-th action depend on ``seed`` and j alone. There is none once the mean has converged to round-off.
-    Time O(n (b + i)) per action for b rows, if k(X, X) is kept.
-    """
-
-    def __init__(self, batch_size: int = 64, seed: int = 0):
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
-        self.batch_size, self.seed = batch_size, seed
-
-    def action(self, system: System, state: State, memory: Memory) -> Offer:
-        asked = memory or 0
-        residual, _ = CGResiduals().action(system, state, None)
-        if residual is None:
-            return None, asked
-        rows = torch.randperm(system.num_rows, generator=_generator(self.seed, asked))[: self.batch_size]
-        s = torch.zeros_like(residual)
-        s[rows] = residual[rows]
-        return s, asked + 1
-
-
-def _generator(seed: int, number: int) -> torch.Generator:
-    """For the action of this number; torch's generator uses 32 bits of its seed: both numbers are mixed into them."""
-    return torch.Generator().manual_seed(int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0]))
 
 
 @final

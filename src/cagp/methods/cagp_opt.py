@@ -127,8 +127,18 @@ class CaGPOpt(Method):
 
     def _current(self, X: Tensor, y: Tensor, row_noise: Tensor | None) -> Actions:
         """The actions, at the present hyperparameters where they depend on them."""
-        actions = self.actions
-        return actions if isinstance(actions, Actions) else actions.actions(self.prior, X, y, row_noise)
+        if isinstance(self.actions, Actions):
+            return self.actions
+        actions, name = self.actions.actions(self.prior, X, y, row_noise), f"{type(self.actions).__name__}.actions"
+        if not isinstance(actions, Actions):
+            raise ValueError(f"{name} returned a {type(actions).__name__}, expected Actions: ComputedActions(S).")
+        if actions.num_rows != X.shape[0]:
+            raise ValueError(f"{name} returned actions on {actions.num_rows} rows, expected {X.shape[0]}: those of X.")
+        return actions
+
+    def support(self, num_rows: int) -> Int[Tensor, " m"]:
+        """The rows that carry weight in any action: what the posterior conditions on."""
+        return self.actions.support if isinstance(self.actions, Actions) else torch.arange(num_rows)
 
     def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
         """The rows of a step, drawn with replacement by ``seed`` and the step; None if a step uses all rows."""
@@ -224,7 +234,7 @@ class CaGPOpt(Method):
     def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         actions, n = self.actions, X.shape[0]
-        num_weights = n if isinstance(actions, ActionRule) else len(actions.support)
+        num_weights = len(self.support(n))
         share = "all" if num_weights == n else f"{num_weights:,} of the"
         batches = f", minibatches of {self.batch_size:,} rows" if self.stochastic else ""
         kind = f"{num_weights / actions.num_actions:.0f} in each block"
