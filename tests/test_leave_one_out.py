@@ -11,7 +11,7 @@ from inference_problems import assert_close
 from problems import Problem, recipes, well_conditioned
 from torch import Tensor
 
-from cagp import GP, CaGPOpt, CholeskyGP, ConstantMean, GaussianNoise, fit, start_from_data
+from cagp import GP, CaGPOpt, CholeskyGP, ConstantMean, GaussianNoise, KnownNoise, fit, start_from_data
 from cagp.actions import Actions, BlockActions, DenseActions
 from cagp.kernels import Matern32, Scale
 from cagp.losses import leave_one_out_nll
@@ -135,3 +135,12 @@ def test_actions_and_hyperparameters_can_be_trained_with_it(batch_size):
     assert any("loss loo" in line for line in result.findings)
     expected = by_deletion(prior, oracle.action_matrix(method.actions), X, y).mean()
     assert after == pytest.approx(expected, rel=1e-8)
+
+
+def test_a_row_that_is_certain_without_its_weight_has_a_finite_loss():
+    X, y, _ = wave(12)
+    X, y = torch.cat([X, X[:3]]), torch.cat([y, y[:3]])  # copies, of which the second carries no weight
+    S = torch.eye(15, dtype=torch.float64)[:, :12]
+    prior = GP(Scale(Matern32(2, 0.9), 1.2), ConstantMean(0.1), KnownNoise())
+    found = leave_one_out_nll(prior, DenseActions(S), X, y, torch.full((15,), 1e-14, dtype=torch.float64))
+    assert math.isfinite(found.item())

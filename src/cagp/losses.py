@@ -214,9 +214,11 @@ def _left_out(p: Projection, inverse: Tensor, t: _Tile, places: Tensor) -> Tenso
     s_inverse, own, fitted = _own_row(p, inverse, places)  # G⁻¹s, sᵀG⁻¹s, sᵀṽ
     shared = (s_inverse * t.KS).sum(1)  # sᵀG⁻¹a
     left = t.variance + t.noise - (explained + 2 * t.noise * shared + t.noise.square() * own)  # δ
-    known = left.detach() <= OBSERVED * (t.variance + t.noise).detach()
-    c = torch.where(known, 0.0, (1 - shared - t.noise * own) / torch.where(known, 1.0, left))
-    precision = own + c.square() * torch.where(known, 0.0, left)
+    least = OBSERVED * (t.variance + t.noise).detach()
+    observed = (left.detach() <= least) & (own.detach() > 0)
+    left = torch.maximum(left, least)  # round-off can take all of it
+    c = torch.where(observed, 0.0, (1 - shared - t.noise * own) / left)
+    precision = own + c.square() * left
     error = (fitted + c * (t.residual - mean - t.noise * fitted)) / precision
     return 0.5 * (error.square() * precision - precision.log() + math.log(2 * math.pi)).sum()
 

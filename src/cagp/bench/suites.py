@@ -285,6 +285,7 @@ SUITES = {
             FOUR,
             [
                 Entry("CaGP-Opt", "opt", {**OURS, "calibrate": True}),
+                Entry("CaGP-Opt, leave-one-out loss", "blocks-loo", {**OURS, "calibrate": True}),
                 Entry("CaGP-Opt, start from the data", "opt", {**OURS, "start": "data", "calibrate": True}),
                 Entry("CaGP-Opt, the paper's start and blocks", "opt", {"patience": 4, "evaluations": 15}),
             ],
