@@ -303,6 +303,12 @@ def inducing_posterior(prior, Z, q: Gaussian, new) -> Gaussian:
     )
 
 
+def inducing_kernel(prior, Z, A, B) -> np.ndarray:
+    """Q(A, B) = k(A, Z) k(Z, Z)⁻¹ k(Z, B), the covariance that inducing points at Z explain."""
+    Kuu = kernel_matrix(prior.kernel, Z, Z)
+    return kernel_matrix(prior.kernel, A, Z) @ np.linalg.solve(Kuu, kernel_matrix(prior.kernel, Z, B))
+
+
 def best_inducing_values(prior, Z, X, y, row_noise=None) -> Gaussian:
     """The q(u) that maximises the bound: u given y under y ~ Normal(m + Kfu Kuu⁻¹ (u - m(Z)), D) (Titsias, eq. 10)."""
     t = _terms(prior, X, y, row_noise)

@@ -56,6 +56,7 @@ def problems() -> dict[str, tuple[Trainable, Tensor, Tensor]]:
         "opt": (CaGPOpt.from_data(prior(), X, 8, **few, batch_size=50), X, y),
         "opt, all rows": (CaGPOpt.from_data(prior(), X, 8), X, y),
         "opt, projected": (CaGPOpt.from_data(prior(), X, 8, loss="projected"), X, y),
+        "opt, leave-one-out": (CaGPOpt.from_data(prior(), X, 8, loss="loo"), X, y),
         "svgp": (SVGP(prior(), X[:20].clone(), batch_size=50), X, y),
         "svgp, joint": (SVGP(prior(), X[:20].clone(), batch_size=50, gradient="joint"), X, y),
         "fewer rows than processes": (SVGP(prior(), X[:5].clone(), batch_size=3), X, y),

@@ -236,13 +236,13 @@ def test_projected_data_overestimate_the_noise_and_the_bound_does_not(seed):
 @pytest.mark.usefixtures("annotations_off")
 def test_wrong_arguments_are_named():
     X, y, _ = wave()
-    with pytest.raises(ValueError, match='loss is \'nll\', expected "elbo" or "projected"'):
+    with pytest.raises(ValueError, match='loss is \'nll\', expected "elbo", "projected" or "loo"'):
         CaGPCG(make_prior(), 5, "nll")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="num_actions is 61, expected an integer from 1 to 60"):
         CaGPCG.from_data(make_prior(), X, 61)
     with pytest.raises(ValueError, match="num_actions is 61"):
         CaGPCG(make_prior(), 61).objective(X, y)
-    with pytest.raises(ValueError, match='loss is \'nll\', expected "elbo" or "projected"'):
+    with pytest.raises(ValueError, match='loss is \'nll\', expected "elbo", "projected" or "loo"'):
         CaGPOpt.from_data(make_prior(), X, 5, loss="nll")  # pyright: ignore[reportArgumentType]
 
 

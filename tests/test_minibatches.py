@@ -206,7 +206,9 @@ def test_wrong_batches_are_refused():
     m, *data = problem()
     with pytest.raises(ValueError, match="batch_size is 0, expected"):
         CaGPOpt(m.prior, m.actions, batch_size=0)
-    with pytest.raises(ValueError, match='batch_size needs loss="elbo"; the projected loss is no sum over rows'):
+    with pytest.raises(
+        ValueError, match='batch_size needs loss="elbo" or "loo"; the projected loss is no sum over rows'
+    ):
         CaGPOpt(m.prior, m.actions, "projected", batch_size=5)
     with pytest.raises(ValueError, match="rows is given, but the objective of CaGPOpt with the projected loss"):
         CaGPOpt(m.prior, m.actions, "projected").objective(*data, rows=torch.arange(3))

@@ -12,9 +12,11 @@ from problems import recipes
 from test_compared_methods import ROUGH, assert_close, assert_gradient_is_the_slope, data, loss, prior_of
 from torch import Tensor
 
-from cagp import GP, SGPR, SVGP, fit, start_from_data
+from cagp import GP, SGPR, SVGP, CaGPOpt, GaussianNoise, fit, start_from_data
+from cagp.action_rules import PseudoInputActions
 from cagp.inducing import see_through
-from cagp.kernels import RBF, Scale
+from cagp.kernels import RBF, Matern32, Scale
+from cagp.posteriors import CaGPPosterior, InducingPosterior
 
 
 def with_random_q(method: SVGP, seed: int = 0) -> oracle.Gaussian:
@@ -184,3 +186,56 @@ def test_a_fit_takes_one_natural_step_per_step_and_the_objective_alone_takes_non
     method.objective(X, y)
     method.condition(X, y)
     assert torch.equal(method.whitened_mean, before)
+
+
+def test_the_variance_misses_what_inducing_points_do_not_explain():  # Theorem "worst case error of SVGP's variance"
+    """SVGP's predictive variance is a sum of two worst-case errors, and neither is that of its mean.
+
+    The first is over the unit ball of the approximate kernel Q + noise, the second that of interpolating f(Z). Over the
+    unit ball of k + noise its mean errs by more at the inducing points; the variance of CaGP is that error for its own.
+    """
+    g = torch.Generator().manual_seed(2)
+    X = torch.randn(25, 2, generator=g, dtype=torch.float64)
+    Z = torch.randn(5, 2, generator=g, dtype=torch.float64)
+    new = torch.cat([torch.randn(4, 2, generator=g, dtype=torch.float64), Z])
+    prior = GP(Scale(Matern32(2, 0.8), 1.3), noise=GaussianNoise(0.1))
+    K, Q = (
+        oracle.kernel_matrix(prior.kernel, torch.cat([X, new]), torch.cat([X, new])),
+        oracle.inducing_kernel(prior, Z, torch.cat([X, new]), torch.cat([X, new])),
+    )
+
+    def svgp(y: Tensor) -> InducingPosterior:
+        method = SVGP(prior, Z)
+        method.natural_step(X, y)  # the best q
+        return method.condition(X, y)
+
+    def cagp(y: Tensor) -> CaGPPosterior:
+        return CaGPOpt(prior, PseudoInputActions(Z)).condition(X, y)
+
+    def errors(posterior, kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The largest squared error at each new input over the unit ball of kernel + noise, and c with mean = c y."""
+        units = torch.eye(25, dtype=torch.float64)
+        c = np.stack([posterior(unit).mean(new).numpy() for unit in units], 1)
+        found = []
+        for r, weights in enumerate(c):
+            points = [*range(25), 25 + r]
+            gram = kernel[np.ix_(points, points)] + 0.1 * np.eye(26)
+            e = np.append(-weights, 1.0)  # y(x) - mean(x) is the inner product of y with Σ e k(., points)
+            largest = gram @ e / math.sqrt(e @ gram @ e)  # the values of the function of norm 1 that reaches it
+            mean = posterior(torch.from_numpy(largest[:25])).mean(new[r : r + 1]).item()
+            assert (largest[25] - mean) ** 2 == pytest.approx(e @ gram @ e, rel=1e-6)
+            found.append(e @ gram @ e)
+        return np.array(found), c
+
+    stated = svgp(torch.zeros(25, dtype=torch.float64)).variance(new, noise=True).numpy()
+    over_Q, c = errors(svgp, Q)
+    interpolation = np.diag(K - Q)[25:]
+    np.testing.assert_allclose(over_Q + interpolation, stated, rtol=1e-6)
+    true, _ = errors(svgp, K)
+    np.testing.assert_allclose(interpolation[4:], 0, atol=1e-9)  # at the inducing points
+    missed = np.einsum("tr,rs,ts->t", c, (K - Q)[:25, :25], c)[4:]
+    np.testing.assert_allclose(true[4:] - stated[4:], missed, rtol=1e-5)
+    assert (missed > 0.02 * stated[4:]).all()
+    ours = cagp(torch.zeros(25, dtype=torch.float64)).variance(new, noise=True).numpy()
+    np.testing.assert_allclose(errors(cagp, K)[0], ours, rtol=1e-6)
+    assert (ours <= true + 1e-9).all()

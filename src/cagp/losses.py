@@ -1,6 +1,7 @@
 """Training losses of the paper, as sums over all rows (divide by n to compare data sets), or estimates of them."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -48,45 +49,83 @@ def elbo(
     if check:
         check_projection(prior, actions, X, y, row_noise)
         check_rows(rows, X.shape[0])
-    n, KS = X.shape[0], None
-    # Where every row carries weight, its row of KS serves twice: in SᵀKS, and in the data term.
-    if rows is None and len(actions.support) == n and n * actions.num_actions * 8 <= max_bytes:
-        rows, KS = actions.support, support_product(prior, actions, X, max_bytes)
-    p = project(prior, actions, X, y, row_noise, max_bytes, KS=KS, check=False)
-    rows = torch.arange(n, device=X.device) if rows is None else rows
-    if KS is None:
-        expected = _streamed_log_likelihood(prior, p, X, y, row_noise, rows, max_bytes)
-    else:
-        expected = _expected_log_likelihood(prior, p, X[rows], y[rows], _take(row_noise, rows), KS)
-    expected, kl = (n / len(rows)) * expected, _kl(p)
+    seen = _see(prior, actions, X, y, row_noise, rows, max_bytes, copies=1)
+    expected = _sum_over_rows(prior, seen, X, y, row_noise, max_bytes, _expected_log_likelihood, copies=1)
+    kl = _kl(seen.projection)
     return Elbo(expected - kl, expected, kl)
 
 
-def _streamed_log_likelihood(
-    prior: GP, p: Projection, X: Tensor, y: Tensor, row_noise: Tensor | None, rows: Tensor, max_bytes: int
+class _Seen(NamedTuple):
+    """The projection, the rows of a sum, and KS at these rows where it serves twice: in SᵀKS, and in the sum."""
+
+    projection: Projection
+    rows: Int[Tensor, " b"]
+    KS: Float[Tensor, "b i"] | None
+
+
+class _Tile(NamedTuple):
+    """Some rows of a sum."""
+
+    rows: Int[Tensor, " t"]
+    X: Float[Tensor, "t d"]
+    residual: Float[Tensor, " t"]  # y - m(X)
+    variance: Float[Tensor, " t"]  # of the function, before any data
+    noise: Float[Tensor, " t"]
+    KS: Float[Tensor, "t i"]
+
+
+def _see(
+    prior: GP,
+    actions: Actions,
+    X: Tensor,
+    y: Tensor,
+    row_noise: Tensor | None,
+    rows: Tensor | None,
+    max_bytes: int,
+    copies: int,
+) -> _Seen:
+    """KS is kept if every row carries weight, all rows count, and ``copies`` of it fit into ``max_bytes``."""
+    n, KS = X.shape[0], None
+    if rows is None and len(actions.support) == n and n * actions.num_actions * 8 * copies <= max_bytes:
+        rows, KS = actions.support, support_product(prior, actions, X, max_bytes)
+    p = project(prior, actions, X, y, row_noise, max_bytes, KS=KS, check=False)
+    return _Seen(p, torch.arange(n, device=X.device) if rows is None else rows, KS)
+
+
+def _sum_over_rows(
+    prior: GP,
+    seen: _Seen,
+    X: Tensor,
+    y: Tensor,
+    row_noise: Tensor | None,
+    max_bytes: int,
+    term: Callable[[Projection, _Tile], Tensor],
+    copies: int,
 ) -> Tensor:
-    """Σ_r E_q[log Normal(y_r; f_r, D_r)] over ``rows``, in tiles whose KS and its gradient fit into ``max_bytes``."""
+    """Σ term over the rows, scaled to all rows, in tiles: ``copies`` of KS and its gradient fit into ``max_bytes``."""
+    p = seen.projection
 
-    def of_tile(tile: Tensor) -> Tensor:
-        inputs = X[tile]
-        KS = precise_product(prior.kernel, inputs, p.X, p.W, max_bytes=max_bytes)
-        return _expected_log_likelihood(prior, p, inputs, y[tile], _take(row_noise, tile), KS)
+    def of_tile(rows: Tensor, KS: Tensor | None = None) -> Tensor:
+        inputs = X[rows]
+        if KS is None:
+            KS = precise_product(prior.kernel, inputs, p.X, p.W, max_bytes=max_bytes)
+        residual = y[rows].double() - prior.mean(inputs.double())
+        noise = prior.noise(inputs, None if row_noise is None else row_noise[rows])
+        return term(p, _Tile(rows, inputs, residual, prior.kernel.diag(inputs.double()), noise, KS))
 
-    tiles = rows.split(max(1, max_bytes // (2 * len(p.chol) * 8)))
-    if len(tiles) == 1:
-        return of_tile(rows)
-    return torch.stack([recomputed(of_tile, tile) for tile in tiles]).sum()
+    tiles = seen.rows.split(max(1, max_bytes // (2 * copies * len(p.chol) * 8)))
+    if seen.KS is not None or len(tiles) == 1:
+        total = of_tile(seen.rows, seen.KS)
+    else:
+        total = torch.stack([recomputed(of_tile, tile) for tile in tiles]).sum()
+    return (X.shape[0] / len(seen.rows)) * total
 
 
-def _expected_log_likelihood(
-    prior: GP, p: Projection, X: Tensor, y: Tensor, row_noise: Tensor | None, KS: Tensor
-) -> Tensor:
+def _expected_log_likelihood(p: Projection, t: _Tile) -> Tensor:
     """Σ_r E_q[log Normal(y_r; f_r, D_r)] over the given rows."""
-    mean, explained = row_moments(KS, p.chol, p.weights)
-    error = y.double() - prior.mean(X.double()) - mean
-    variance = prior.kernel.diag(X.double()) - explained
-    noise = prior.noise(X, row_noise)
-    return -0.5 * ((error.square() + variance) / noise + torch.log(2 * math.pi * noise)).sum()
+    mean, explained = row_moments(t.KS, p.chol, p.weights)
+    squares = (t.residual - mean).square() + (t.variance - explained)
+    return -0.5 * (squares / t.noise + torch.log(2 * math.pi * t.noise)).sum()
 
 
 def _kl(p: Projection) -> Tensor:
@@ -124,9 +163,76 @@ def projected_nll(
     return 0.5 * (quadratic + _log_det(p.chol) - _log_det(gram) + i * math.log(2 * math.pi))
 
 
+def leave_one_out_nll(
+    prior: GP,
+    actions: Actions,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    row_noise: Float[Tensor, " n"] | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    *,
+    rows: Int[Tensor, " b"] | None = None,
+    check: bool = True,
+) -> Float[Tensor, ""]:
+    """-Σ_r log p(y_r | S₋ᵀy), S₋ = S with row r set to zero: each target predicted from projections without it.
+
+    Closed form for all rows from one factorisation (docs/derivations.md, "Leave-one-out"). Like the ELBO, a sum over
+    rows, at its time and memory: O((m + b) m d + b i² + i³). The actions stay as they are: where they were learned from
+    the targets, or depend on them, a row still has an influence on its own prediction.
+
+    Args:
+        rows: the rows to estimate the sum from, scaled to all rows; None for all rows.
+        check: False if ``cagp.projection.check_projection`` has seen these data.
+    """
+    if check:
+        check_projection(prior, actions, X, y, row_noise)
+        check_rows(rows, X.shape[0])
+    seen = _see(prior, actions, X, y, row_noise, rows, max_bytes, copies=3)
+    places = torch.full((X.shape[0],), -1, device=X.device)
+    places[actions.support] = torch.arange(len(actions.support), device=X.device)
+    inverse = torch.cholesky_inverse(seen.projection.chol)
+
+    def of_tile(p: Projection, t: _Tile) -> Tensor:
+        return _left_out(p, inverse, t, places[t.rows])
+
+    return _sum_over_rows(prior, seen, X, y, row_noise, max_bytes, of_tile, copies=3)
+
+
+OBSERVED = 1e-12
+"""A target is one of the projections if no more than this share of its variance is left when all are known."""
+
+
+def _left_out(p: Projection, inverse: Tensor, t: _Tile, places: Tensor) -> Tensor:
+    """-Σ log Normal(y_r; LOO mean, LOO variance) of the rows at these places of the support (-1: not in it).
+
+    With s = row r of S, a = (KS)_r, g = a + D_r s and G = SᵀK̂S: δ = K̂_rr - gᵀG⁻¹g is the variance of y_r given all
+    projections, ρ - μ its error. The precision and error of y_r given the projections without it are
+        1/V = sᵀG⁻¹s + c²δ,   e = V (sᵀṽ + c(ρ - μ)),   c = (1 - sᵀG⁻¹g) / δ.
+    If y_r is itself a projection, δ = 0 and c counts as zero.
+    """
+    mean, explained = row_moments(t.KS, p.chol, p.weights)
+    s_inverse, own, fitted = _own_row(p, inverse, places)  # G⁻¹s, sᵀG⁻¹s, sᵀṽ
+    shared = (s_inverse * t.KS).sum(1)  # sᵀG⁻¹a
+    left = t.variance + t.noise - (explained + 2 * t.noise * shared + t.noise.square() * own)  # δ
+    least = OBSERVED * (t.variance + t.noise).detach()
+    observed = (left.detach() <= least) & (own.detach() > 0)
+    left = torch.maximum(left, least)  # round-off can take all of it
+    c = torch.where(observed, 0.0, (1 - shared - t.noise * own) / left)
+    precision = own + c.square() * left
+    error = (fitted + c * (t.residual - mean - t.noise * fitted)) / precision
+    return 0.5 * (error.square() * precision - precision.log() + math.log(2 * math.pi)).sum()
+
+
+def _own_row(p: Projection, inverse: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """G⁻¹s, sᵀG⁻¹s and sᵀṽ for the row s of S at each place; zeros for rows that carry no weight."""
+    inside = places >= 0
+    if not isinstance(p.W, BlockWeights):
+        s = torch.where(inside[:, None], p.W[places].double(), 0.0)
+        s_inverse = s @ inverse
+        return s_inverse, (s * s_inverse).sum(1), s @ p.weights
+    s, column = torch.where(inside, p.W.values[places].double(), 0.0), p.W.columns()[places]
+    return s[:, None] * inverse[column], s.square() * inverse.diagonal()[column], s * p.weights[column]
+
+
 def _log_det(chol: Tensor) -> Tensor:
     return 2 * chol.diagonal().log().sum()
-
-
-def _take(row_noise: Tensor | None, rows: Tensor) -> Tensor | None:
-    return None if row_noise is None else row_noise[rows]

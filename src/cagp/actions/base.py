@@ -1,6 +1,7 @@
 """What every choice of actions offers to inference, and actions given as a matrix."""
 
 from abc import ABC, abstractmethod
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -70,6 +71,35 @@ class DenseActions(Actions):
     def weights(self, dtype: torch.dtype) -> Float[Tensor, "n i"]:
         S = self.S.double()
         return (S / column_norms(S)).to(dtype)
+
+
+@final
+class ComputedActions(Actions):
+    """Columns that were computed from parameters: gradients pass through S, which is not copied.
+
+    Args:
+        S: the action matrix (n, i) with columns of about unit length.
+    """
+
+    def __init__(self, S: Float[Tensor, "n i"]):
+        super().__init__()
+        check_matrix(S, "S")
+        self.S = S
+
+    @property
+    def num_rows(self) -> int:
+        return self.S.shape[0]
+
+    @property
+    def num_actions(self) -> int:
+        return self.S.shape[1]
+
+    @property
+    def support(self) -> Int[Tensor, " n"]:
+        return torch.arange(self.S.shape[0], device=self.S.device)
+
+    def weights(self, dtype: torch.dtype) -> Float[Tensor, "n i"]:
+        return self.S.to(dtype)
 
 
 def column_norms(S: Float[Tensor, "n i"]) -> Float[Tensor, " i"]:

@@ -1,17 +1,22 @@
 """The methods of the paper and ours as suites train them: how each is made from data, and what follows its fit."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from cagp.action_rules import ActionRule, KrylovActions, PseudoInputActions
+from cagp.actions.blocks import Start
 from cagp.bench.gp_settings import GPSettings
 from cagp.bench.protocol import PAPER_START, new_method
 from cagp.inducing import choose_inducing_points
+from cagp.iterative import Lanczos, Mix, Policy, UnitVectors
 from cagp.kernels import Matern32, Scale
-from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CholeskyGP, Method
-from cagp.noise_tuning import calibrate_noise
+from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Method
+from cagp.methods.common import Loss
+from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.prior import GP, GaussianNoise
 from cagp.recipes.steps import constant_actions
 from cagp.starting import start_from_data, start_from_neighbours
@@ -90,6 +95,62 @@ def _local(data: Rows, settings: GPSettings, seed: int) -> Method:
     return CaGPLocal(prior, settings.neighbours, objective=settings.objective, seed=seed)
 
 
+# ---- kinds of actions, all with the same start: that of CaGP-Local, and noise that suits the method's own loss ----
+
+
+def _with_noise(method: Method, data: Rows, settings: GPSettings) -> Method:
+    if settings.start == "neighbours":
+        raise_noise(method, data.X, data.y)
+    return method
+
+
+def _blocks(data: Rows, settings: GPSettings, seed: int, *, weights: Start, loss: Loss, learn: bool = True) -> Method:
+    """CaGP-Opt whose blocks are cut once."""
+    generator = torch.Generator().manual_seed(seed)
+    choices = {"blocks": settings.blocks, "start": weights, "generator": generator}
+    prior = new_prior(data, settings, seed)
+    method = CaGPOpt.from_data(prior, data.X, settings.budget, loss=loss, reblock_at=(), **choices)
+    method.actions.requires_grad_(learn)
+    return _with_noise(method, data, settings)
+
+
+def _by_rule(
+    data: Rows,
+    settings: GPSettings,
+    seed: int,
+    *,
+    rule: Callable[[GP, Rows, GPSettings, int], ActionRule],
+    loss: Loss = "elbo",
+) -> Method:
+    prior = new_prior(data, settings, seed)
+    return _with_noise(CaGPOpt(prior, rule(prior, data, settings, seed), loss), data, settings)
+
+
+def _pseudo_inputs(prior: GP, data: Rows, settings: GPSettings, seed: int) -> ActionRule:
+    return PseudoInputActions(_inducing(prior, data, settings, seed))
+
+
+def _krylov(prior: GP, data: Rows, settings: GPSettings, seed: int) -> ActionRule:
+    return KrylovActions(settings.budget)
+
+
+def _by_policy(data: Rows, settings: GPSettings, seed: int, *, policy: Callable[[int], Policy]) -> Method:
+    """Actions of a policy, which is made for the budget; the whole budget is used."""
+    prior = new_prior(data, settings, seed)
+    return _with_noise(CaGPCG(prior, settings.budget, policy=policy(settings.budget)), data, settings)
+
+
+def _sgpr_with_noise(data: Rows, settings: GPSettings, seed: int) -> Method:
+    return _with_noise(_sgpr(data, settings, seed), data, settings)
+
+
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "lanczos": lambda budget: Lanczos(),
+    "mix": lambda budget: Mix((Lanczos(), budget // 2), (UnitVectors("pivoted"), budget)),
+    "pivoted": lambda budget: UnitVectors("pivoted"),
+}
+
+
 # ---- after the fit ----
 
 
@@ -122,5 +183,21 @@ GP_METHODS = {
     "local": GPMethod("CaGP-Local with one scale", _local),
     "local-scale": GPMethod("CaGP-Local with a local scale", _local, _with_local_scale),
     "hybrid": GPMethod("CaGP-Local beside constant shared actions", _local, _with_shared_actions),
+    "blocks-constant": GPMethod("CaGP-Opt", partial(_blocks, weights="constant", loss="elbo"), _calibrated),
+    "blocks-random": GPMethod("CaGP-Opt, random weights", partial(_blocks, weights="random", loss="elbo")),
+    "blocks-fixed": GPMethod("constant block actions", partial(_blocks, weights="constant", loss="elbo", learn=False)),
+    "blocks-loo": GPMethod(
+        "CaGP-Opt, leave-one-out loss", partial(_blocks, weights="constant", loss="loo"), _calibrated
+    ),
+    "blocks-fixed-loo": GPMethod(
+        "constant block actions, leave-one-out loss", partial(_blocks, weights="constant", loss="loo", learn=False)
+    ),
+    "pseudo-inputs": GPMethod("pseudo-input actions", partial(_by_rule, rule=_pseudo_inputs)),
+    "pseudo-inputs-loo": GPMethod(
+        "pseudo-input actions, leave-one-out loss", partial(_by_rule, rule=_pseudo_inputs, loss="loo")
+    ),
+    "krylov": GPMethod("CaGP-CG with gradients through its actions", partial(_by_rule, rule=_krylov)),
+    "sgpr-noise": GPMethod("SGPR", _sgpr_with_noise),
+    **{f"policy-{name}": GPMethod(name, partial(_by_policy, policy=policy)) for name, policy in POLICIES.items()},
 }
 """What the protocol "gp" of a suite can train."""

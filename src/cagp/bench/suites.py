@@ -229,6 +229,26 @@ PEERS = [
     )
 ]
 
+_SAME = {"budget": 64, "start": "neighbours", "blocks": "spatial", "inducing": "greedy", "epochs": 60, "evaluations": 6}
+_SAME |= {"fit_time": "20s"}
+_ORDERED = {**_SAME, "blocks": "ordered"}
+ACTIONS = [
+    Entry("CaGP-Opt", "blocks-constant", _SAME),
+    Entry("CaGP-Opt, leave-one-out loss", "blocks-loo", _SAME),
+    Entry("CaGP-Opt, calibrated noise", "blocks-constant", {**_SAME, "calibrate": True}),
+    Entry("CaGP-Opt, leave-one-out loss, calibrated noise", "blocks-loo", {**_SAME, "calibrate": True}),
+    Entry("constant block actions", "blocks-fixed", _SAME),
+    Entry("constant block actions, leave-one-out loss", "blocks-fixed-loo", _SAME),
+    Entry("CaGP-Opt, the paper's blocks and weights", "blocks-random", _ORDERED),
+    Entry("SGPR", "sgpr-noise", _SAME),
+    Entry("pseudo-inputs", "pseudo-inputs", _SAME),
+    Entry("pseudo-inputs, leave-one-out loss", "pseudo-inputs-loo", _SAME),
+    Entry("CaGP-CG", "policy-lanczos", _SAME),
+    Entry("CaGP-CG, gradients through the actions", "krylov", _SAME),
+    Entry("half Lanczos, half pivoted rows", "policy-mix", _SAME),
+    Entry("pivoted rows", "policy-pivoted", _SAME),
+]
+
 _TINY = {"budget": 32, "evaluations": 3}
 SMOKE = [
     Entry("CholeskyGP, L-BFGS", "exact", {**LBFGS, "epochs": 3, **_TINY}),
@@ -265,9 +285,18 @@ SUITES = {
             FOUR,
             [
                 Entry("CaGP-Opt", "opt", {**OURS, "calibrate": True}),
+                Entry("CaGP-Opt, leave-one-out loss", "blocks-loo", {**OURS, "calibrate": True}),
                 Entry("CaGP-Opt, start from the data", "opt", {**OURS, "start": "data", "calibrate": True}),
                 Entry("CaGP-Opt, the paper's start and blocks", "opt", {"patience": 4, "evaluations": 15}),
             ],
+        ),
+        Suite(
+            "actions",
+            "kinds of shared actions and losses at equal rank, in equal time",
+            FOUR,
+            ACTIONS,
+            rows=4_000,
+            max_time="3min",
         ),
         Suite(
             "local",

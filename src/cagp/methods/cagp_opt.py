@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cagp.action_rules import ActionRule
 from cagp.actions import Actions, BlockActions
 from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
@@ -34,13 +35,15 @@ class CaGPOpt(Method):
 
     Args:
         prior: mean, kernel and noise, learned.
-        actions: the projections of the data, learned; usually from ``CaGPOpt.from_data``.
-        loss: "elbo" (the paper's recommendation) or "projected" (the projected-data marginal likelihood).
+        actions: the projections of the data, learned; usually from ``CaGPOpt.from_data``. Or a rule that computes them
+            from the prior and the data, e.g. ``PseudoInputActions``.
+        loss: "elbo" (the paper's recommendation), "projected" (the projected-data marginal likelihood) or "loo" (each
+            target's density given the projections without it).
         max_bytes: limit for temporaries.
         reblock_at: steps of a fit, counted from 0, before which blocks are cut again in units of the lengthscales.
         grow_to: double the number of actions during a fit, whenever the loss is flat, until there are this many; the
             last doubling comes at ``GROWN_BY`` of all steps at the latest. None: the number stays.
-        batch_size: estimate the ELBO of a step from this many rows; None for all rows. If the actions have a
+        batch_size: estimate the loss of a step from this many rows; None for all rows. If the actions have a
             ``support_size``, the cost of a step does not depend on the number of rows.
         seed: of the minibatches.
     """
@@ -48,7 +51,7 @@ class CaGPOpt(Method):
     def __init__(
         self,
         prior: GP,
-        actions: Actions,
+        actions: Actions | ActionRule,
         loss: Loss = "elbo",
         max_bytes: int = DEFAULT_MAX_BYTES,
         reblock_at: Sequence[int] = (),
@@ -61,7 +64,9 @@ class CaGPOpt(Method):
         if batch_size is not None:
             check_count(batch_size, "batch_size", 2**31, "a size that can be computed")
             if loss == "projected":
-                raise ValueError('batch_size needs loss="elbo"; the projected loss is no sum over rows.')
+                raise ValueError('batch_size needs loss="elbo" or "loo"; the projected loss is no sum over rows.')
+            if isinstance(actions, ActionRule):
+                raise ValueError(f"batch_size is for actions on some rows; {type(actions).__name__} needs all of them.")
         self.prior = prior
         self.actions = actions
         self.loss: Loss = loss
@@ -73,7 +78,7 @@ class CaGPOpt(Method):
             check_count(grow_to, "grow_to", len(actions.support), "the number of rows with weights")
         self.grow_to = grow_to
         self.batch_size, self.seed = batch_size, seed
-        self.stochastic = batch_size is not None and batch_size < actions.num_rows
+        self.stochastic = batch_size is not None and isinstance(actions, Actions) and batch_size < actions.num_rows
 
     @classmethod
     def from_data(
@@ -114,11 +119,26 @@ class CaGPOpt(Method):
         The loss of all rows is streamed: besides the data and the i x i matrices it takes ``max_bytes`` of memory.
 
         Args:
-            rows: the rows to estimate the ELBO from; None for all rows.
+            rows: the rows to estimate the loss from; None for all rows.
         """
         if self.loss == "projected":
             check_all_rows(rows, "CaGPOpt with the projected loss")
-        return loss_terms(self.loss, self.prior, self.actions, X, y, row_noise, self.max_bytes, rows)
+        return loss_terms(self.loss, self.prior, self._current(X, y, row_noise), X, y, row_noise, self.max_bytes, rows)
+
+    def _current(self, X: Tensor, y: Tensor, row_noise: Tensor | None) -> Actions:
+        """The actions, at the present hyperparameters where they depend on them."""
+        if isinstance(self.actions, Actions):
+            return self.actions
+        actions, name = self.actions.actions(self.prior, X, y, row_noise), f"{type(self.actions).__name__}.actions"
+        if not isinstance(actions, Actions):
+            raise ValueError(f"{name} returned a {type(actions).__name__}, expected Actions: ComputedActions(S).")
+        if actions.num_rows != X.shape[0]:
+            raise ValueError(f"{name} returned actions on {actions.num_rows} rows, expected {X.shape[0]}: those of X.")
+        return actions
+
+    def support(self, num_rows: int) -> Int[Tensor, " m"]:
+        """The rows that carry weight in any action: what the posterior conditions on."""
+        return self.actions.support if isinstance(self.actions, Actions) else torch.arange(num_rows)
 
     def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
         """The rows of a step, drawn with replacement by ``seed`` and the step; None if a step uses all rows."""
@@ -127,18 +147,24 @@ class CaGPOpt(Method):
         return drawn_rows(self.seed, step, num_rows, self.batch_size)
 
     def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
-        """All rows for the ELBO, whose data term is a sum over rows; None for the projected loss, which has none."""
-        return torch.arange(num_rows) if self.loss == "elbo" else None
+        """All rows for a loss whose data term is a sum over rows; None for the projected loss, which has none."""
+        return None if self.loss == "projected" else torch.arange(num_rows)
 
     def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
         """Raise ValueError unless the data fit together, and suit the prior's noise and the actions."""
-        check_projection(self.prior, self.actions, X, y, row_noise)
+        if isinstance(self.actions, ActionRule):
+            super().check(X, y, row_noise)
+            check_count(self.actions.num_actions, "the number of actions", X.shape[0], "the number of rows of X")
+        else:
+            check_projection(self.prior, self.actions, X, y, row_noise)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """The parameters to train, by the learning rate they share."""
         return {
             "hyperparameters": trained(self.prior, HYPERPARAMETER_RATE),
-            "actions": trained(self.actions, ACTION_RATE),
+            "actions": trained(
+                self.actions, self.actions.rate if isinstance(self.actions, ActionRule) else ACTION_RATE
+            ),
         }
 
     def prepare(
@@ -183,7 +209,8 @@ class CaGPOpt(Method):
         """
         method = self if num_actions is None else self._with_more_actions(X, y, row_noise, num_actions, refit_steps)
         with torch.no_grad():
-            projection = project(method.prior, method.actions, X, y, row_noise, self.max_bytes)
+            actions = method._current(X, y, row_noise)
+            projection = project(method.prior, actions, X, y, row_noise, self.max_bytes)
         return CaGPPosterior(method.prior, projection, self.max_bytes)
 
     def _with_more_actions(
@@ -207,12 +234,14 @@ class CaGPOpt(Method):
     def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         actions, n = self.actions, X.shape[0]
-        num_weights = len(actions.support)
+        num_weights = len(self.support(n))
         share = "all" if num_weights == n else f"{num_weights:,} of the"
         batches = f", minibatches of {self.batch_size:,} rows" if self.stochastic else ""
+        kind = f"{num_weights / actions.num_actions:.0f} in each block"
+        if isinstance(actions, ActionRule):
+            kind = type(actions).__name__
         summary = (
-            f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows "
-            f"({num_weights / actions.num_actions:.0f} in each block), loss {self.loss}{batches}, kernel products by "
-            f"{backend_for(self.prior.kernel, X)}, {dtype_name(X)}."
+            f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows ({kind}), loss {self.loss}{batches}, "
+            f"kernel products by {backend_for(self.prior.kernel, X)}, {dtype_name(X)}."
         )
         return [summary, *prior_findings(self.prior, X, y, input_names)]

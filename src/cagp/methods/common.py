@@ -1,4 +1,4 @@
-"""What the methods of this package share: the two losses of actions as named terms, and words about hyperparameters."""
+"""What the methods of this package share: the losses of actions as named terms, and words about hyperparameters."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cagp.actions import Actions
 from cagp.kernels import ActiveDims, GreatCircle, Kernel, Product, Scale, Stationary, Sum
-from cagp.losses import elbo, projected_nll
+from cagp.losses import elbo, leave_one_out_nll, projected_nll
 from cagp.mapped import column_statistics
 from cagp.prior import GP, GaussianNoise
 
@@ -21,14 +21,15 @@ ACTION_RATE = 1.0
 IDLE, MOST_LISTED = 0.01, 12
 IDLE_ELEMENTS = 2**20  # of the rows that are compared at a time
 
-Loss = Literal["elbo", "projected"]
-"""The evidence lower bound (the paper's recommendation) or the projected-data marginal likelihood."""
+Loss = Literal["elbo", "projected", "loo"]
+"""The evidence lower bound (the paper's recommendation), the projected-data marginal likelihood, or each target's
+density given the projections without it."""
 
 
 def check_loss(loss: str) -> None:
-    """Raise ValueError unless ``loss`` is one of the two."""
-    if loss not in ("elbo", "projected"):
-        raise ValueError(f'loss is {loss!r}, expected "elbo" or "projected".')
+    """Raise ValueError unless ``loss`` is one of the three."""
+    if loss not in ("elbo", "projected", "loo"):
+        raise ValueError(f'loss is {loss!r}, expected "elbo", "projected" or "loo".')
 
 
 def loss_terms(
@@ -44,11 +45,14 @@ def loss_terms(
     """Terms per row whose sum is the loss of these actions, to be minimised; the data are not checked.
 
     Args:
-        rows: the rows to estimate the ELBO from; None for all rows. The projected-data loss sees none but the support.
+        rows: the rows to estimate a sum over rows from; None for all rows. The projected-data loss sees none but the
+            support.
     """
     if loss == "elbo":
         bound = elbo(prior, actions, X, y, row_noise, max_bytes, rows=rows, check=False)
         terms = {"negative_log_likelihood": -bound.expected_log_likelihood, "kl": bound.kl}
+    elif loss == "loo":
+        terms = {"loo_nll": leave_one_out_nll(prior, actions, X, y, row_noise, max_bytes, rows=rows, check=False)}
     else:
         terms = {"projected_nll": projected_nll(prior, actions, X, y, row_noise, max_bytes, check=False)}
     return {name: term / X.shape[0] for name, term in terms.items()}

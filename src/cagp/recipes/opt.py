@@ -157,4 +157,6 @@ def train_opt(
             f"{' and '.join(f'{factor:.2g}' for factor in factors)} times that of the loss; predictions use the "
             f"other {task.num_rows:,}."
         ]
-    return tasks.Fitted("opt", method.condition(*task.data), result, notes, first.actions.support.detach().clone())
+    return tasks.Fitted(
+        "opt", method.condition(*task.data), result, notes, first.support(task.num_rows).detach().clone()
+    )

@@ -10,6 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from cagp.actions import Actions
 from cagp.diagnostics import action_matrix, eigenspace_alignment
 from cagp.iterative import top_eigenvectors
 from cagp.methods import CaGPCG, CaGPOpt
@@ -97,6 +98,7 @@ def measure(size: Size, name: str, seed: int) -> dict[str, Any]:
 
 def _actions(method: CaGPCG | CaGPOpt, X: Tensor, y: Tensor) -> Tensor:
     actions = method.iteration(X, y).orthonormal_actions if isinstance(method, CaGPCG) else method.actions
+    assert isinstance(actions, Actions)
     return action_matrix(actions)
 
 
