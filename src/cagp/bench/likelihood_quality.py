@@ -189,7 +189,8 @@ def _dispersion(y: np.ndarray, mean: np.ndarray) -> float:
         with torch.no_grad():
             return -float(NegativeBinomial(float(np.exp(log_dispersion))).log_density(counts, f).mean())
 
-    return float(np.exp(optimize.minimize_scalar(loss, bounds=(-12, 3), method="bounded").x))
+    found: Any = optimize.minimize_scalar(loss, bounds=(-12, 3), method="bounded")
+    return float(np.exp(found.x))
 
 
 # ---- what it is compared with: each gives its predictions of validation rows, and of test rows after a fit to all ----
@@ -218,11 +219,12 @@ def _catboost(X: Any, y: Any, X_test: Any, train: Any, judges: Any, seed: int) -
 
 
 def _hist(X: Any, y: Any, X_test: Any, train: Any, judges: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    fixed = {"loss": "poisson", "learning_rate": LIGHTGBM_RATE, "random_state": seed}
-    stopping = {"max_iter": MAX_TREES, "early_stopping": True, "n_iter_no_change": PATIENCE}
+    fixed: dict[str, Any] = {"loss": "poisson", "learning_rate": LIGHTGBM_RATE, "random_state": seed}
+    stopping: dict[str, Any] = {"max_iter": MAX_TREES, "early_stopping": True, "n_iter_no_change": PATIENCE}
     tried = HistGradientBoostingRegressor(**fixed, **stopping).fit(X.iloc[train], y[train])
     num_trees = max(1, int(np.argmax(tried.validation_score_)))
-    model = HistGradientBoostingRegressor(**fixed, max_iter=num_trees, early_stopping=False).fit(X, y)
+    whole: dict[str, Any] = {**fixed, "max_iter": num_trees, "early_stopping": False}
+    model = HistGradientBoostingRegressor(**whole).fit(X, y)
     return tried.predict(X.iloc[judges]), model.predict(X_test)
 
 

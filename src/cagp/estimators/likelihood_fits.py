@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sklearn.exceptions import DataConversionWarning
+from torch import Tensor
 
 from cagp import notices
 from cagp.data.chunks import Chunks
@@ -141,7 +142,7 @@ def fit_with_likelihood(
     model.posteriors_, model.trees_ = fitted.posteriors, fitted.trees
     model.fit_results_, model.methods_ = [fitted.result], [fitted.method]
     model.target_rows_, model._left_out_scores = [rows.num_rows], None
-    model._row_noise = [None]
+    model._row_noise = list[Tensor | None]([None])
     model.choice_, model.choices_ = fitted.choice, []
     notes += [] if fitted.choice is None else [fitted.choice]
     spent = f"The fit took {clock.perf_counter() - began:,.1f} s; the process held at most {size(peak_memory())}."

@@ -78,6 +78,7 @@ def _target(
 def _observed_target(model: Model, rows: HeldOutRows, found: Predictions) -> Target:
     """The target of a model whose likelihood is not Gaussian: its place in its distribution stands for its error."""
     predicted, regressor = model.predictive(rows.X), regressor_of(model)
+    assert isinstance(predicted, Observations)
     y, mean, std = (np.ascontiguousarray(part[:, 0]) for part in (rows.y, found.mean, found.std))
     constant = constant_prediction(regressor, len(y), predicted)
     normal = predicted.standardized(rows.y)[:, 0], np.zeros(len(y)), np.ones(len(y))
