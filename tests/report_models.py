@@ -31,6 +31,7 @@ class KnownModel:
         self.kernel_parts_, self.choices_, self.trees_ = [], [], None
         self.posteriors_ = []  # no training rows
         self.target_transforms_ = ("identity",) * len(targets)
+        self.likelihood_ = self.baseline_ = None
         self.method_, self.fit_report_ = "local", "Took all 30 steps."
         self.choice_, self.guarantee_ = "Chose local: it was asked for.", "The variance is < that of nobody."
         self.kind = "estimate"
