@@ -292,7 +292,7 @@ SUITES = {
         ),
         Suite(
             "actions",
-            "kinds of shared actions and losses at equal rank, in equal time",
+            "kinds of shared actions and losses at equal rank, with equal limits of training time",
             FOUR,
             ACTIONS,
             rows=4_000,
