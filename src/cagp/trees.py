@@ -122,7 +122,7 @@ def fit_trees(
     deadline = time.perf_counter() + max_seconds
     for j in range(y.shape[1]):
         targets = y[:, j]
-        weight = None if row_noise is None else 1 / (NOISE * targets.var() + row_noise[:, j] + 1e-12)
+        weight = None if row_noise is None else _weights(targets, row_noise[:, j], objective)
         if exposure is not None:  # y log(e λ) - e λ = e ((y/e) log λ - λ) up to a constant
             targets, weight = targets / exposure, exposure
         now = time.perf_counter()
@@ -135,6 +135,11 @@ def fit_trees(
         texts.append([booster.model_to_string(num_iteration=rounds) for booster in boosters])
         finished &= whole
     return OutOfFold(Trees(texts), mean, finished)
+
+
+def _weights(targets: np.ndarray, row_noise: np.ndarray, objective: TreeObjective) -> np.ndarray:
+    """What each row weighs: noise of labels is in units of that of a row of weight one."""
+    return 1 / (row_noise if objective == "binary" else NOISE * targets.var() + row_noise + 1e-12)
 
 
 def number_of_folds(num_rows: int) -> int:
