@@ -24,6 +24,7 @@ from cagp.estimators.saved import save_model
 from cagp.estimators.tasks import check_parameters, new_task, refuse_keywords, remember_columns, seed_of
 from cagp.estimators.units import Units, as_array
 from cagp.kernels import Kernel
+from cagp.lazy import lazy_module
 from cagp.likelihood_registry import likelihoods_of
 from cagp.likelihoods import ClassLikelihood, class_likelihood
 from cagp.memory import peak_memory
@@ -34,6 +35,8 @@ from cagp.recipes import OPTIONS, RECIPES, SITES_GUARANTEE, Recipe, recipe_for
 from cagp.recipes.classes import train_classes
 from cagp.training import FitResult
 from cagp.trees import Trees
+
+report_page: Any = lazy_module("cagp.report")  # it draws, and comes above this layer
 
 METHODS = ("auto", *(name for name, recipe in RECIPES.items() if recipe.takes_likelihoods))
 """The methods that a classifier can have."""
@@ -315,6 +318,11 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
         return self.units_.num_targets
 
     # ---- files ----
+
+    def report(self, X: Any, y: Any, path: str | Path = "report.html", title: str | None = None) -> Path:
+        """Write one HTML page on how well the model predicts these test rows; see docs/report.md."""
+        check_is_fitted(self, "posteriors_")
+        return report_page.write_class_report(self, self.encoder_.typed(X), y, path, title=title)
 
     def save(self, path: str | Path, dtype: str | None = None, rows: str = "inside") -> Path:
         """Write the fitted model to a file, whole or not at all; ``cagp.load`` reads it back.

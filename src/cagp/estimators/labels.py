@@ -90,6 +90,12 @@ def name_of(y: Any) -> str:
     return name if isinstance(name, str) else "y"
 
 
+def column_of(y: Any) -> np.ndarray:
+    """Labels as a vector, also with missing ones."""
+    values = y.cpu().numpy() if isinstance(y, Tensor) else y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    return column_or_1d(values, warn=True, dtype=None)
+
+
 def _column(y: Any) -> np.ndarray:
     if y is None:
         raise ValueError("This classifier requires y to be passed, but the target y is None.")

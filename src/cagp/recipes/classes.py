@@ -88,16 +88,16 @@ def _train(recipe: Recipe, task: Task, likelihood: ClassLikelihood, name: str = 
     offsets = likelihood.offsets(task.y, weight)
     offset = offsets.expand(task.y.shape)
     if task.mean == "trees":
-        found = trees_of(task, "binary")
+        found = trees_of(task, "multiclass" if task.y.shape[1] > 1 else "binary")
         trees, offsets = found.trees, torch.zeros_like(offsets)
         offset = torch.from_numpy(found.mean).to(task.y)
         zero = torch.zeros_like(offset[:, 0])
         loss = float(weight @ likelihood.row_loss(task.y, offset, zero) / weight.sum())
         late = "" if found.finished else " The time limit ended them early."
         notes.append(
-            f"The prior mean is {' and '.join(f'{count:,}' for count in trees.num_trees)} boosted trees, fitted out of "
-            f"fold: the log loss of their out-of-fold predictions is {loss:.4f}, and the Gaussian process learns what "
-            f"they leave.{late}"
+            f"The prior mean is {trees.num_trees[0]:,} boosted trees for each function, fitted out of fold: the log "
+            f"loss of their out-of-fold predictions is {loss:.4f}, and the Gaussian process learns what they "
+            f"leave.{late}"
         )
     outputscale, step = STARTS[task.mean]
     prior = _prior(task, outputscale)
