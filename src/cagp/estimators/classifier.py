@@ -44,27 +44,26 @@ METHODS = ("auto", *(name for name, recipe in RECIPES.items() if recipe.takes_li
 EXACT_ROWS = 1000
 """Up to this many rows, "auto" is exact."""
 
-USED_OPTIONS = ("n_actions", "n_neighbors", "objective")
+USED_OPTIONS = ("n_actions", "n_neighbors")
 
 
 @final
 class CaGPClassifier(ClassifierMixin, BaseEstimator):
     """Gaussian process classification whose probabilities know what was not computed.
 
-    A latent function with a Gaussian process prior gives the log odds of the classes: one function for two classes,
-    one against the rest for each of several, with the probabilities scaled to sum to one. The likelihood of each row is
-    replaced by a Gaussian site (docs/likelihoods.md). Inputs are encoded and standardised as by ``CaGPRegressor``.
+    Latent functions with a Gaussian process prior give the log odds of the classes: one function for two classes, the
+    softmax of one function for each of several. Labels are regressed on by their scores, with hyperparameters that give
+    left-out labels the highest probability (docs/likelihoods.md). Inputs are encoded and standardised as by
+    ``CaGPRegressor``.
 
     Args:
         method: "local" predicts each test point from its nearest rows, "hybrid" from these and from actions that all
             test points share, "opt" from learned actions alone, "cg" from those of conjugate gradients, "exact" from
             all rows. "auto" is exact up to 1,000 rows, and local beyond.
-        likelihood: "logit" or "probit", the link of the latent function.
+        likelihood: "logit" or "probit", the link of the latent function; "probit" is for two classes.
         n_actions: of "opt", "cg" and "hybrid"; "auto" is one for eight rows, at most 512.
-        n_neighbors: of "local" and "hybrid" (and for starting values "opt"): rows that predict each row in training;
-            predictions use four times as many. "auto" is 32.
-        objective: of "local" and "hybrid": hyperparameters are learned by predicting each site from the nearest before
-            it in a random order ("ordered", which "auto" is), or from the nearest others ("loo").
+        n_neighbors: of "local", "hybrid" and "opt": rows that predict each row in training; predictions by nearest
+            rows use twice as many. "auto" is 64.
         kernel: a name or a kernel of ``cagp.kernels``, as for ``CaGPRegressor``; "auto" is "matern32".
         mean: the prior mean of the latent function. "zero" is the log odds of the classes. "trees" are the log odds of
             boosted trees (LightGBM), fitted out of fold. "auto" is "zero" up to 1,000 rows, and beyond whichever
@@ -111,7 +110,6 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
         likelihood: str = "logit",
         n_actions: int | Literal["auto"] = "auto",
         n_neighbors: int | Literal["auto"] = "auto",
-        objective: str = "auto",
         kernel: str | Kernel = "auto",
         mean: str = "auto",
         class_weight: dict[Any, float] | str | None = None,
@@ -129,7 +127,6 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
         self.likelihood = likelihood
         self.n_actions = n_actions
         self.n_neighbors = n_neighbors
-        self.objective = objective
         self.kernel = kernel
         self.mean = mean
         self.class_weight = class_weight
