@@ -61,7 +61,7 @@ def train_classes(recipe: Recipe, task: Task, likelihood: ClassLikelihood) -> Fi
     if task.mean != "auto":
         return _train(recipe, task, likelihood)
     mean, choice = chosen_mean(
-        task, lambda tried, held: _held_out_loss(_train(recipe, tried, likelihood, "compared-"), held)
+        task, lambda tried, held: _held_out_loss(_train(recipe, tried, likelihood, "compared-"), held), "log loss"
     )
     found = _train(recipe, replace(task, mean=mean), likelihood)
     return found._replace(fitted=found.fitted._replace(choice=choice))

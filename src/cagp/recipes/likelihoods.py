@@ -104,17 +104,18 @@ def train_with_likelihood(
     if task.num_rows < COMPARED_FROM or too_few:
         return _train(recipe, replace(task, mean="zero"), make(), start)
     mean, choice = chosen_mean(
-        task, lambda tried, held: _held_out_loss(_train(recipe, tried, make(), start, "compared-"), held)
+        task, lambda tried, held: _held_out_loss(_train(recipe, tried, make(), start, "compared-"), held), start.loss
     )
     found = _train(recipe, replace(task, mean=mean), make(), start)
     return found._replace(fitted=found.fitted._replace(choice=choice))
 
 
-def chosen_mean(task: Task, loss_of: Callable[[Task, Task], float]) -> tuple[str, str]:
+def chosen_mean(task: Task, loss_of: Callable[[Task, Task], float], loss: str) -> tuple[str, str]:
     """The prior mean that predicts held-out rows better, and why, in one sentence.
 
     Args:
-        loss_of: trains on the rows of one task, and returns the log loss of those of the other.
+        loss_of: trains on the rows of one task, and returns the loss of those of the other.
+        loss: what that is, in words.
     """
     some = task
     if task.num_rows > COMPARED_ROWS:
@@ -131,7 +132,7 @@ def chosen_mean(task: Task, loss_of: Callable[[Task, Task], float]) -> tuple[str
     mean = "trees" if losses["trees"] < losses["zero"] else "zero"
     words = {"zero": "zero", "trees": "boosted trees"}
     return mean, (
-        f"The prior mean is {words[mean]}: the {start.loss} of {parts.held_out.num_rows:,} held-out rows is "
+        f"The prior mean is {words[mean]}: the {loss} of {parts.held_out.num_rows:,} held-out rows is "
         f"{losses['zero']:.4f} with zero, {losses['trees']:.4f} with boosted trees."
     )
 
