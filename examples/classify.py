@@ -13,7 +13,7 @@ log_odds = 2 * np.sin(table["east"]) - 0.6 * (table["north"] - 5) - 2 * (table["
 plant = np.where(rng.random(700) < 1 / (1 + np.exp(-log_odds)), "clover", "daisy")
 X, X_new, y, y_new = table[:500], table[500:], plant[:500], plant[500:]
 
-model = CaGPClassifier(method="local", max_epochs=40).fit(X, y)
+model = CaGPClassifier(max_epochs=40).fit(X, y)
 found = model.scores(X_new, y_new)
 print(f"Log loss of {len(y_new)} new plants: {found.log_loss:.2f}, error {found.error:.0%}.")
 print(f"Calibration error {found.calibration_error:.2f}: predicted probabilities are close to observed frequencies.")

@@ -68,7 +68,7 @@ def test_fit_predict_evaluate_and_info(folder, capsys):
     [
         ([], "for classes use CaGPClassifier, or cagp fit --classify"),
         (["--classify", "--noise", "east"], "--noise cannot be used with --classify"),
-        (["--classify", "--report", "r.html"], "--report cannot be used with --classify"),
+        (["--classify", "--objective", "loo"], "--objective cannot be used with --classify"),
         (["--classify", "--method", "svgp"], "with --classify it is one of auto, exact"),
         (["--classify", "--local-scale", "5"], "--local-scale cannot be used with --classify"),
         (["--classify", "--target", "plant", "soil"], "--classify takes one"),
@@ -79,6 +79,14 @@ def test_what_does_not_apply_is_refused(folder, capsys, more, words):
     assert words in capsys.readouterr().err.replace("\n", " ")
     assert not (folder / "model.cagp").exists()
     assert not (folder / "model.cagp.checkpoints").exists()
+
+
+def test_the_report_is_on_the_test_rows(folder, capsys):
+    assert main([*FIT, "--classify", "--report", "page.html"]) == 0
+    assert "Wrote page.html." in capsys.readouterr().out
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert "is tested on 12 rows" in page
+    assert "clover" in page
 
 
 def test_quantiles_and_columns_are_for_regression(folder, capsys):

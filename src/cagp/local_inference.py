@@ -172,6 +172,35 @@ def local_answers(
     return Moments(mean + update, variance - explained, misfit, num_rows)
 
 
+class RowWeights(NamedTuple):
+    """What each test point's rows weigh in its mean, and its variance, which are the same for all targets; float64."""
+
+    weights: Float[Tensor, "t k"]  # C⁻¹c: the mean is Σ_r w_r (y_r - m_r)
+    variance: Float[Tensor, " t"]
+
+
+@torch.no_grad()
+def local_weights(
+    prior: GP,
+    X: Float[Tensor, "n d"],
+    noise: Float[Tensor, "t k"] | Float[Tensor, ""],
+    points: Float[Tensor, "t d"],
+    neighbours: Int[Tensor, "t k"],
+    *,
+    backend: Backend | None = None,
+) -> RowWeights:
+    """The weights of the rows N of each test point: one factorisation serves the means of any number of targets.
+
+    Time O(t k² (k + d)).
+    """
+    with torch.enable_grad():  # the slope of the mean in a residual is its weight
+        residual = torch.zeros(neighbours.shape, dtype=torch.float64, device=X.device, requires_grad=True)
+        found = local_moments(prior.kernel, points, X, neighbours, noise, residual, backend=backend)
+        (weights,) = torch.autograd.grad(found.mean.sum(), residual)
+    variance = prior.kernel.diag(points.double()).detach() - found.explained.detach()
+    return RowWeights(torch.where(neighbours >= 0, weights, 0.0), variance.clamp_min(0))
+
+
 def left_out_answers(
     prior: GP,
     X: Float[Tensor, "n d"],

@@ -64,6 +64,19 @@ def checked_tree_text(text: str) -> str:
     return HEAD.format(version=version, last=last, names=names, infos=infos, sizes=sizes) + "".join(trees) + TAIL
 
 
+def of_classes(text: str, num_classes: int) -> list[str]:
+    """The model of each class from that of all, in which trees of the classes take turns."""
+    head, *blocks = text.partition("\nend of trees\n")[0].split("\nTree=")
+    models = []
+    for place in range(num_classes):
+        own = [block.partition("\n")[2] for block in blocks[place::num_classes]]
+        sizes = "tree_sizes=" + " ".join("0" for _ in own)  # the check writes them
+        lines = [sizes if line.startswith("tree_sizes=") else line for line in head.splitlines()]
+        trees = "".join(f"\nTree={number}\n{block}" for number, block in enumerate(own))
+        models.append("\n".join(lines) + trees + "\nend of trees\n")
+    return models
+
+
 def _checked_tree(tree: dict[str, str], last_feature: int) -> str:
     (leaves,), (sets,) = _integers(tree, "num_leaves", 1), _integers(tree, "num_cat", 1)
     if leaves < 1 or sets < 0 or tree.get("is_linear") != "0":

@@ -16,7 +16,7 @@ from jaxtyping import Float64, Int
 from scipy import special
 
 from cagp.lazy import lazy_module
-from cagp.tree_text import checked_tree_text
+from cagp.tree_text import checked_tree_text, of_classes
 
 lightgbm: Any = lazy_module("lightgbm")
 
@@ -28,7 +28,7 @@ share of less than ``LEAST_FALL`` in ``WINDOW`` rounds. A heuristic: the process
 QUICK_RATE, QUICK_ROUNDS = 0.2, 60
 """Of trees that only give a first idea."""
 
-TreeObjective = Literal["l2", "binary", "poisson", "huber"]
+TreeObjective = Literal["l2", "binary", "multiclass", "poisson", "huber"]
 
 FOLDS = ((50_000, 5), (200_000, 3))
 """The number of folds up to a number of rows; two beyond, where half of the rows are plenty."""
@@ -110,7 +110,8 @@ def fit_trees(
         categorical: columns that hold codes of levels.
         fold: the fold of each row, from 0; None for ``number_of_folds`` folds of rows drawn by seed.
         objective: "l2" for numbers, "huber" for numbers with outliers; "binary" for targets 0 and 1, of which trees
-            then predict the log odds; "poisson" for counts, of which they predict the logarithm of the mean.
+            then predict the log odds; "multiclass" for a column of zeros and ones for each class, of which they predict
+            logits together; "poisson" for counts, of which they predict the logarithm of the mean.
         exposure: of counts: trees predict the logarithm of the mean for an exposure of one.
 
     Time O(rounds · n p · folds) for each target.
@@ -120,9 +121,17 @@ def fit_trees(
     folds = [(np.flatnonzero(fold != f), np.flatnonzero(fold == f)) for f in range(fold.max() + 1)]
     mean, texts, finished = np.empty(y.shape), [], True
     deadline = time.perf_counter() + max_seconds
+    if objective == "multiclass":
+        weight = None if row_noise is None else _weights(y[:, 0], row_noise[:, 0], objective)
+        given = (inputs, y.argmax(1).astype(float), weight, folds, list(categorical), seed, deadline, objective)
+        boosters, rounds, finished = _cross_fitted(*given, num_classes=y.shape[1])
+        for booster, (_, left_out) in zip(boosters, folds, strict=True):
+            mean[left_out] = _predict(booster, inputs[left_out], rounds)
+        models = [of_classes(booster.model_to_string(num_iteration=rounds), y.shape[1]) for booster in boosters]
+        return OutOfFold(Trees(list(zip(*models, strict=True))), mean, finished)
     for j in range(y.shape[1]):
         targets = y[:, j]
-        weight = None if row_noise is None else 1 / (NOISE * targets.var() + row_noise[:, j] + 1e-12)
+        weight = None if row_noise is None else _weights(targets, row_noise[:, j], objective)
         if exposure is not None:  # y log(e λ) - e λ = e ((y/e) log λ - λ) up to a constant
             targets, weight = targets / exposure, exposure
         now = time.perf_counter()
@@ -135,6 +144,11 @@ def fit_trees(
         texts.append([booster.model_to_string(num_iteration=rounds) for booster in boosters])
         finished &= whole
     return OutOfFold(Trees(texts), mean, finished)
+
+
+def _weights(targets: np.ndarray, row_noise: np.ndarray, objective: TreeObjective) -> np.ndarray:
+    """What each row weighs: noise of labels is in units of that of a row of weight one."""
+    return 1 / (row_noise if objective in ("binary", "multiclass") else NOISE * targets.var() + row_noise + 1e-12)
 
 
 def number_of_folds(num_rows: int) -> int:
@@ -188,13 +202,14 @@ def _cross_fitted(
     seed: int,
     until: float,
     objective: TreeObjective,
+    num_classes: int = 1,
 ) -> tuple[list[Any], int, bool]:
     """A model for each fold, the best number of rounds for all, and whether the search for it came to its end.
 
     Every fold has one thread of its own: the result does not depend on the number of threads, and none waits for
     another on a busy machine.
     """
-    settings = {**_settings(len(y), seed), "objective": objective}
+    settings = {**_settings(len(y), seed), "objective": objective, "num_class": num_classes}
     data = lightgbm.Dataset(
         inputs, y, weight=weight, categorical_feature=categorical, params=settings, free_raw_data=False
     ).construct()

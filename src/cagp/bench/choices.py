@@ -20,7 +20,10 @@ PREDICTED: dict[str, int | None] = {
 NUM_ACTIONS = 512
 
 
-CLASSIFIERS = ("default", "local", "hybrid", "opt", "trees", "lightgbm", "hist")
+CLASSIFIERS = (
+    *("default", "local", "trees", "hybrid", "opt", "exact"),
+    *("lightgbm", "catboost", "hist", "gpboost", "sklearn-gp"),
+)
 """What ``cagp bench classes`` fits to a table."""
 
 

@@ -407,9 +407,13 @@ def _add_structures(suite: argparse.ArgumentParser) -> None:
 def _add_classes(suite: argparse.ArgumentParser) -> None:
     suite.description = (
         "Fit classifiers to 90 % of the rows of each table and score the probabilities of the others: log loss, "
-        "share of wrong classes, Brier score, calibration error, processor seconds."
+        "share of wrong classes, Brier score, calibration error, processor seconds. Each run has a process of its own."
     )
-    suite.epilog = "example:\n  OMP_NUM_THREADS=1 cagp bench classes magic.npz --methods local trees lightgbm"
+    suite.epilog = (
+        "examples:\n  OMP_NUM_THREADS=1 cagp bench classes magic.npz --methods local trees lightgbm\n"
+        "  cagp bench classes protein.npz --above-median --validation --seeds 100 --n-neighbors 32 64\n"
+        "  cagp bench classes ocean_atlas.npz --above-median --rows 1111112 --fit-time 8min"
+    )
     suite.add_argument("tables", nargs="+", type=table_path, metavar="TABLE", help="files of inputs and labels")
     suite.add_argument("--target", default="y", metavar="COLUMN", help="the labels (default: %(default)s)")
     suite.add_argument(
@@ -421,7 +425,49 @@ def _add_classes(suite: argparse.ArgumentParser) -> None:
         help=f"any of {', '.join(CLASSIFIERS)} (default: local trees lightgbm)",
     )
     _add_seeds(suite)
-    suite.set_defaults(run=lambda a: class_quality.run(a.tables, a.target, a.methods, a.seeds, a.json))
+    suite.add_argument("--rows", type=positive, metavar="N", help="use N random rows of each table (default: all)")
+    suite.add_argument(
+        "--above-median", action="store_true", help="the classes are whether the target, a number, is above its median"
+    )
+    suite.add_argument(
+        "--validation", action="store_true", help="put the test rows away, and score a tenth of the training rows"
+    )
+    suite.add_argument(
+        "--n-neighbors",
+        type=positive,
+        nargs="+",
+        metavar="K",
+        help="neighbours in training of the contenders of this package, a run for each (default: theirs)",
+    )
+    suite.add_argument(
+        "--fit-time", metavar="TIME", help="max_time of the contenders of this package, e.g. 8min (default: none)"
+    )
+    _add_max_time(suite)
+    suite.add_argument(
+        "--records", type=Path, metavar="FILE", help="a file of JSON lines: runs in it are not repeated, others added"
+    )
+    suite.set_defaults(run=_classes)
+
+
+def _classes(arguments: argparse.Namespace) -> int:
+    runs = [
+        class_quality.Run(
+            str(table),
+            arguments.target,
+            arguments.rows,
+            arguments.above_median,
+            arguments.validation,
+            method,
+            seed,
+            count if method in class_quality.OWN else None,
+            arguments.fit_time if method in class_quality.OWN else None,
+        )
+        for table in arguments.tables
+        for seed in arguments.seeds
+        for method in arguments.methods
+        for count in (arguments.n_neighbors or [None])
+    ]
+    return class_quality.run_all(list(dict.fromkeys(runs)), arguments.max_time, arguments.records, arguments.json)
 
 
 def _add_small(suite: argparse.ArgumentParser) -> None:

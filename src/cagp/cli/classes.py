@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cagp import report
 from cagp.class_metrics import ClassScores, class_scores
 from cagp.cli.options import options_of
 from cagp.cli.tables import pieces, read_columns, split_rows
@@ -26,7 +27,6 @@ def check_classify(arguments: argparse.Namespace) -> None:
     others = [OPTIONS[name].flag for name in options_of(arguments) if name not in USED_OPTIONS]
     given = {
         "--noise": arguments.noise is not None,
-        "--report": arguments.report is not None,
         "--target-transform": arguments.target_transform != "auto",
         "--copies": arguments.copies != "keep",
     }
@@ -77,6 +77,9 @@ def fit_classes(arguments: argparse.Namespace, folder: Path, done: Callable[[], 
     if len(test):
         found = model.scores(inputs.iloc[test], labels.iloc[test])
         voice.say(f"\nOn {count(len(test), 'test row')}, which were not trained on:\n{scores_in_words(found)}")
+        if arguments.report is not None:
+            report.write_class_report(model, inputs.iloc[test], labels.iloc[test], arguments.report)
+            voice.say(f"Wrote {arguments.report}.")
     num_bytes = arguments.out.stat().st_size
     voice.say(f"\nSaved {arguments.out} ({size(num_bytes)}); it holds training data, see cagp info {arguments.out}.")
     voice.say(

@@ -24,16 +24,19 @@ from cagp.estimators.saved import save_model
 from cagp.estimators.tasks import check_parameters, new_task, refuse_keywords, remember_columns, seed_of
 from cagp.estimators.units import Units, as_array
 from cagp.kernels import Kernel
+from cagp.lazy import lazy_module
 from cagp.likelihood_registry import likelihoods_of
-from cagp.likelihoods import Likelihood, likelihood_class
+from cagp.likelihoods import ClassLikelihood, class_likelihood
 from cagp.memory import peak_memory
-from cagp.posteriors import Posterior
+from cagp.posteriors import Posterior, predict_columns
 from cagp.quantities import size
 from cagp.ranks import Ranks
 from cagp.recipes import OPTIONS, RECIPES, SITES_GUARANTEE, Recipe, recipe_for
-from cagp.recipes.likelihoods import train_with_likelihood
+from cagp.recipes.classes import train_classes
 from cagp.training import FitResult
 from cagp.trees import Trees
+
+report_page: Any = lazy_module("cagp.report")  # it draws, and comes above this layer
 
 METHODS = ("auto", *(name for name, recipe in RECIPES.items() if recipe.takes_likelihoods))
 """The methods that a classifier can have."""
@@ -41,31 +44,33 @@ METHODS = ("auto", *(name for name, recipe in RECIPES.items() if recipe.takes_li
 EXACT_ROWS = 1000
 """Up to this many rows, "auto" is exact."""
 
-USED_OPTIONS = ("n_actions", "n_neighbors", "objective")
+USED_OPTIONS = ("n_actions", "n_neighbors")
 
 
 @final
 class CaGPClassifier(ClassifierMixin, BaseEstimator):
     """Gaussian process classification whose probabilities know what was not computed.
 
-    A latent function with a Gaussian process prior gives the log odds of the classes: one function for two classes,
-    one against the rest for each of several, with the probabilities scaled to sum to one. The likelihood of each row is
-    replaced by a Gaussian site (docs/likelihoods.md). Inputs are encoded and standardised as by ``CaGPRegressor``.
+    Latent functions with a Gaussian process prior give the log odds of the classes: one function for two classes, the
+    softmax of one function for each of several. Labels are regressed on by their scores, with hyperparameters that give
+    left-out labels the highest probability (docs/likelihoods.md). Inputs are encoded and standardised as by
+    ``CaGPRegressor``.
 
     Args:
         method: "local" predicts each test point from its nearest rows, "hybrid" from these and from actions that all
             test points share, "opt" from learned actions alone, "cg" from those of conjugate gradients, "exact" from
             all rows. "auto" is exact up to 1,000 rows, and local beyond.
-        likelihood: "logit" or "probit", the link of the latent function.
+        likelihood: "logit" or "probit", the link of the latent function; "probit" is for two classes.
         n_actions: of "opt", "cg" and "hybrid"; "auto" is one for eight rows, at most 512.
-        n_neighbors: of "local" and "hybrid" (and for starting values "opt"): rows that predict each row in training;
-            predictions use four times as many. "auto" is 32.
-        objective: of "local" and "hybrid": hyperparameters are learned by predicting each site from the nearest before
-            it in a random order ("ordered", which "auto" is), or from the nearest others ("loo").
+        n_neighbors: of "local", "hybrid" and "opt": rows that predict each row in training; predictions by nearest
+            rows use twice as many. "auto" is 64.
         kernel: a name or a kernel of ``cagp.kernels``, as for ``CaGPRegressor``; "auto" is "matern32".
         mean: the prior mean of the latent function. "zero" is the log odds of the classes. "trees" are the log odds of
             boosted trees (LightGBM), fitted out of fold. "auto" is "zero" up to 1,000 rows, and beyond whichever
             predicts held-out rows better; ``choice_`` says what it found.
+        class_weight: what the log likelihood of a row counts, by its class: None for one, a dict from labels to
+            positive numbers (one for labels that it lacks), or "balanced" for n / (number of classes * rows of the
+            class). The probabilities are then those of a table with as many rows of each class as the weights say.
         categories: columns to take as levels although they hold numbers.
 
     The other parameters are those of ``CaGPRegressor``.
@@ -84,7 +89,7 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
 
     classes_: np.ndarray
     target_name_: str
-    likelihood_: Likelihood
+    likelihood_: ClassLikelihood
     offsets_: list[float]
     posteriors_: list[Posterior]
     units_: Units
@@ -105,9 +110,9 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
         likelihood: str = "logit",
         n_actions: int | Literal["auto"] = "auto",
         n_neighbors: int | Literal["auto"] = "auto",
-        objective: str = "auto",
         kernel: str | Kernel = "auto",
         mean: str = "auto",
+        class_weight: dict[Any, float] | str | None = None,
         categories: Sequence[Any] = (),
         max_epochs: int | None = None,
         max_time: float | str | None = None,
@@ -122,9 +127,9 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
         self.likelihood = likelihood
         self.n_actions = n_actions
         self.n_neighbors = n_neighbors
-        self.objective = objective
         self.kernel = kernel
         self.mean = mean
+        self.class_weight = class_weight
         self.categories = categories
         self.max_epochs = max_epochs
         self.max_time = max_time
@@ -181,14 +186,18 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("a classifier takes the whole table in memory, and it is in pieces; read it first.")
         with notices.collected() as warned:
             labels = Labels.learn(y)
+            likelihood = class_likelihood(self.likelihood, len(labels.classes))
+            weight = labels.weights(self.class_weight)
             units, rows = Units.learn(X, labels.indicators(), None, self.categories)
+            if weight is not None:
+                rows = rows._replace(noise=np.broadcast_to(1 / weight[:, None], rows.targets.shape).copy())
             plain = units.scaler.target_mean
             scaler = units.scaler._replace(target_mean=torch.zeros_like(plain), target_std=torch.ones_like(plain))
             units = replace(units, scaler=scaler)
             missing = units.encoder.missing_words(rows.inputs)
             recipe = self._recipe(rows.num_rows)
             task = new_task(self, recipe, units, rows, began=began, seed=seed_of(self.random_state), ranks=ranks)
-            found = train_with_likelihood(recipe, task, likelihood_class(self.likelihood))
+            found = train_classes(recipe, task, likelihood)
         counts = Counter(str(warning) for warning in warned)
         notes = [] if missing is None else [missing]
         notes += [f"{text} ({times:,} times in this fit)" for text, times in counts.items()]
@@ -221,20 +230,15 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
     def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """The logarithm of the probability of each class."""
         points = answers.points_of(self, X)
-        both = np.empty((2, len(points.inputs), self.units_.num_targets))  # log p of zero and one for each column
+        found = np.empty((len(points.inputs), len(self.classes_)))
         for rows, Z in answers.tiles(self, points):
-            trees = answers.prior_mean(self, points.inputs[rows])
-            for j, posterior in enumerate(self.posteriors_):
-                mean, variance = (part.double() for part in posterior.predict(Z.to(posterior.X)))
-                mean = mean + self.offsets_[j] + answers.offset(trees, j, mean)
-                for target in (0, 1):
-                    y = torch.full_like(mean, float(target))
-                    both[target, rows, j] = as_array(self.likelihood_.log_predictive(y, mean, variance))
+            mean, variance = predict_columns(self.posteriors_, Z.to(self.posteriors_[0].X))
+            known = answers.prior_mean(self, points.inputs[rows]) + np.asarray(self.offsets_)
+            mean = mean + torch.from_numpy(known).to(mean)
+            found[rows] = as_array(self.likelihood_.log_probabilities(mean, variance))
         if points.has_stand_ins:  # a level that fit has not seen is one of the known ones
-            both = np.log(np.stack([points.average(np.exp(part)) for part in both]))
-        found = both[:, :, 0].T if len(self.classes_) == 2 else both[1]
-        top = found.max(1, keepdims=True)
-        return found - top - np.log(np.exp(found - top).sum(1, keepdims=True))
+            found = np.log(points.average(np.exp(found)))
+        return found
 
     def decision_function(self, X: Any) -> Float[np.ndarray, "n *c"]:
         """The log odds of the second class; with more than two classes, the log odds of each against the others."""
@@ -311,6 +315,11 @@ class CaGPClassifier(ClassifierMixin, BaseEstimator):
         return self.units_.num_targets
 
     # ---- files ----
+
+    def report(self, X: Any, y: Any, path: str | Path = "report.html", title: str | None = None) -> Path:
+        """Write one HTML page on how well the model predicts these test rows; see docs/report.md."""
+        check_is_fitted(self, "posteriors_")
+        return report_page.write_class_report(self, self.encoder_.typed(X), y, path, title=title)
 
     def save(self, path: str | Path, dtype: str | None = None, rows: str = "inside") -> Path:
         """Write the fitted model to a file, whole or not at all; ``cagp.load`` reads it back.

@@ -9,7 +9,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
-from cagp.likelihoods import likelihood_class
+from cagp.likelihoods import class_likelihood
 
 KINDS = {"U": "text", "b": "boolean", "i": "integer", "u": "integer", "f": "number"}
 """Types of labels that a file can hold, by the letters of NumPy."""
@@ -41,6 +41,27 @@ class Labels(NamedTuple):
             )
         return cls(classes, codes.reshape(-1))
 
+    def weights(self, class_weight: Any) -> Float[np.ndarray, " n"] | None:
+        """What each row weighs by its class, as scikit-learn's ``class_weight`` says; None where all weigh one."""
+        if class_weight is None:
+            return None
+        if isinstance(class_weight, str) and class_weight == "balanced":
+            of_class = len(self.codes) / (len(self.classes) * np.bincount(self.codes))
+            return of_class[self.codes]
+        if not isinstance(class_weight, dict):
+            raise ValueError(f'class_weight is {class_weight!r}, expected None, "balanced" or a dict by label.')
+        known = self.classes.tolist()
+        strange = [label for label in class_weight if label not in known]
+        if strange:
+            raise ValueError(
+                f"class_weight has a weight for {strange[0]!r}, which is no class; the classes are "
+                f"{', '.join(map(repr, known[:10]))}."
+            )
+        of_class = np.array([class_weight.get(label, 1.0) for label in known], dtype=float)
+        if not (np.isfinite(of_class) & (of_class > 0)).all():
+            raise ValueError(f"class_weight has weights {of_class.tolist()}, expected positive numbers.")
+        return of_class[self.codes]
+
     def indicators(self) -> Float[np.ndarray, "n q"]:
         """A column that is one for the second of two classes; a column for each of several."""
         if len(self.classes) == 2:
@@ -67,6 +88,12 @@ def name_of(y: Any) -> str:
     """The name of a column of labels; "y" where it has none."""
     name = y.columns[0] if isinstance(y, pd.DataFrame) else getattr(y, "name", None)
     return name if isinstance(name, str) else "y"
+
+
+def column_of(y: Any) -> np.ndarray:
+    """Labels as a vector, also with missing ones."""
+    values = y.cpu().numpy() if isinstance(y, Tensor) else y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    return column_or_1d(values, warn=True, dtype=None)
 
 
 def _column(y: Any) -> np.ndarray:
@@ -150,4 +177,4 @@ def restore_labels(model: Any, state: Any) -> None:
     if not isinstance(state.get("target"), str):
         raise ValueError("it does not have target as cagp stores it")
     model.classes_, model.offsets_, model.target_name_ = classes, offsets, state["target"]
-    model.likelihood_ = likelihood_class(model.likelihood)().requires_grad_(False)
+    model.likelihood_ = class_likelihood(model.likelihood, len(classes)).requires_grad_(False)

@@ -5,6 +5,7 @@ from cagp.likelihoods.base import Likelihood, Moments, Site, Slopes
 from cagp.likelihoods.classes import Bernoulli, Logit, Probit
 from cagp.likelihoods.counts import NegativeBinomial, Poisson
 from cagp.likelihoods.robust import StudentT
+from cagp.likelihoods.softmax import Softmax
 
 _CLASSES = {kind.__name__: kind for kind in (Logit, Probit, Poisson, NegativeBinomial, StudentT)}
 
@@ -16,8 +17,22 @@ def likelihood_class(name: str) -> type[Likelihood]:
     return _CLASSES[LIKELIHOODS[name].class_name]
 
 
+ClassLikelihood = Bernoulli | Softmax
+"""What gives the probabilities of classes: one function for two, one for each of several."""
+
+
+def class_likelihood(name: str, num_classes: int) -> ClassLikelihood:
+    """The likelihood of this many classes with the link that a user can name; several have the logistic link."""
+    if num_classes > 2 and name != "logit":
+        raise ValueError(f'likelihood is {name!r}, which is for two classes, and y has {num_classes}; use "logit".')
+    found = Softmax(num_classes) if num_classes > 2 else likelihood_class(name)()
+    assert isinstance(found, ClassLikelihood)
+    return found
+
+
 __all__ = [
     "Bernoulli",
+    "ClassLikelihood",
     "Likelihood",
     "Logit",
     "Moments",
@@ -26,6 +41,8 @@ __all__ = [
     "Probit",
     "Site",
     "Slopes",
+    "Softmax",
     "StudentT",
+    "class_likelihood",
     "likelihood_class",
 ]

@@ -4,9 +4,12 @@ import math
 from typing import final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from cagp.likelihoods.base import LOG_WEIGHTS, Grid, Likelihood, Moments, Slopes, Values, at_nodes, tiles
+from cagp.likelihoods.base import LOG_WEIGHTS, NODES, Grid, Likelihood, Moments, Slopes, Values, at_nodes, tiles
+
+Columns = Float[Tensor, "n q"]
 
 
 class Bernoulli(Likelihood):
@@ -29,6 +32,36 @@ class Bernoulli(Likelihood):
     def sample(self, f: Grid, generator: torch.Generator | None = None) -> Grid:
         """0 or 1 for each f."""
         return torch.bernoulli(self.moments(f).mean, generator=generator)
+
+    # ---- as one function of two classes, beside ``Softmax`` ----
+
+    @property
+    def num_functions(self) -> int:
+        """One."""
+        return 1
+
+    def offsets(self, y: Columns, weight: Values) -> Float[Tensor, " q"]:
+        """The value of f with P(y = 1) equal to the share of the class, by Newton's method."""
+        share, f = weight @ y[:, 0] / weight.sum(), y.new_zeros(1, dtype=torch.float64)
+        for _ in range(100):
+            (first, second), (other, another) = (self.slopes(torch.full_like(f, t), f) for t in (1.0, 0.0))
+            slope = share * first + (1 - share) * other
+            f = f - (slope / (share * second + (1 - share) * another)).clamp(-1, 1)
+        return f
+
+    def score(self, y: Grid, f: Grid) -> Grid:
+        """d log p(y | f) / df."""
+        return self.slopes(y, f).first
+
+    def row_loss(self, y: Columns, mean: Columns, variance: Values) -> Values:
+        """-log ∫ p(y | f) q(f) df, differentiable in mean and variance."""
+        f = mean + variance.clamp_min(1e-300).sqrt()[:, None] * NODES.to(mean)
+        return -torch.logsumexp(self.log_density(y, f) + LOG_WEIGHTS.to(mean), 1)
+
+    def log_probabilities(self, mean: Columns, variance: Values) -> Float[Tensor, "n c"]:
+        """log ∫ p(y | f) q(f) df of y = 0 and y = 1."""
+        both = [self.log_predictive(torch.full_like(variance, t), mean[:, 0], variance) for t in (0.0, 1.0)]
+        return torch.log_softmax(torch.stack(both, 1), 1)
 
 
 @final

@@ -8,6 +8,7 @@ from cagp.methods.cggp import CGGP
 from cagp.methods.cholesky import CholeskyGP
 from cagp.methods.hyperpriors import MAP, LogNormal
 from cagp.methods.local_scale import ScaleChoice
+from cagp.methods.score_regression import ScoreRegression
 from cagp.methods.several import Several
 from cagp.methods.sgpr import SGPR
 from cagp.methods.svgp import SVGP
@@ -24,5 +25,6 @@ __all__ = [
     "LogNormal",
     "Method",
     "ScaleChoice",
+    "ScoreRegression",
     "Several",
 ]

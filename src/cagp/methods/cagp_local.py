@@ -181,11 +181,11 @@ class CaGPLocal(Method):
         tile = max(1, self.max_bytes // (8 * 8 * k * (k + 8 + num_actions)))
         shared = None if self.shared is None else self._seen(self.prior, self.shared, X, y, row_noise)
         for part in rows.split(tile):
-            total = total + local_nll(self.prior, X, y, row_noise, part, self._neighbours(X, part), shared)
+            total = total + local_nll(self.prior, X, y, row_noise, part, self.neighbours_of(X, part), shared)
         return {"negative_log_density": total / len(rows)}
 
-    def _neighbours(self, X: Tensor, rows: Tensor) -> Tensor:
-        """The rows that each of these training rows is predicted from."""
+    def neighbours_of(self, X: Inputs, rows: Rows) -> Int[Tensor, "b k"]:
+        """The rows that each of these training rows is predicted from in training; -1 for none."""
         k = min(self.num_neighbours, X.shape[0] - 1)
         if k == 0:
             return rows.new_full((len(rows), 1), -1)

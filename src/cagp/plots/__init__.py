@@ -3,6 +3,7 @@
 Arrays are numpy's. Nothing here touches matplotlib's global state.
 """
 
+from cagp.plots.classes import confusion, reliability_diagram, trade_off
 from cagp.plots.effects import VALUE_COLORS, category_effect, effect, fit_in_one_input, importance, relevance, surface
 from cagp.plots.errors import ERROR_COLORS, coverage_by_group, degree_shape, map_of_rows, residuals
 from cagp.plots.maps import ELEVATION_COLORS, STD_COLORS, Forecast, Map, poster, relief, scale_bar, spread, summit
@@ -58,6 +59,7 @@ __all__ = [
     "Vector",
     "calibration_curve",
     "category_effect",
+    "confusion",
     "coverage_band",
     "coverage_by_group",
     "curves",
@@ -75,6 +77,7 @@ __all__ = [
     "predicted_against_actual",
     "quality_against_time",
     "relevance",
+    "reliability_diagram",
     "relief",
     "residuals",
     "rootogram",
@@ -85,6 +88,7 @@ __all__ = [
     "styled",
     "summit",
     "surface",
+    "trade_off",
     "variance_by_certainty",
     "variance_parts",
     "variance_shares",

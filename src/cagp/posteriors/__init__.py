@@ -2,6 +2,7 @@
 
 from cagp.posteriors.averaged import AveragedPosterior
 from cagp.posteriors.base import Posterior, Prediction
+from cagp.posteriors.columns import ColumnMoments, predict_columns
 from cagp.posteriors.conjugate_gradients import CGPosterior
 from cagp.posteriors.inducing import InducingPosterior
 from cagp.posteriors.nearest_rows import LocalPosterior
@@ -11,8 +12,10 @@ __all__ = [
     "AveragedPosterior",
     "CGPosterior",
     "CaGPPosterior",
+    "ColumnMoments",
     "InducingPosterior",
     "LocalPosterior",
     "Posterior",
     "Prediction",
+    "predict_columns",
 ]

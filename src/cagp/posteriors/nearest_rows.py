@@ -103,6 +103,11 @@ class LocalPosterior(Posterior):
         k = max(1, self.num_neighbours)
         return k * (k + 8) + (0 if self.shared is None else k * self.shared.num_actions)
 
+    def with_neighbours(self, num_neighbours: int) -> "LocalPosterior":
+        """The same posterior with another number of rows for each test point."""
+        given = (self.prior, self.X, self.y, self.row_noise, min(num_neighbours, len(self.X)), self.index, self.shared)
+        return LocalPosterior(*given, self.max_bytes, self.local_scale, shares_rows=True)
+
     def _neighbours(self, X: Tensor) -> Tensor:
         if self.num_neighbours == 0:
             return torch.full((X.shape[0], 1), -1, device=X.device)

@@ -103,13 +103,20 @@ def train_with_likelihood(
     too_few = kind == "counts" and int((task.y > 0).sum()) < FEWEST_COUNTS
     if task.num_rows < COMPARED_FROM or too_few:
         return _train(recipe, replace(task, mean="zero"), make(), start)
-    mean, choice = _chosen_mean(recipe, task, make, start)
+    mean, choice = chosen_mean(
+        task, lambda tried, held: _held_out_loss(_train(recipe, tried, make(), start, "compared-"), held), start.loss
+    )
     found = _train(recipe, replace(task, mean=mean), make(), start)
     return found._replace(fitted=found.fitted._replace(choice=choice))
 
 
-def _chosen_mean(recipe: Recipe, task: Task, make: Callable[[], Likelihood], start: Start) -> tuple[str, str]:
-    """The prior mean that predicts held-out rows better, and why, in one sentence."""
+def chosen_mean(task: Task, loss_of: Callable[[Task, Task], float], loss: str) -> tuple[str, str]:
+    """The prior mean that predicts held-out rows better, and why, in one sentence.
+
+    Args:
+        loss_of: trains on the rows of one task, and returns the loss of those of the other.
+        loss: what that is, in words.
+    """
     some = task
     if task.num_rows > COMPARED_ROWS:
         drawn = torch.randperm(task.num_rows, generator=torch.Generator().manual_seed(task.seed))[:COMPARED_ROWS]
@@ -121,11 +128,11 @@ def _chosen_mean(recipe: Recipe, task: Task, make: Callable[[], Likelihood], sta
         if task.max_time is not None:
             now = time.perf_counter()
             tried = replace(tried, began=now, max_time=max(COMPARED_SHARE * (task.deadline - now), 1e-9))
-        losses[mean] = _held_out_loss(_train(recipe, tried, make(), start, "compared-"), parts.held_out)
+        losses[mean] = loss_of(tried, parts.held_out)
     mean = "trees" if losses["trees"] < losses["zero"] else "zero"
     words = {"zero": "zero", "trees": "boosted trees"}
     return mean, (
-        f"The prior mean is {words[mean]}: the {start.loss} of {parts.held_out.num_rows:,} held-out rows is "
+        f"The prior mean is {words[mean]}: the {loss} of {parts.held_out.num_rows:,} held-out rows is "
         f"{losses['zero']:.4f} with zero, {losses['trees']:.4f} with boosted trees."
     )
 

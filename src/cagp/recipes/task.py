@@ -14,14 +14,13 @@ from torch import Tensor
 from cagp.data.row_rules import RowRule
 from cagp.kernels import Kernel, Stationary, named_kernel
 from cagp.mapped import gathered
-from cagp.methods import Several
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
 from cagp.recipes.base import REST_START
 from cagp.starting import start_from_data
-from cagp.training import FitResult, fit
+from cagp.training import FitResult, Trainable, fit
 from cagp.trees import Trees
 
 NOISE_FLOORS = {torch.float32: 1e-6, torch.float64: 1e-9}
@@ -120,7 +119,7 @@ class Task:
         return torch.arange(self.num_rows, device=self.X.device)
 
     def run(
-        self, method: Several, name: str, most_steps: int | None = None, reserve: float = 0.0, **changes: Any
+        self, method: Trainable, name: str, most_steps: int | None = None, reserve: float = 0.0, **changes: Any
     ) -> FitResult:
         """Train with the user's limits.
 
@@ -137,7 +136,7 @@ class Task:
         options = {"progress": self.verbose, "checkpoint_dir": folder, "input_names": self.names, "ranks": self.ranks}
         return fit(method, *self.data, deadline=self.deadline - reserve, **options, **changes)
 
-    def _num_steps(self, method: Several) -> int | None:
+    def _num_steps(self, method: Trainable) -> int | None:
         first = method.minibatch(0, self.num_rows)
         return self.step_limit(self.num_rows if first is None else len(first))
 

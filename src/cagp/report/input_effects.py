@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cagp.plots import Vector
 from cagp.report.columns import InputColumn, input_columns, with_values_of
 from cagp.report.rows import HeldOutRows, Matrix, Table, column_names, function_moments, predictions, sample
-from cagp.report.subject import Model, regressor_inputs
+from cagp.report.subject import AnyModel, Model, regressor_inputs
 
 NUM_EFFECTS = 6
 EFFECT_ROWS = 500  # that are moved to both ends of their bin
@@ -49,7 +49,7 @@ class Surface(NamedTuple):
     std: NDArray[np.float64]  # of the function
 
 
-def varying(model: Model, rows: HeldOutRows) -> NDArray[np.bool_]:
+def varying(model: AnyModel, rows: HeldOutRows) -> NDArray[np.bool_]:
     """Which encoded inputs vary among the test rows; all of them if none does.
 
     The lengthscale of an input that is constant in training remains at its starting value and means nothing.

@@ -16,7 +16,7 @@ from cagp.report.html import count, number, side_by_side, table, text
 from cagp.report.input_effects import varying
 from cagp.report.leakage import tested_rows
 from cagp.report.rows import HeldOutRows, column_names
-from cagp.report.subject import Model, PipelineModel
+from cagp.report.subject import AnyModel, Model, PipelineModel
 from cagp.report.svg import HEIGHT, Drawing, listed
 from cagp.report.targets import Target
 
@@ -51,7 +51,7 @@ def data_and_model(model: Model, rows: HeldOutRows, targets: Sequence[Target], o
     return [f"<p>{' '.join(sentences)}</p>", f"<p>{fitted}</p>"]
 
 
-def learning_curves(draw: Drawing, model: Model) -> list[str]:
+def learning_curves(draw: Drawing, model: AnyModel) -> list[str]:
     """The loss against training time, and evaluations if there are any."""
     result = model.fit_result_
     steps = [] if result is None else [step for step in result.steps if np.isfinite(step.loss)]
@@ -94,7 +94,7 @@ def learning_curves(draw: Drawing, model: Model) -> list[str]:
     ]
 
 
-def relevance_figure(draw: Drawing, model: Model, rows: HeldOutRows) -> list[str]:
+def relevance_figure(draw: Drawing, model: AnyModel, rows: HeldOutRows) -> list[str]:
     """1 / lengthscale of the inputs that matter most."""
     kept = varying(model, rows)
     names = [str(name) for name, keep in zip(model.feature_names_out_, kept, strict=True) if keep]
@@ -152,15 +152,16 @@ def kernel_table(model: Model) -> list[str]:
     return [table(["Part", "Scale"], cells, caption, notes)]
 
 
-def fit_and_settings(model: Model) -> list[str]:
-    """The fit report and all settings of the regressor."""
+def fit_and_settings(model: AnyModel) -> list[str]:
+    """The fit report and all settings of the model."""
     lines = [line.strip() for line in str(model.fit_report_).splitlines() if line.strip()]
     items = "".join(f"<li>{text(line, 1000)}</li>" for line in lines)
     settings = [
         [f"<code>{escape(name)}</code>", text(repr(value), 300)] for name, value in sorted(model.get_params().items())
     ]
-    facts = [["Regressor", text(type(model).__name__)], ["Library", f"cagp {version('cagp')}"]]
+    kind = "Classifier" if hasattr(model, "classes_") else "Regressor"
+    facts = [[kind, text(type(model).__name__)], ["Library", f"cagp {version('cagp')}"]]
     return [
         f'<ul class="plain">{items}</ul>',
-        table(["Setting", "Value"], [*facts, *settings], "Settings of the regressor", kind="words"),
+        table(["Setting", "Value"], [*facts, *settings], f"Settings of the {kind.lower()}", kind="words"),
     ]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cagp.data.targets import encode_target
 from cagp.estimators.units import known_variances
-from cagp.report.subject import Model
+from cagp.report.subject import AnyModel, Model
 
 Matrix = NDArray[np.float64]
 """(rows, targets)"""
@@ -51,18 +51,36 @@ def held_out_rows(model: Model, X: Any, y: Any, max_rows: int | None, sample_noi
             f"y_test has {values.shape[0]} rows and {values.shape[1]} column(s), expected {len(table)} rows, as in "
             f"X_test, and {num_targets} column(s), as in fit."
         )
-    if max_rows is not None and max_rows < 1:
-        raise ValueError(f"max_rows is {max_rows}, expected at least 1, or None for all rows.")
-    kept = np.flatnonzero(~target.missing)
-    num_missing = len(values) - len(kept)
-    if len(kept) == 0:
+    num_missing = int(target.missing.sum())
+    if num_missing == len(values):
         raise ValueError(
             f"y_test contains NaN in every row, in at least one of {model.n_outputs_} targets; a report needs rows "
             "with all of them."
         )
+    return _drawn(table, values, target.missing, max_rows, known_variances(sample_noise, values.shape))
+
+
+def tested_rows_of(
+    model: AnyModel, X: Any, values: Matrix, missing: NDArray[np.bool_], max_rows: int | None
+) -> HeldOutRows:
+    """The same for targets that are numbers already, a row of ``values`` for each row."""
+    table = _inputs_of(model, _table(X))
+    if len(values) != len(table):
+        raise ValueError(f"y_test has {len(values)} rows, expected {len(table)}, as in X_test.")
+    if missing.all():
+        raise ValueError("y_test has no row with a label; a report needs some.")
+    return _drawn(table, values, missing, max_rows, None)
+
+
+def _drawn(
+    table: Table, values: Matrix, missing: NDArray[np.bool_], max_rows: int | None, noise: Matrix | None
+) -> HeldOutRows:
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows is {max_rows}, expected at least 1, or None for all rows.")
+    kept = np.flatnonzero(~missing)
+    num_missing = len(values) - len(kept)
     if max_rows is not None and len(kept) > max_rows:
         kept = np.sort(np.random.default_rng(SEED).choice(kept, max_rows, replace=False))
-    noise = known_variances(sample_noise, values.shape)
     every = HeldOutRows(table, values, len(values), num_missing, noise, np.arange(len(values)))
     if len(kept) == len(values):
         return every
@@ -133,7 +151,7 @@ def _table(X: Any) -> Table:
     return array
 
 
-def _inputs_of(model: Model, table: Table) -> Table:
+def _inputs_of(model: AnyModel, table: Table) -> Table:
     """The columns of a frame that the model was fitted with, if all are there; other columns have no effect."""
     names = [str(name) for name in getattr(model, "feature_names_in_", [])]
     if isinstance(table, pd.DataFrame) and names:

@@ -8,7 +8,7 @@ from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
-from cagp.estimators import GPRegressor
+from cagp.estimators import CaGPClassifier, GPRegressor
 
 ASKED_WITH_ROWS = (
     "predict",
@@ -54,6 +54,9 @@ class PipelineModel:
 Model = GPRegressor | PipelineModel
 """What the sections of a report ask."""
 
+AnyModel = Model | CaGPClassifier
+"""What the sections on data and training ask."""
+
 
 def subject_of(estimator: Any) -> Model:
     """The model to report on: the estimator itself, or what its pipeline and its search lead to."""
@@ -87,6 +90,6 @@ def regressor_of(model: Model) -> GPRegressor:
     return model.regressor if isinstance(model, PipelineModel) else model
 
 
-def regressor_inputs(model: Model, X: Any) -> Any:
+def regressor_inputs(model: AnyModel, X: Any) -> Any:
     """The table that the regressor itself gets for this one."""
     return model.transform(X) if isinstance(model, PipelineModel) else X

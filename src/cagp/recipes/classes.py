@@ -1,0 +1,163 @@
+"""Training a classifier: scores of labels are regressed on, with hyperparameters learned by left-out labels."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cagp.kernels import Scale, Stationary
+from cagp.likelihoods import Bernoulli, ClassLikelihood
+from cagp.methods import CaGPLocal, CaGPOpt, Method, ScoreRegression, Several
+from cagp.posteriors import Posterior, predict_columns
+from cagp.prior import GP, GaussianNoise, KnownNoise
+from cagp.recipes.base import Recipe
+from cagp.recipes.likelihoods import COMPARED_FROM, chosen_mean, train_with_likelihood
+from cagp.recipes.means import trees_of
+from cagp.recipes.task import Fitted, Task
+from cagp.starting import start_from_data
+
+STEPS = 100
+"""Of training; an action of "opt" is learned in as many."""
+
+NEIGHBORS, PREDICTING = 64, 2
+"""Rows that predict each row in training, unless the user chooses; predictions take this many times as many.
+docs/benchmarks.md has the evidence."""
+
+START = 0.5
+"""Lengthscales start at this times those that the data suggest for regression."""
+
+STARTS = {"zero": (4.0, 5.0), "trees": (0.5, 3.0)}
+"""Where outputscale and step start, by the prior mean."""
+
+RESERVE = 0.1
+"""The share of ``max_time`` that is left for the posterior."""
+
+
+class FittedClasses(NamedTuple):
+    """What training leaves behind."""
+
+    fitted: Fitted  # posteriors of the functions without their prior means
+    likelihood: ClassLikelihood
+    offsets: list[float]  # the constant prior mean of each function; zero with trees
+
+
+def train_classes(recipe: Recipe, task: Task, likelihood: ClassLikelihood) -> FittedClasses:
+    """Learn functions that give the classes of rows; the targets are zeros and ones, a column for each function.
+
+    Two classes by exact inference have variational sites and the evidence bound (``train_with_likelihood``): with few
+    rows that is better. Everything else is a regression on scores. "auto" is prior mean zero for few rows; with more,
+    whichever of zero and trees predicts held-out rows better.
+
+    Args:
+        task: its ``row_noise`` is 1 / weight of each row; None for equal weights.
+    """
+    task = task.in_double()
+    if recipe.name == "exact" and isinstance(likelihood, Bernoulli) and task.row_noise is None:
+        found = train_with_likelihood(recipe, task, lambda: likelihood)
+        return FittedClasses(found.fitted, likelihood, found.offsets)
+    if task.mean == "auto" and task.num_rows < COMPARED_FROM:
+        task = replace(task, mean="zero")
+    if task.mean != "auto":
+        return _train(recipe, task, likelihood)
+    mean, choice = chosen_mean(
+        task, lambda tried, held: _held_out_loss(_train(recipe, tried, likelihood, "compared-"), held), "log loss"
+    )
+    found = _train(recipe, replace(task, mean=mean), likelihood)
+    return found._replace(fitted=found.fitted._replace(choice=choice))
+
+
+@torch.no_grad()
+def _held_out_loss(found: FittedClasses, held_out: Task) -> float:
+    """The weighted log loss of held-out labels."""
+    mean, variance = predict_columns(found.fitted.posteriors, held_out.X)
+    mean = mean + torch.tensor(found.offsets, dtype=torch.float64).to(mean.device)
+    if found.fitted.trees is not None:
+        mean = mean + torch.from_numpy(found.fitted.trees.mean(held_out.inputs)).to(mean)
+    weight = _weight(held_out)
+    return float(weight @ found.likelihood.row_loss(held_out.y, mean, variance) / weight.sum())
+
+
+def _weight(task: Task) -> Tensor:
+    return torch.ones_like(task.y[:, 0]) if task.row_noise is None else 1 / task.row_noise[:, 0]
+
+
+def _train(recipe: Recipe, task: Task, likelihood: ClassLikelihood, name: str = "") -> FittedClasses:
+    """Train with a prior mean that is chosen; ``name`` is the beginning of that of the folder for checkpoints."""
+    notes, trees, weight = [], None, _weight(task)
+    offsets = likelihood.offsets(task.y, weight)
+    offset = offsets.expand(task.y.shape)
+    if task.mean == "trees":
+        found = trees_of(task, "multiclass" if task.y.shape[1] > 1 else "binary")
+        trees, offsets = found.trees, torch.zeros_like(offsets)
+        offset = torch.from_numpy(found.mean).to(task.y)
+        zero = torch.zeros_like(offset[:, 0])
+        loss = float(weight @ likelihood.row_loss(task.y, offset, zero) / weight.sum())
+        late = "" if found.finished else " The time limit ended them early."
+        notes.append(
+            f"The prior mean is {trees.num_trees[0]:,} boosted trees for each function, fitted out of fold: the log "
+            f"loss of their out-of-fold predictions is {loss:.4f}, and the Gaussian process learns what they "
+            f"leave.{late}"
+        )
+    outputscale, step = STARTS[task.mean]
+    prior = _prior(task, outputscale)
+    count = recipe_neighbours(recipe)
+    local = CaGPLocal(prior, count, seed=task.seed, max_bytes=task.max_bytes)
+    scores = ScoreRegression(local, likelihood, offset, weight, step).to(task.X.device)
+    labels = replace(task, row_noise=None)
+    reserve = 0.0 if task.max_time is None else RESERVE * task.time_left()
+    result = labels.run(scores, f"{name}{recipe.name}-scores-{task.mean}", most_steps=STEPS, reserve=reserve)
+    posteriors = _condition(recipe, task, scores, PREDICTING * count, name)
+    fitted = Fitted(recipe.name, posteriors, result, notes, None, trees=trees)
+    return FittedClasses(fitted, likelihood.requires_grad_(False), offsets.tolist())
+
+
+def recipe_neighbours(recipe: Recipe) -> int:
+    """Rows that predict each row in training."""
+    chosen = getattr(recipe, "n_neighbors", "auto")
+    return NEIGHBORS if isinstance(chosen, str) else int(chosen)
+
+
+def _prior(task: Task, outputscale: float) -> GP:
+    prior = GP(task.kernel, noise=GaussianNoise(1.0, task.noise_floor))
+    if task.from_data:
+        start_from_data(prior, task.X, task.y[:, 0].contiguous())
+        for part in task.kernel.modules():
+            if isinstance(part, Scale):
+                part.outputscale = outputscale
+            elif isinstance(part, Stationary):
+                part.lengthscale = START * part.lengthscale.detach()
+        prior.noise = GaussianNoise(1.0, task.noise_floor)
+    return prior.to(task.X.device)
+
+
+def _condition(recipe: Recipe, task: Task, scores: ScoreRegression, num_neighbours: int, name: str) -> list[Posterior]:
+    """The posterior of each function, by the method of the recipe, at the hyperparameters that were learned."""
+    prior, row_noise = scores.prior, None
+    if task.row_noise is not None:
+        prior, row_noise = GP(prior.kernel, noise=KnownNoise()), scores.row_noise()
+    prior.requires_grad_(False)
+    columns = scores.targets(task.y).unbind(1)
+    method = recipe.predicting_method(replace(task, row_noise=None), prior)
+    if isinstance(method, CaGPLocal):
+        k = min(num_neighbours, task.num_rows)
+        given = {"num_neighbours": k, "shares_rows": True}
+        return [method.condition(task.X, column.contiguous(), row_noise, **given) for column in columns]
+    methods = [method] * len(columns)
+    if isinstance(method, CaGPOpt):
+        methods = _learned_actions(task, method, torch.stack(columns, 1), row_noise, name)
+    given = zip(methods, columns, strict=True)
+    return [own.condition(task.X, column.contiguous(), row_noise) for own, column in given]
+
+
+def _learned_actions(task: Task, first: CaGPOpt, targets: Tensor, row_noise: Tensor | None, name: str) -> list[Method]:
+    """CaGP-Opt for each function, with actions that all share, learned at fixed hyperparameters."""
+    options = {"max_bytes": first.max_bytes, "reblock_at": first.reblock_at}
+    options |= {"batch_size": first.batch_size, "seed": first.seed}
+    others = [CaGPOpt(first.prior, first.actions, first.loss, **options) for _ in targets.unbind(1)[1:]]
+    method = Several([first, *others])
+    noise = None if row_noise is None else row_noise[:, None].expand(targets.shape).contiguous()
+    regression = replace(task, y=targets, row_noise=noise)
+    reserve = 0.0 if task.max_time is None else RESERVE * task.time_left()
+    regression.run(method, f"{name}opt-actions-{task.mean}", most_steps=STEPS, reserve=reserve)
+    return method.parts
