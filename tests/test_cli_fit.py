@@ -60,7 +60,7 @@ def test_the_commands_of_the_documentation_run_as_written(tmp_path, monkeypatch,
     page = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
     exec("\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)), {})
     commands = re.findall(r"```sh\n(.*?)\n```", page, flags=re.DOTALL)
-    assert len(commands) == 13
+    assert len(commands) == 14
     for command in commands:
         words = shlex.split(command)
         if words[0] == "cat":

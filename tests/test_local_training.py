@@ -63,7 +63,7 @@ def oracle_terms(t: Training) -> np.ndarray:
     """The negative log predictive density of every row that may be predicted."""
     rows = t.method._training_rows(len(t.X))
     S = None if t.method.shared is None else oracle.action_matrix(t.method.shared)
-    neighbours = t.method._neighbours(t.X, rows)
+    neighbours = t.method.neighbours_of(t.X, rows)
     prior = t.method.prior
     prediction = oracle.local_posterior(prior, t.X, t.y, t.X[rows], neighbours, S, t.row_noise)
     noise = oracle.noise_vector(prior.noise, len(t.X), t.row_noise)[rows]
@@ -194,7 +194,7 @@ def test_one_row_is_predicted_by_the_prior(objective):
 def test_a_rows_own_target_never_enters_its_prediction(objective, shared):
     t = training(objective, shared)
     rows = t.method._training_rows(30)
-    neighbours = t.method._neighbours(t.X, rows)
+    neighbours = t.method.neighbours_of(t.X, rows)
 
     def means(y: Tensor) -> Tensor:
         actions = t.method.shared
@@ -309,7 +309,7 @@ def test_the_index_follows_the_data_and_the_lengthscales():
     t.method.search_lengthscale = torch.tensor([0.01, 5.0], dtype=torch.float64)
     rows = torch.arange(30)
     expected = NeighbourIndex(t.X, t.method.search_lengthscale, "scan").nearest(t.X, 3, left_out=rows)
-    assert torch.equal(t.method._neighbours(t.X, rows), expected)
+    assert torch.equal(t.method.neighbours_of(t.X, rows), expected)
 
 
 def test_priors_on_hyperparameters_go_with_it():

@@ -216,10 +216,10 @@ def test_a_fit_builds_one_tree(monkeypatch):
         method.search_lengthscale = torch.full((3,), lengthscale).double()
         rows = torch.arange(step, 4000, 50)
         expected = NeighbourIndex(X, method.search_lengthscale, "scan").nearest(X[rows], 8, left_out=rows)
-        assert float((method._neighbours(X, rows) == expected).double().mean()) > 0.999
+        assert float((method.neighbours_of(X, rows) == expected).double().mean()) > 0.999
     assert len(built_trees) == 1
     X += 1.0  # the rows have changed: so does the tree
-    method._neighbours(X, torch.arange(5))
+    method.neighbours_of(X, torch.arange(5))
     assert len(built_trees) == 2
 
 

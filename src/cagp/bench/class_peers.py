@@ -23,6 +23,7 @@ from cagp.bench.peers import (
     VALIDATION_SHARE,
     encoded,
     for_trees,
+    gpboost_model,
     installed,
 )
 from cagp.data import split
@@ -104,18 +105,8 @@ def gpboost_classes(X: pd.DataFrame, codes: Codes, X_test: pd.DataFrame, seed: i
     """GPBoost's Vecchia-Laplace approximation with the logistic link, for two classes."""
     if codes.max() > 1:
         raise ValueError(f"GPBoost's Gaussian process has two classes, and the table has {codes.max() + 1}.")
-    gpboost = installed("gpboost")
     inputs, points = encoded(X, codes.astype(float), X_test)
-    model = gpboost.GPModel(
-        gp_coords=inputs.numpy(),
-        cov_function="matern_ard",
-        cov_fct_shape=1.5,
-        gp_approx="vecchia",
-        num_neighbors=GPBOOST_NEIGHBOURS,
-        likelihood="bernoulli_logit",
-        num_parallel_threads=torch.get_num_threads(),
-        seed=seed,
-    )
+    model = gpboost_model(inputs, "bernoulli_logit", seed)
     model.fit(y=codes.astype(float))
     p = np.asarray(model.predict(gp_coords_pred=points.numpy(), predict_var=False, predict_response=True)["mu"])
     return np.stack([1 - p, p], 1), {"k": GPBOOST_NEIGHBOURS}

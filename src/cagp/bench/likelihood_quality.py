@@ -17,7 +17,7 @@ import torch
 from scipy import optimize
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from cagp.bench.peers import GPBOOST_NEIGHBOURS, LIGHTGBM_RATE, MAX_TREES, PATIENCE, VALIDATION_SHARE, encoded
+from cagp.bench.peers import LIGHTGBM_RATE, MAX_TREES, PATIENCE, VALIDATION_SHARE, encoded, gpboost_model
 from cagp.bench.record_files import append_record
 from cagp.bench.records import Columns, collect, in_one_line, machine, show
 from cagp.data import split
@@ -237,18 +237,8 @@ PEERS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
 
 def _gpboost(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Observations:
     """GPBoost's Vecchia approximation with Poisson counts; its latent function is normal at each row."""
-    gpboost = importlib.import_module("gpboost")
     inputs, points = encoded(X, y, X_test)
-    model = gpboost.GPModel(
-        gp_coords=inputs.numpy(),
-        cov_function="matern_ard",
-        cov_fct_shape=1.5,
-        gp_approx="vecchia",
-        num_neighbors=GPBOOST_NEIGHBOURS,
-        likelihood="poisson",
-        num_parallel_threads=torch.get_num_threads(),
-        seed=seed,
-    )
+    model = gpboost_model(inputs, "poisson", seed)
     ones, ones_test = np.ones((len(y), 1)), np.ones((len(X_test), 1))
     model.fit(y=y, X=ones)
     new = model.predict(gp_coords_pred=points.numpy(), X_pred=ones_test, predict_var=True, predict_response=False)

@@ -60,7 +60,7 @@ examples:
   cagp fit houses.csv --target price --drop id --max-time 10min
   cagp fit houses.csv --target price --report report.html
   cagp fit patients.csv --target diagnosis --classify
-  cagp fit visits.csv --target visits --likelihood negative_binomial --exposure hours
+  cagp fit visits.csv --target visits --likelihood poisson --exposure hours
   cagp fit visits.csv --target score --split group:patient
   cagp fit weather.parquet --target rain wind --method local --n-neighbors 64
   cagp fit houses.csv --target price --out houses.cagp --resume
