@@ -1,6 +1,7 @@
 """Inference by sites against dense Laplace and variational inference in NumPy, scikit-learn, and Gaussian limits."""
 
 import math
+import time
 
 import numpy as np
 import oracle
@@ -391,3 +392,17 @@ def test_a_share_of_rows_may_still_move():
     assert half.num_steps < all_of_them.num_steps
     with pytest.raises(ValueError, match="unsettled is 1"):
         WithLikelihood(CholeskyGP(prior), StudentT(), 50, unsettled=1.0)
+
+
+def test_a_deadline_ends_the_sites_after_one_step():
+    """A step is taken in any case, and the status says that sites have not converged."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(30, 1, generator=generator, dtype=torch.float64)
+    y = (X[:, 0] > 0.5).double()
+    method = WithLikelihood(CholeskyGP(GP(Scale(Matern32(1)), noise=KnownNoise())), Logit(), 30)
+    assert method.infer(X, y).converged
+    late = method.infer(X, y, until=time.perf_counter() - 1)
+    assert late.num_steps == 1
+    assert not late.converged
+    with pytest.warns(SitesWarning, match="allow more time"):
+        method.condition(X, y, until=time.perf_counter() - 1)

@@ -10,6 +10,7 @@ with v_r = 0 in both formulas it is the Laplace approximation, and the steps are
 """
 
 import math
+import time
 from typing import Any, Literal, NamedTuple, final
 
 import torch
@@ -136,7 +137,14 @@ class WithLikelihood(Method):
     # ---- sites ----
 
     @torch.no_grad()
-    def infer(self, X: Inputs, y: Targets, max_steps: int | None = None, tolerance: float | None = None) -> Sites:
+    def infer(
+        self,
+        X: Inputs,
+        y: Targets,
+        max_steps: int | None = None,
+        tolerance: float | None = None,
+        until: float = math.inf,
+    ) -> Sites:
         """Sites for these data at the present hyperparameters, with their status; nothing here changes.
 
         They start where those of the last fit are, if there was one. Each step costs as much as ``condition`` of the
@@ -145,6 +153,7 @@ class WithLikelihood(Method):
         Args:
             max_steps: None for that of the constructor.
             tolerance: likewise.
+            until: no step begins that would end later than this on the clock ``time.perf_counter()``; one is taken.
         """
         max_steps = self.max_steps if max_steps is None else max_steps
         tolerance = self.tolerance if tolerance is None else tolerance
@@ -157,6 +166,7 @@ class WithLikelihood(Method):
         damping, last, change = 1.0, math.inf, math.inf
         mean, variance, step, num_moving, converged = offset, torch.zeros_like(offset), 0, len(y), False
         for step in range(1, max_steps + 1):
+            began = time.perf_counter()
             mean, variance = (
                 part.double() for part in self.method.marginals(X, *self._regression(X, precision, shift))
             )
@@ -175,7 +185,9 @@ class WithLikelihood(Method):
                 break
             precision = precision + damping * (new_precision - precision)
             shift = shift + damping * (new_shift - shift)
-            last = change
+            last, now = change, time.perf_counter()
+            if now + (now - began) > until:
+                break
         return Sites(precision, shift / precision, mean, variance, step, change, converged, num_moving)
 
     def _towards(self, y: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -235,15 +247,15 @@ class WithLikelihood(Method):
         return {**terms, "sites": (gaussian - expected).mean()}
 
     @torch.no_grad()
-    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Posterior:
-        """The method's posterior of the function without the offset, given converged sites."""
+    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, until: float = math.inf) -> Posterior:
+        """The posterior of the function without the offset, given converged sites; ``until`` as in ``infer``."""
         self.check(X, y, row_noise)
-        sites = self.infer(X, y)
+        sites = self.infer(X, y, until=until)
         if not sites.converged:
             notices.warn(
                 f"the sites of {len(X):,} rows have not converged after {sites.num_steps} steps (change "
                 f"{sites.change:.1e}, tolerance {self.tolerance:.1e}, {sites.num_moving:,} rows still move); "
-                "predictions are those of the last step. Raise max_steps, or the tolerance.",
+                "predictions are those of the last step. Raise max_steps or the tolerance, or allow more time.",
                 SitesWarning,
                 stacklevel=3,
             )

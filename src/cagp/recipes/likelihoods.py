@@ -179,7 +179,8 @@ def _train(recipe: Recipe, task: Task, likelihood: Likelihood, start: Start, nam
     for j, (part, prior) in enumerate(zip(parts, priors, strict=True)):
         with notices.collected(SitesWarning) as warned:
             X, y, _ = task.column(j)
-            posteriors.append(part.with_method(recipe.predicting_method(task, prior)).condition(X, y))
+            predicting = part.with_method(recipe.predicting_method(task, prior))
+            posteriors.append(predicting.condition(X, y, until=task.deadline))
         notes += [str(warning) for warning in warned]
     fitted = Fitted(recipe.name, posteriors, result, notes, None, trees=trees)
     return FittedLikelihood(fitted, likelihood.requires_grad_(False), offsets)
