@@ -262,7 +262,7 @@ def test_scores_are_those_of_scikit_learn():
 
 
 def test_auto_compares_prior_means_on_held_out_rows(monkeypatch):
-    monkeypatch.setattr("cagp.recipes.classes.COMPARED_FROM", 300)
+    monkeypatch.setattr("cagp.recipes.class_training.COMPARED_FROM", 300)
     monkeypatch.setattr("cagp.recipes.likelihoods.COMPARED_ROWS", 350)
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(400, 6))

@@ -27,7 +27,7 @@ from cagp.estimators import CaGPClassifier
 from cagp.memory import peak_memory
 from cagp.posteriors import LocalPosterior
 from cagp.quantities import seconds_of
-from cagp.recipes import classes
+from cagp.recipes import class_training
 
 OWN: dict[str, dict[str, Any]] = {
     "default": {},
@@ -137,7 +137,7 @@ def _more_neighbours(model: CaGPClassifier, X_test: pd.DataFrame) -> dict[str, n
         own = [p for p in model.posteriors_ if isinstance(p, LocalPosterior)]
         if len(own) < len(model.posteriors_):
             return {}
-        other.posteriors_ = [p.with_neighbours(times * p.num_neighbours // classes.PREDICTING) for p in own]
+        other.posteriors_ = [p.with_neighbours(times * p.num_neighbours // class_training.PREDICTING) for p in own]
         found[str(times)] = other.predict_proba(X_test)
     return found
 

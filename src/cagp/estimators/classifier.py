@@ -32,7 +32,7 @@ from cagp.posteriors import Posterior, predict_columns
 from cagp.quantities import size
 from cagp.ranks import Ranks
 from cagp.recipes import OPTIONS, RECIPES, SITES_GUARANTEE, Recipe, recipe_for
-from cagp.recipes.classes import train_classes
+from cagp.recipes.class_training import train_classes
 from cagp.training import FitResult
 from cagp.trees import Trees
 

@@ -2,11 +2,11 @@
 
 from cagp.posteriors.averaged import AveragedPosterior
 from cagp.posteriors.base import Posterior, Prediction
-from cagp.posteriors.columns import ColumnMoments, predict_columns
 from cagp.posteriors.conjugate_gradients import CGPosterior
 from cagp.posteriors.inducing import InducingPosterior
 from cagp.posteriors.nearest_rows import LocalPosterior
 from cagp.posteriors.projected import CaGPPosterior
+from cagp.posteriors.shared_kernel import ColumnMoments, predict_columns
 
 __all__ = [
     "AveragedPosterior",
