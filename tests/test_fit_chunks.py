@@ -198,16 +198,20 @@ from cagp import CaGPRegressor
 from cagp.data import open_chunks
 from cagp.estimators import mapped_rows
 
-peak, plans = [0], []
+peak, plans, libraries = [0], [], []
+
+def resident(kind):
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith(kind)).split()[1]) * 1024
 
 def watch():
     while True:
-        status = Path("/proc/self/status").read_text().splitlines()
-        peak[0] = max(peak[0], int(next(line for line in status if line.startswith("RssAnon")).split()[1]) * 1024)
+        peak[0] = max(peak[0], resident("RssAnon"))
         time.sleep(0.005)
 
 def remembered(*arguments):
     plans.append(plan(*arguments))
+    libraries.append(resident("RssFile"))
     return plans[-1]
 
 plan, mapped_rows._plan = mapped_rows._plan, remembered
@@ -215,7 +219,7 @@ X, y = np.load(sys.argv[1], mmap_mode="r"), np.load(sys.argv[2], mmap_mode="r")
 threading.Thread(target=watch, daemon=True).start()
 model = CaGPRegressor(method="local", max_epochs=1, max_time=1, local_scale=None).fit(open_chunks((X, y)))
 model.predict(X[:5_000], return_std=True)
-print(peak[0], plans[0].peak)
+print(peak[0] + libraries[0], plans[0].peak)
 """
 
 

@@ -1,5 +1,8 @@
 """Conjugate gradients, Lanczos quadrature and pivoted Cholesky against numpy's dense routines, and their status."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -61,6 +64,37 @@ def test_conjugate_gradients_say_when_they_did_not_get_there():
     true = float((b - A @ result.solution).norm() / b.norm())
     assert float(result.residual_norms) == pytest.approx(true, rel=1e-12)
     assert true > 1e-3
+
+
+MEMORY = """
+import resource, torch
+from cagp.linalg import conjugate_gradients
+
+torch.set_num_threads(1)
+A = torch.logspace(0, 4, 3000, dtype=torch.float64)[:, None]
+B = torch.randn(3000, 400, dtype=torch.float64)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+limits = {"tolerance": 1e-14, "max_iterations": 100}
+found = conjugate_gradients(lambda V: A * V, B, precondition=lambda V: V / A.sqrt(), **limits)
+print(found.num_iterations, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / (8 * B.numel()))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the unit of ru_maxrss differs elsewhere")
+def test_the_memory_of_conjugate_gradients_does_not_grow_with_the_iterations():
+    """A dozen arrays of the size of the right-hand sides, not one for each iteration."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=120, check=True)
+    iterations, arrays = map(float, done.stdout.split())
+    assert iterations == 100
+    assert arrays < 30
+
+
+def test_more_steps_than_the_coefficients_had_room_for_give_the_same_quadrature():
+    """The log-determinant of 150 distinct eigenvalues needs as many steps."""
+    A = torch.diag(torch.linspace(1, 50, 150, dtype=torch.float64))
+    result = solve(A, torch.ones(150, 1, dtype=torch.float64), tolerance=1e-14)
+    assert result.num_iterations > 64
+    assert float(result.quadrature(torch.log)) == pytest.approx(float(A.diagonal().log().sum()), rel=1e-9)
 
 
 def test_an_indefinite_matrix_is_a_breakdown_that_leaves_finite_numbers_and_the_other_columns():

@@ -73,7 +73,9 @@ def conjugate_gradients(
     P, active = Z.clone(), scale > 0
     broke_down = active & ~(rho > 0)
     active = active & ~broke_down
-    diagonal, off_diagonal = [], []
+    # The coefficients of all steps are in one tensor. A tensor for each step, kept between large ones that come and go,
+    # would split the memory of these, and the heap would grow by one of them in every step.
+    lanczos, num_steps = B.new_empty(2, min(max_iterations, 64), len(scale)), 0
     carry = torch.zeros_like(scale)  # β/α of the step before
     num_iterations, first = 0, True
     residual_norms = torch.full_like(scale, torch.inf)
@@ -95,8 +97,11 @@ def conjugate_gradients(
             broke_down = broke_down | lost
             beta = torch.where(continues, rho_next / rho, 0.0)
             if first:
-                diagonal.append(torch.where(active, 1 / alpha + carry, 1.0))
-                off_diagonal.append(torch.where(continues, beta.sqrt() / alpha, 0.0))
+                if num_steps == lanczos.shape[1]:
+                    lanczos = torch.cat([lanczos, torch.empty_like(lanczos)], 1)
+                lanczos[0, num_steps] = torch.where(active, 1 / alpha + carry, 1.0)
+                lanczos[1, num_steps] = torch.where(continues, beta.sqrt() / alpha, 0.0)
+                num_steps += 1
                 carry = torch.where(continues, beta / alpha, 0.0)
             P = torch.where(continues, Z + beta * P, 0.0)
             rho, active = rho_next, continues
@@ -110,18 +115,18 @@ def conjugate_gradients(
         R = torch.where(active, R, 0.0)
         Z = R if precondition is None else precondition(R).double()
         P, rho, first = Z.clone(), (R * Z).sum(0), False
-    if diagonal:
-        off_diagonal[-1] = torch.zeros_like(scale)  # its other end was never computed
-    else:
-        diagonal, off_diagonal = [torch.ones_like(scale)], [torch.zeros_like(scale)]
+    if num_steps == 0:
+        lanczos[0, 0], num_steps = 1.0, 1
+    diagonal, off_diagonal = lanczos[:, :num_steps].clone()
+    off_diagonal[-1] = 0.0  # its other end was never computed
     return CGResult(
         X,
         residual_norms,
         num_iterations,
         residual_norms <= ROUND_OFF * tolerance,
         broke_down,
-        torch.stack(diagonal),
-        torch.stack(off_diagonal),
+        diagonal,
+        off_diagonal,
         squared_norms,
     )
 
