@@ -146,6 +146,25 @@ def test_catboost_learns_where_the_noise_is():
     assert outcome.prediction.variance.sqrt().tolist() == pytest.approx([0.1, 2.0], rel=0.3)
 
 
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in ("lightgbm", "catboost")])
+def test_boosting_ends_at_its_limit_of_time_with_fewer_trees(name):
+    """A smooth function without noise: validation rows would go on for thousands of trees."""
+    X = pd.DataFrame(np.random.default_rng(0).uniform(size=(2000, 3)))
+    y = np.sin(8 * X).sum(axis=1).to_numpy()
+    outcome = ALL_PEERS[name].outcome(X, y, X[:5], 0, seconds=0.2)
+    assert {size["trees"] < peers.MAX_TREES / 2 for size in outcome.details["tuned"].values()} == {True}
+    assert 1 <= outcome.details["trees"] == outcome.details["tuned"][_size(outcome.details)]["trees"]
+
+
+def _size(details):
+    return str(details.get("leaves", details.get("depth")))
+
+
+def test_what_cannot_end_in_time_refuses_a_limit(table):
+    record = measure(run(table, "hist")._replace(fit_time="3s"))
+    assert "hist cannot end its fit after 3s: give no limit, or take one of default, local" in record["error"]
+
+
 def test_trees_get_categories_of_the_training_rows_and_days():
     X = pd.DataFrame({"town": ["Ulm", "Bonn"], "day": pd.to_datetime(["1970-01-03", "1971-01-01"]), "rooms": [1, 2]})
     X["wait"] = pd.to_timedelta(["36h", "0h"])

@@ -1,5 +1,6 @@
 """Exact GP, SGPR and SVGP against GPyTorch at fixed hyperparameters; where they differ, the dense formulas decide."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -255,3 +256,14 @@ def test_the_benchmarked_models_of_gpytorch_learn(kind, monkeypatch):
     assert 0.3 < float(z.square().mean().sqrt()) < 2
     assert 0 < outcome.details["noise"] < 1
     assert len(outcome.details["lengthscales"]) == 2
+    assert outcome.details["steps"] == gpytorch_peers.STEPS[kind]  # of SVGP: an epoch is one minibatch
+
+
+@pytest.mark.parametrize("kind", gpytorch_peers.RATES)
+def test_gpytorch_trains_for_the_time_that_it_is_given(kind, monkeypatch):
+    """The clock advances by a second whenever it is read: once at the start, and once before each step."""
+    ticks = itertools.count()
+    monkeypatch.setattr(gpytorch_peers.time, "perf_counter", lambda: float(next(ticks)))
+    inputs = torch.rand(60, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    outcome = gpytorch_peers.gpytorch_outcome(kind, inputs, inputs[:, 0], inputs[:4], 0, seconds=8.0)
+    assert outcome.details["steps"] == 7

@@ -20,7 +20,7 @@ from cagp import metrics
 from cagp.bench import gp_quality, processes, results_page, suite_runs
 from cagp.bench.choices import CONTENDERS
 from cagp.bench.gp_methods import GP_METHODS
-from cagp.bench.gp_settings import GPSettings, gp_settings
+from cagp.bench.gp_settings import GPSettings, gp_settings, steps_in_epoch
 from cagp.bench.grids import Grid
 from cagp.bench.processes import in_new_process
 from cagp.bench.record_files import append_record, read_records
@@ -186,6 +186,32 @@ def test_sweeps_multiply_and_changes_replace_them():
     assert [(t.settings["lr"], t.settings["noise_floor"]) for t in changed] == [(0.5, 1e-3)] * 2
     with pytest.raises(ValueError, match="the suite s has no entry 'b'; it has a"):
         with_entries(suite, ["b"])
+
+
+def test_rows_are_those_of_the_table():
+    suite = Suite("s", "", ["a.npz", "b.npz"], [Entry("x", "opt")], rows={"b.npz": 50})
+    assert [(task.table, task.rows) for task in tasks_of(suite)] == [("a.npz", None), ("b.npz", 50)]
+    assert [task.rows for task in tasks_of(suite._replace(rows=20))] == [20, 20]
+
+
+def test_equal_time_limits_every_method_that_can_be_limited():
+    """And a limit of the user replaces that of the suite."""
+    suite = SUITES["equal-time"]
+    able = {entry.label for entry in suite.entries if CONTENDERS[entry.method].takes_limit}
+    assert {entry.label for entry in suite.entries} - able == {
+        "scikit-learn, exact",
+        "GPBoost, Vecchia",
+        "histogram boosting",
+        "histogram boosting, quantiles",
+    }
+    for changes, limit in ((None, "1min"), ({"fit_time": "5s", "epochs": 3}, "5s")):
+        for task in tasks_of(suite, changes=changes):
+            assert task.settings == ({"fit_time": limit} if task.label in able else {})
+    assert {task.table: task.rows for task in tasks_of(suite) if task.rows} == {
+        "folder:wind_farm": 100_000,
+        "folder:ocean_atlas": 200_000,
+        "folder:dem_trinidad": 100_000,
+    }
 
 
 def test_a_suite_of_your_own_is_a_json_file(tmp_path):
@@ -459,18 +485,60 @@ def test_curves_are_those_of_the_chosen_settings():
     assert curves_figure([record(trajectory=[])], "bike") is None
 
 
+def test_an_estimate_multiplies_steps_by_their_seconds(tmp_path, capsys):
+    """Of 2 seeds and 2 rates: 1,000 epochs of Adam at 0.5 s; 100 epochs of 20 iterations at 3 s; no record of SVGP."""
+    file, suite = tmp_path / "short.jsonl", tmp_path / "mine.json"
+    for label, steps, seconds in (("a", 10, 5.0), ("b", 40, 120.0)):
+        append_record(file, {"table": "t", "label": label, "n": 900, "steps": steps, "fit_s": seconds})
+    append_record(file, {"table": "t", "label": "a", "error": "killed"})
+    sweep = {"lr": [1.0, 0.1]}
+    entries = [
+        {"label": "a", "method": "opt", "settings": {"epochs": 1000}, "sweep": sweep},
+        {"label": "b", "method": "exact", "settings": {"epochs": 100, "optimizer": "lbfgs"}, "sweep": sweep},
+        {"label": "c", "method": "svgp"},
+    ]
+    suite.write_text(json.dumps({"tables": ["t.npz"], "seeds": [0, 1], "entries": entries}))
+    assert main(["bench", "run", str(suite), "--estimate", str(file)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["t", "a", "4", f"{4 * 1000 * 0.5 / 3600:.1f}"] in lines
+    assert ["t", "b", "4", f"{4 * 2000 * 3 / 3600:.1f}"] in lines
+    assert ["t", "c", "2", "–"] in lines
+    assert lines[-1][-2:] == ["10", f"{(2000 + 24_000) / 3600:.1f}"]
+
+
+def test_svgp_takes_a_step_for_each_minibatch():
+    settings = gp_settings({"batch_size": 100})
+    assert [steps_in_epoch(name, settings, 250) for name in ("svgp", "opt")] == [3, 1]
+    assert steps_in_epoch("opt", settings._replace(optimizer="lbfgs"), 250) == 20
+
+
 # ---- the page of results ----
 
-PAGE_RECORDS = sorted((ROOT / "docs" / "records").glob("suite-*.jsonl"))
+RECORDS = ROOT / "docs" / "records"
+PAGE_RECORDS = [RECORDS / "reproduce" / "table1.jsonl", *sorted(RECORDS.glob("suite-*.jsonl"))]
 
 
 def test_the_page_of_results_is_that_of_the_committed_records(tmp_path):
-    """After a change: cagp bench results docs/records/suite-*.jsonl --out docs/results.md."""
-    assert PAGE_RECORDS
+    """After a change, make it again: see CONTRIBUTING.md."""
     assert main(["bench", "results", *map(str, PAGE_RECORDS), "--out", str(tmp_path / "page.md")]) == 0
     assert (tmp_path / "page.md").read_text(encoding="utf-8") == (ROOT / "docs" / "results.md").read_text(
         encoding="utf-8"
     )
+
+
+def test_equal_time_on_the_page_of_benchmarks_is_that_of_the_records():
+    records = {(r["table"], r["label"]): r for r in read_records(RECORDS / "suite-equal-time.jsonl")}
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    lines = [line for line in page.split("### Equal time\n")[1].split("### ")[0].splitlines() if line.startswith("|")]
+    tables, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert len(rows) >= 10
+    for label, *cells in rows:
+        for table, cell in zip(tables[1:], cells, strict=True):
+            found = records.get((table, label))
+            if found is None or "error" in found:
+                assert cell == ("" if found is None else "killed"), (table, label)
+            else:
+                assert cell == f"{found['nll']:.2f}, {found['rmse']:.2g}, {found['fit_s']:.0f} s", (table, label)
 
 
 def test_a_page_has_command_machine_date_and_failures(tmp_path, capsys):
@@ -488,6 +556,9 @@ def test_a_page_has_command_machine_date_and_failures(tmp_path, capsys):
     assert "Date: 2024-05-06." in text
     assert "- failed: bike, seed 1, b: ValueError:  x  is wrong" in text
     assert "Bike has no noise" in text
+    assert "| bike | SVGP, Adam | – |" in text  # a line of the suite that was not run
+    append_record(file, {**again, "command": "cagp bench run smoke --methods c"})
+    assert "SVGP, Adam" not in results_page.page([file])
     append_record(tmp_path / "other.jsonl", {"what": "else"})
     assert main(["bench", "results", str(tmp_path / "other.jsonl"), "--out", str(tmp_path / "p.md")]) == 1
     assert "has no records of a suite" in capsys.readouterr().err

@@ -57,6 +57,12 @@ class Contender(NamedTuple):
 
     words: str
     options: dict[str, Any] | None = None  # of ``CaGPRegressor``; None where it is something else
+    can_stop: bool = False  # of the others: training ends at a limit of time
+
+    @property
+    def takes_limit(self) -> bool:
+        """Whether it can be told how long its fit may take."""
+        return self.options is not None or self.can_stop
 
 
 CONTENDERS = {
@@ -68,14 +74,17 @@ CONTENDERS = {
     "svgp": Contender('CaGPRegressor(method="svgp", n_inducing=1024)', {"method": "svgp", "n_inducing": 1024}),
     "thorough": Contender('CaGPRegressor(effort="thorough")', {"effort": "thorough"}),
     "once": Contender('CaGPRegressor(copies="once")', {"copies": "once"}),
-    "lightgbm": Contender("LightGBM"),
-    "catboost": Contender("CatBoost with the loss RMSEWithUncertainty"),
+    "lightgbm": Contender("LightGBM", can_stop=True),
+    "catboost": Contender("CatBoost with the loss RMSEWithUncertainty", can_stop=True),
     "gpboost": Contender("GPBoost's Vecchia approximation"),
     "hist": Contender("HistGradientBoostingRegressor of scikit-learn"),
     "hist-quantiles": Contender("the same with error bars from two quantiles"),
     "sklearn-gp": Contender("the exact GP of scikit-learn, for up to 3,000 rows"),
-    "gpytorch-exact": Contender("GPyTorch's exact GP, for up to 6,000 rows"),
-    "gpytorch-sgpr": Contender("GPyTorch's SGPR with 512 inducing points"),
-    "gpytorch-svgp": Contender("GPyTorch's SVGP with 512 inducing points"),
+    "gpytorch-exact": Contender("GPyTorch's exact GP, for up to 6,000 rows", can_stop=True),
+    "gpytorch-sgpr": Contender("GPyTorch's SGPR with 512 inducing points", can_stop=True),
+    "gpytorch-svgp": Contender("GPyTorch's SVGP with 512 inducing points", can_stop=True),
 }
 """What ``cagp bench tables`` and ``cagp bench structures`` can fit."""
+
+UNLIMITED = [name for name, contender in CONTENDERS.items() if not contender.takes_limit]
+"""Those that cannot be told how long their fit may take."""

@@ -46,7 +46,7 @@ def answers_of(
     """Fit a contender to training rows and predict test rows; ``y_test`` is for the densities alone.
 
     Args:
-        fit_time: ``max_time`` of the regressors of this package.
+        fit_time: how long the fit may take, of those that can be told.
     """
     if name not in CONTENDERS:
         raise ValueError(f"method is {name!r}, expected one of {', '.join(CONTENDERS)}.")
@@ -54,7 +54,7 @@ def answers_of(
     if options is not None:
         limit = {} if fit_time is None else {"max_time": fit_time}
         return _regressor({**options, **limit}, X, y, X_test, y_test)
-    outcome = _before(X, y, X_test) if name == "before" else peer_outcome(name, X, y, X_test, seed)
+    outcome = _before(X, y, X_test) if name == "before" else peer_outcome(name, X, y, X_test, seed, fit_time)
     mean, std = outcome.prediction.mean.numpy(), outcome.prediction.variance.sqrt().numpy()
     density = _gaussian_log_density(y_test, mean, std)
     return Answers(mean, std, density, None, outcome.fit_s, outcome.predict_s, outcome.details)

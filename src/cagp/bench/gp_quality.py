@@ -15,7 +15,7 @@ import torch
 
 from cagp import metrics
 from cagp.bench.gp_methods import GP_METHODS, Rows
-from cagp.bench.gp_settings import GPSettings, gp_settings
+from cagp.bench.gp_settings import GPSettings, gp_settings, steps_in_epoch
 from cagp.bench.processes import answer
 from cagp.bench.protocol import load_table, rows_by_purpose
 from cagp.bench.records import environment, in_one_line
@@ -53,7 +53,7 @@ def _quality(table: Path, num_rows: int | None, name: str, seed: int, settings: 
     begin = time.perf_counter()
     method = GP_METHODS[name].make(train, settings, seed)
     start_s = time.perf_counter() - begin
-    pace = _steps_in_epoch(train, name, settings)
+    pace = steps_in_epoch(name, settings, len(train.y))
     result, trajectory = _fit(method, train, held, test, settings, pace)
     finishing = time.perf_counter()
     method, details = GP_METHODS[name].finish(method, train, held, settings, seed)
@@ -92,11 +92,6 @@ def _parts(X: torch.Tensor, y: torch.Tensor, settings: GPSettings, seed: int) ->
     rows = split(len(y), 0.1, seed)
     train, test = (Rows(*part) for part in standardized(X, y, rows.train, rows.test, dtype=dtype))
     return train, None, test
-
-
-def _steps_in_epoch(train: Rows, name: str, settings: GPSettings) -> int:
-    """SVGP takes a step for each minibatch; the others count steps as epochs."""
-    return math.ceil(len(train.y) / settings.batch_size) if name == "svgp" else 1
 
 
 def _fit(

@@ -1,8 +1,12 @@
 """How a method of the paper is trained in a suite: one record of settings for all methods. Imports no torch."""
 
+import math
 from typing import Any, Literal, NamedTuple
 
 Optimizer = Literal["adam", "lbfgs"]
+LBFGS_ITERATIONS = 20
+"""Iterations of L-BFGS in an epoch: those of a step of torch's, which the times of the paper's Table 1 agree with."""
+
 Start = Literal["neighbours", "data", "paper"]
 
 
@@ -11,7 +15,7 @@ class GPSettings(NamedTuple):
 
     optimizer: Optimizer = "adam"
     lr: float | None = None  # None: the rates that this package states
-    epochs: int = 300  # passes over the training rows
+    epochs: int = 300  # passes over the training rows; of L-BFGS, ``LBFGS_ITERATIONS``
     budget: int = 512  # actions, or inducing points
     neighbours: int = 32
     noise_floor: float = 1e-6
@@ -36,3 +40,10 @@ def gp_settings(changes: dict[str, Any]) -> GPSettings:
     if unknown:
         raise ValueError(f"unknown setting {unknown[0]!r}; there are {', '.join(GPSettings._fields)}.")
     return GPSettings(**changes)
+
+
+def steps_in_epoch(method: str, settings: GPSettings, num_rows: int) -> int:
+    """SVGP takes a step for each minibatch, L-BFGS several; otherwise a step is an epoch."""
+    if settings.optimizer == "lbfgs":
+        return LBFGS_ITERATIONS
+    return math.ceil(num_rows / settings.batch_size) if method == "svgp" else 1

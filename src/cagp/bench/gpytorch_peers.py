@@ -4,6 +4,7 @@ SGPR predicts without GPyTorch's diagonal correction, which would be another mod
 docs/compared-methods.md); its variance then lacks what the inducing points do not explain, which is added here.
 """
 
+import itertools
 import time
 import warnings
 from typing import Any, NamedTuple
@@ -36,20 +37,28 @@ def gpytorch_module() -> Any:
         return installed("gpytorch")
 
 
-def gpytorch_outcome(kind: str, X: Tensor, y: Tensor, X_test: Tensor, seed: int) -> Outcome:
-    """What one of GPyTorch's models ("exact", "sgpr", "svgp") learns and predicts, with the noise of new targets."""
+def gpytorch_outcome(
+    kind: str, X: Tensor, y: Tensor, X_test: Tensor, seed: int, seconds: float | None = None
+) -> Outcome:
+    """What one of GPyTorch's models ("exact", "sgpr", "svgp") learns and predicts, with the noise of new targets.
+
+    Args:
+        seconds: how long it is trained, whatever ``STEPS`` says.
+    """
     gpytorch = gpytorch_module()
     start = time.perf_counter()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of a peer's own making
+        torch.manual_seed(seed)  # GPyTorch draws the first variational means of SVGP from torch's own generator
         found = new_model(kind, X, y, inducing_rows(X, seed))
-        _train(kind, found, X, y, seed)
+        steps = _train(kind, found, X, y, seed, None if seconds is None else start + seconds)
         fitted = time.perf_counter()
         mean, variance = predict(kind, found, X_test)
-        seconds = time.perf_counter() - fitted
+        predicted = time.perf_counter()
     details = {"gpytorch": gpytorch.__version__, "noise": float(found.likelihood.noise.detach()), "rate": RATES[kind]}
+    details |= {"steps": steps}
     details |= {"lengthscales": base_kernel(found).lengthscale.detach().flatten().tolist()}
-    return Outcome(Prediction(mean.double(), variance.double()), fitted - start, seconds, details)
+    return Outcome(Prediction(mean.double(), variance.double()), fitted - start, predicted - fitted, details)
 
 
 def inducing_rows(X: Tensor, seed: int) -> Tensor:
@@ -110,19 +119,25 @@ def _unexplained(found: Model, points: Tensor) -> Tensor:
     return (kernel(points, diag=True) - seen).clamp_min(0.0)
 
 
-def _train(kind: str, found: Model, X: Tensor, y: Tensor, seed: int) -> None:
+def _train(kind: str, found: Model, X: Tensor, y: Tensor, seed: int, end: float | None) -> int:
+    """Take the steps of ``STEPS``, or as many as there are before the clock shows ``end``; return their number."""
     found.model.train()
     found.likelihood.train()
     parameters = {id(p): p for module in (found.model, found.likelihood) for p in module.parameters()}
     optimizer = torch.optim.Adam(list(parameters.values()), lr=RATES[kind])
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(STEPS[kind]):
+    number = 0
+    for _ in range(STEPS[kind]) if end is None else itertools.count():
         batches = torch.randperm(len(y), generator=generator).split(BATCH) if kind == "svgp" else [None]
         for rows in batches:
+            if end is not None and time.perf_counter() >= end:
+                return number
             inputs, targets = (X, y) if rows is None else (X[rows], y[rows])
             optimizer.zero_grad()
             (-found.objective(found.model(inputs), targets)).sum().backward()
             optimizer.step()
+            number += 1
+    return number
 
 
 def _exact(gpytorch: Any, kernel: Any, X: Tensor, y: Tensor, likelihood: Any) -> Any:

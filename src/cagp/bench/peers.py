@@ -1,13 +1,15 @@
 """What a person with a table would reach for besides this package, each set up as its documentation advises.
 
 LightGBM and CatBoost choose the number and the size of their trees on validation rows, which are cut from the training
-rows, and are then fitted to all training rows. All peers use as many threads as torch.
+rows, and are then fitted to all training rows. With a limit of time, each size of trees and the last fit get the same
+share of it. All peers use as many threads as torch.
 """
 
 import importlib
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,7 +79,9 @@ def gpboost_on_frame(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed:
     return gpboost_outcome(inputs, torch.from_numpy(y), points, seed)
 
 
-def lightgbm_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
+def lightgbm_outcome(
+    X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int, seconds: float | None = None
+) -> Outcome:
     """LightGBM with small steps; leaves and number of trees from validation rows.
 
     It has no error bars of its own: the variance is the mean squared error of the validation rows, the same everywhere.
@@ -92,24 +96,47 @@ def lightgbm_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed:
     fixed |= {"num_threads": torch.get_num_threads(), "deterministic": True}
     rows = lightgbm.Dataset(X.iloc[train], y[train], free_raw_data=False)
     judges = lightgbm.Dataset(X.iloc[validation], y[validation], reference=rows, free_raw_data=False)
-    stopping = [lightgbm.early_stopping(PATIENCE, verbose=False)]
     found = {}
     for leaves in LIGHTGBM_LEAVES:
-        settings = {**fixed, "num_leaves": leaves}
-        tried = lightgbm.train(settings, rows, MAX_TREES, valid_sets=[judges], callbacks=stopping)
-        found[leaves] = float(tried.best_score["valid_0"]["l2"]), tried.best_iteration
+        errors: dict[str, Any] = {}
+        watching = [lightgbm.record_evaluation(errors), lightgbm.early_stopping(PATIENCE, verbose=False)]
+        if seconds is not None:
+            end = time.perf_counter() + seconds / (len(LIGHTGBM_LEAVES) + 1)
+            watching.append(partial(_stop_lightgbm, lightgbm.callback.EarlyStopException, end))
+        lightgbm.train({**fixed, "num_leaves": leaves}, rows, MAX_TREES, valid_sets=[judges], callbacks=watching)
+        curve = errors["valid_0"]["l2"]
+        found[leaves] = min(curve), int(np.argmin(curve)) + 1
     leaves = min(found, key=lambda name: found[name])
     error, num_trees = found[leaves]
     model = lightgbm.train({**fixed, "num_leaves": leaves}, lightgbm.Dataset(X, y), num_trees)
     fitted = time.perf_counter()
     mean = model.predict(X_test)
-    seconds = time.perf_counter() - fitted
+    predicted = time.perf_counter()
     tuned = {str(name): {"mse": mse, "trees": trees} for name, (mse, trees) in found.items()}
     details = {"lightgbm": lightgbm.__version__, "leaves": leaves, "trees": num_trees, "tuned": tuned}
-    return Outcome(_constant_variance(mean, error), fitted - start, seconds, details)
+    return Outcome(_constant_variance(mean, error), fitted - start, predicted - fitted, details)
 
 
-def catboost_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
+def _stop_lightgbm(stop: type[Exception], end: float, state: Any) -> None:
+    """A callback that ends training once the clock shows ``end``, after at least one tree."""
+    if time.perf_counter() >= end and state.iteration > state.begin_iteration:
+        raise stop(state.iteration, state.evaluation_result_list)
+
+
+class _StopCatBoost:
+    """The same for CatBoost."""
+
+    def __init__(self, end: float):
+        self.end = end
+
+    def after_iteration(self, info: Any) -> bool:
+        """Whether training continues."""
+        return time.perf_counter() < self.end
+
+
+def catboost_outcome(
+    X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int, seconds: float | None = None
+) -> Outcome:
     """CatBoost that learns mean and variance of each row; depth and number of trees from validation rows."""
     catboost = installed("catboost")
     start = time.perf_counter()
@@ -124,7 +151,9 @@ def catboost_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed:
     found = {}
     for depth in CATBOOST_DEPTHS:
         tried = catboost.CatBoostRegressor(depth=depth, iterations=MAX_TREES, early_stopping_rounds=PATIENCE, **fixed)
-        tried.fit(X.iloc[train], y[train], eval_set=judges, use_best_model=True)
+        share = None if seconds is None else seconds / (len(CATBOOST_DEPTHS) + 1)
+        stopping = None if share is None else [_StopCatBoost(time.perf_counter() + share)]
+        tried.fit(X.iloc[train], y[train], eval_set=judges, use_best_model=True, callbacks=stopping)
         nll = float(tried.best_score_["validation"]["RMSEWithUncertainty"])
         found[depth] = nll, tried.tree_count_, tried.learning_rate_
     depth = min(found, key=lambda name: found[name])
@@ -132,11 +161,11 @@ def catboost_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed:
     model = catboost.CatBoostRegressor(depth=depth, iterations=num_trees, learning_rate=rate, **fixed).fit(X, y)
     fitted = time.perf_counter()
     new = model.predict(X_test, prediction_type="RMSEWithUncertainty")
-    seconds = time.perf_counter() - fitted
+    predicted = time.perf_counter()
     tuned = {str(name): {"nll": nll, "trees": trees} for name, (nll, trees, _) in found.items()}
     details = {"catboost": catboost.__version__, "depth": depth, "trees": num_trees, "rate": rate, "tuned": tuned}
     prediction = Prediction(*(torch.from_numpy(np.ascontiguousarray(column)) for column in new.T))
-    return Outcome(prediction, fitted - start, seconds, details)
+    return Outcome(prediction, fitted - start, predicted - fitted, details)
 
 
 def hist_outcome(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Outcome:
@@ -222,7 +251,7 @@ def encoded(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame) -> tuple[Tenso
 class Peer(NamedTuple):
     """Another package, and its settings, by which records of a run are found again."""
 
-    outcome: Callable[[pd.DataFrame, np.ndarray, pd.DataFrame, int], Outcome]  # for standardised targets
+    outcome: Callable[..., Outcome]  # of rows, standardised targets, test rows, seed and, maybe, seconds
     settings: dict[str, Any]
 
 

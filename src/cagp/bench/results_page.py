@@ -7,7 +7,7 @@ from pathlib import Path
 from cagp.bench.record_files import read_records
 from cagp.bench.resuming import key_of
 from cagp.bench.suite_tables import Record, suite_grid
-from cagp.bench.suites import KEY
+from cagp.bench.suites import KEY, SUITES
 from cagp.files import write_atomically
 
 INTRODUCTION = """\
@@ -55,9 +55,9 @@ def section(file: Path) -> str:
     parts = [
         f"## {file.stem}",
         "Commands:" if len(commands(records)) > 1 else "Command:",
-        "\n".join(f"    {command} --records {file.name}" for command in commands(records)),
+        "\n".join(f"    {command} {_target(command, file)}" for command in commands(records)),
         _where(records),
-        suite_grid(records).markdown(),
+        suite_grid(records, _expected(records, tables)).markdown(),
         *(["\n".join(failures)] if failures else []),
         *([" ".join(notes)] if notes else []),
     ]
@@ -67,6 +67,19 @@ def section(file: Path) -> str:
 def commands(records: Sequence[Record]) -> list[str]:
     """The commands that carry out these runs again."""
     return list(dict.fromkeys(record.get("command") or f"cagp bench run {record['suite']}" for record in records))
+
+
+def _expected(records: Sequence[Record], tables: Sequence[str]) -> list[tuple[str, str]]:
+    """The lines that the table should have: those of the whole suite, unless a command asked for some methods."""
+    names = {record["suite"] for record in records}
+    if any(" --methods " in command for command in commands(records)) or not names <= set(SUITES):
+        return []
+    return [(table, entry.label) for table in tables for name in names for entry in SUITES[name].entries]
+
+
+def _target(command: str, file: Path) -> str:
+    """The option that makes a command write to this file."""
+    return f"--out {file.parent.name}" if command.startswith("cagp reproduce") else f"--records {file.name}"
 
 
 def _where(records: Sequence[Record]) -> str:

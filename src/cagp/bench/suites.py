@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from cagp.bench.choices import CONTENDERS
 from cagp.bench.gp_settings import gp_settings
 
 Protocol = Literal["gp", "table"]
@@ -40,7 +41,7 @@ class Suite(NamedTuple):
     entries: list[Entry]
     seeds: list[int] = [0]
     floors: list[float | None] = [None]  # noise floors that every entry of the protocol "gp" is run with
-    rows: int | None = None  # random rows of each table; None for all
+    rows: int | dict[str, int] | None = None  # random rows of each table, or by table; of the others all
     max_time: str = "1h"
     max_memory: str = "8GB"
 
@@ -63,15 +64,20 @@ def tasks_of(suite: Suite, quick: bool = False, changes: dict[str, Any] | None =
 
     Args:
         quick: shorter runs with the first learning rate and the first noise floor.
-        changes: settings that replace those of all entries of the protocol "gp".
+        changes: settings that replace those of all entries of the protocol "gp"; ``fit_time`` also that of others.
     """
     return [
-        Task(table, entry.label, entry.protocol, entry.method, seed, suite.rows, settings, _limit(entry, quick))
+        Task(table, entry.label, entry.protocol, entry.method, seed, rows, settings, _limit(entry, quick))
         for table in suite.tables
+        for rows in [_rows(suite, table)]
         for seed in suite.seeds
         for entry in suite.entries
         for settings in _settings(entry, suite.floors, quick, changes or {})
     ]
+
+
+def _rows(suite: Suite, table: str) -> int | None:
+    return suite.rows.get(table) if isinstance(suite.rows, dict) else suite.rows
 
 
 def _limit(entry: Entry, quick: bool) -> int | None:
@@ -87,7 +93,8 @@ def _settings(entry: Entry, floors: list[float | None], quick: bool, changes: di
         fixed |= {**{key: values[0] for key, values in sweep.items()}, **entry.quick}
         sweep = {}
     if entry.protocol == "table":
-        return [fixed]
+        limit = {"fit_time": changes["fit_time"]} if "fit_time" in changes else {}
+        return [fixed | limit if CONTENDERS[entry.method].takes_limit else fixed]
     found = []
     if quick:
         floors = floors[:1]
@@ -131,7 +138,7 @@ TABLE1 = [
         LBFGS,
         {"lr": [0.1, 1.0, 0.01, 0.001, 0.0001]},
         max_rows=16_000,
-        quick={"epochs": 15, "fit_time": "90s", "evaluations": 5},
+        quick={"epochs": 3, "fit_time": "90s", "evaluations": 3},
         quick_rows=6_000,
     ),
     Entry(
@@ -146,7 +153,7 @@ TABLE1 = [
         "sgpr",
         {**LBFGS, **INDUCING},
         {"lr": RATES},
-        quick={"epochs": 100, "fit_time": "60s", "evaluations": 10},
+        quick={"epochs": 5, "fit_time": "60s", "evaluations": 5},
     ),
     Entry(
         "SVGP, Adam",
@@ -161,7 +168,7 @@ TABLE1 = [
         LBFGS,
         {"lr": [0.1, 1.0, 0.01, 0.001, 0.0001]},
         max_rows=60_000,
-        quick={"epochs": 15, "fit_time": "60s", "evaluations": 2},
+        quick={"epochs": 2, "fit_time": "60s", "evaluations": 1},
         quick_rows=6_000,
     ),
     Entry(
@@ -185,7 +192,7 @@ TABLE1 = [
         "opt",
         LBFGS,
         {"lr": [1.0, 0.1, 0.01]},
-        quick={"epochs": 50, "fit_time": "60s", "evaluations": 10},
+        quick={"epochs": 10, "fit_time": "60s", "evaluations": 10},
     ),
     Entry(
         "CaGP-Opt, our blocks",
@@ -229,6 +236,13 @@ PEERS = [
     )
 ]
 
+
+def with_limit(entry: Entry, fit_time: str) -> Entry:
+    """The entry with a limit of time for its fit, if it can be told one."""
+    able = CONTENDERS[entry.method].takes_limit
+    return entry._replace(settings={**entry.settings, "fit_time": fit_time}) if able else entry
+
+
 _SAME = {"budget": 64, "start": "neighbours", "blocks": "spatial", "inducing": "greedy", "epochs": 60, "evaluations": 6}
 _SAME |= {"fit_time": "20s"}
 _ORDERED = {**_SAME, "blocks": "ordered"}
@@ -251,7 +265,7 @@ ACTIONS = [
 
 _TINY = {"budget": 32, "evaluations": 3}
 SMOKE = [
-    Entry("CholeskyGP, L-BFGS", "exact", {**LBFGS, "epochs": 3, **_TINY}),
+    Entry("CholeskyGP, L-BFGS", "exact", {**LBFGS, "epochs": 2, **_TINY}),
     Entry("SVGP, Adam", "svgp", {"epochs": 20, "lr": 0.1, **_TINY}),
     Entry("CaGP-Opt, Adam", "opt", {"epochs": 20, **_TINY}, {"lr": [1.0, 0.1]}),
     Entry("CaGP-Local", "local", {**NEAREST, "epochs": 20}),
@@ -259,6 +273,9 @@ SMOKE = [
 ]
 
 FOUR = ["dataset:parkinsons", "dataset:bike", "dataset:protein", "dataset:keggu"]
+LARGE = {"folder:wind_farm": 100_000, "folder:ocean_atlas": 200_000, "folder:dem_trinidad": 100_000}
+"""Large tables in the data folder, and how many of their rows are used where every method has a minute."""
+
 SUITES = {
     suite.name: suite
     for suite in (
@@ -275,9 +292,17 @@ SUITES = {
         Suite(
             "peers",
             "our regressors beside other packages on the four smaller tables and three large ones",
-            [*FOUR, "folder:wind_farm", "folder:ocean_atlas", "folder:dem_trinidad"],
+            [*FOUR, *LARGE],
             PEERS,
             max_time="2h",
+        ),
+        Suite(
+            "equal-time",
+            "the same with a minute for each fit, and at most 200,000 rows",
+            [*FOUR, *LARGE],
+            [with_limit(entry, "1min") for entry in PEERS],
+            rows=LARGE,
+            max_time="15min",
         ),
         Suite(
             "opt",

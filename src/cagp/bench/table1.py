@@ -56,7 +56,8 @@ def table1(
     suite = suite._replace(tables=tables or suite.tables, seeds=seeds or suite.seeds)
     if labels is not None:
         suite = with_entries(suite, labels)
-    return suite_runs.run(suite, quick=quick, changes=changes, data_dir=data_dir, out=Path(out))
+    command = f"cagp reproduce table1{' --quick' if quick else ''}"
+    return suite_runs.run(suite, quick=quick, changes=changes, data_dir=data_dir, out=Path(out), command=command)
 
 
 def with_entries(suite: Suite, labels: list[str]) -> Suite:

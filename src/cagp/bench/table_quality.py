@@ -38,7 +38,7 @@ class Run(NamedTuple):
     rows: int | None
     method: str
     seed: int
-    fit_time: str | None = None  # ``max_time`` of the regressors of this package
+    fit_time: str | None = None  # how long a fit may take
 
 
 def run_all(runs: list[Run], max_time: str, records: Path | None, as_json: bool) -> int:

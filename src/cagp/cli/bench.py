@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cagp.bench.choices import CLASSIFIERS, CONTENDERS, NUM_ACTIONS, PREDICTED, SCALED
+from cagp.bench.choices import CLASSIFIERS, CONTENDERS, NUM_ACTIONS, PREDICTED, SCALED, UNLIMITED
 from cagp.bench.gp_settings import gp_settings
 from cagp.bench.suites import SUITES, suite_from_file
 from cagp.cli import bench_likelihoods
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         small_tables,
         step,
         structure_quality,
+        suite_estimates,
         suite_runs,
         table1,
         table_on_disk,
@@ -40,7 +41,7 @@ else:
     engine, step, presets = map(lazy_module, ("cagp.bench.engine", "cagp.bench.step", "cagp.bench.presets"))
     local_speed, table_quality = map(lazy_module, ("cagp.bench.local_speed", "cagp.bench.table_quality"))
     suite_runs, table1 = map(lazy_module, ("cagp.bench.suite_runs", "cagp.bench.table1"))
-    results_page = lazy_module("cagp.bench.results_page")
+    results_page, suite_estimates = map(lazy_module, ("cagp.bench.results_page", "cagp.bench.suite_estimates"))
     structure_quality, scale = map(lazy_module, ("cagp.bench.structure_quality", "cagp.bench.scale"))
     cluster, small_tables = map(lazy_module, ("cagp.bench.cluster", "cagp.bench.small_tables"))
     table_on_disk, predict_speed = map(lazy_module, ("cagp.bench.table_on_disk", "cagp.bench.predict_speed"))
@@ -269,7 +270,7 @@ def _add_local(suite: argparse.ArgumentParser) -> None:
 
 
 def _add_run(suite: argparse.ArgumentParser) -> None:
-    listed = "\n".join(wrapped(f"  {name:<8}{known.words}") for name, known in SUITES.items())
+    listed = "\n".join(wrapped(f"  {name:<12}{known.words}", 14) for name, known in SUITES.items())
     suite.description = (
         "Carry out a suite: every method on every table with every seed and learning rate, each run in a process of "
         "its own with a time and a memory limit. A suite that was killed resumes with the same command. Tables are "
@@ -298,7 +299,8 @@ def _add_run(suite: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="KEY=VALUE",
-        help="settings of all Gaussian process runs, e.g. noise_floor=1e-6 epochs=60 fit_time=10min",
+        help="settings of all Gaussian process runs, e.g. noise_floor=1e-6 epochs=60; fit_time=10min is also for other "
+        "methods that can end in time",
     )
     suite.add_argument("--quick", action="store_true", help="shorter runs with one learning rate and one noise floor")
     suite.add_argument("--max-time", type=duration, metavar="TIME", help="a run that takes longer is killed")
@@ -307,6 +309,12 @@ def _add_run(suite: argparse.ArgumentParser) -> None:
         "--records", type=Path, metavar="FILE", help="JSON lines; runs that it has are not repeated (default: in --out)"
     )
     suite.add_argument("--out", type=Path, metavar="DIR", help="a folder for records, tables and plots")
+    suite.add_argument(
+        "--estimate",
+        type=Path,
+        metavar="FILE",
+        help="run nothing: print how many hours of training it would take, by the steps of the records in FILE",
+    )
     suite.set_defaults(run=_run_suite)
 
 
@@ -378,7 +386,9 @@ def _add_tables(suite: argparse.ArgumentParser) -> None:
     _add_contenders(suite, ["default", "before", "lightgbm", "catboost", "gpboost"])
     suite.add_argument("--rows", type=int, metavar="N", help="use N random rows of each table (default: all)")
     suite.add_argument(
-        "--fit-time", metavar="TIME", help="max_time of the regressors of this package, e.g. 10min (default: none)"
+        "--fit-time",
+        metavar="TIME",
+        help=f"how long a fit may take, e.g. 10min (default: any time); {', '.join(UNLIMITED)} have no such limit",
     )
     _add_max_time(suite)
     suite.add_argument(
@@ -512,10 +522,11 @@ def _run_tables(arguments: argparse.Namespace) -> int:
     if not arguments.tables and arguments.records is None:
         raise UsageError("name tables to fit, or --records FILE to show what was measured.")
     runs = [
-        table_quality.Run(str(table), arguments.target, arguments.rows, method, seed, arguments.fit_time)
+        table_quality.Run(str(table), arguments.target, arguments.rows, method, seed, limit)
         for table in arguments.tables
         for seed in arguments.seeds
         for method in arguments.methods
+        for limit in [arguments.fit_time if CONTENDERS[method].takes_limit else None]
     ]
     return table_quality.run_all(runs, arguments.max_time, arguments.records, arguments.json)
 
@@ -557,10 +568,13 @@ def _run_suite(arguments: argparse.Namespace) -> int:
             suite = suite._replace(**{field: getattr(arguments, field)})
     if arguments.methods is not None:
         suite = table1.with_entries(suite, arguments.methods)
+    changes = _changes(arguments.set)
+    if arguments.estimate is not None:
+        return suite_estimates.run(suite, arguments.quick, changes, arguments.estimate)
     return suite_runs.run(
         suite,
         quick=arguments.quick,
-        changes=_changes(arguments.set),
+        changes=changes,
         data_dir=arguments.data_dir,
         records=arguments.records,
         out=arguments.out,

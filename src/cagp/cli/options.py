@@ -348,9 +348,9 @@ def methods_in_words() -> str:
     return "\n".join(["methods:", *(wrapped(line) for line in lines)])
 
 
-def wrapped(line: str) -> str:
+def wrapped(line: str, indent: int = 10) -> str:
     """A line of a list, filled to 78 characters."""
-    return textwrap.fill(line, 78, subsequent_indent=" " * 10)
+    return textwrap.fill(line, 78, subsequent_indent=" " * indent)
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:

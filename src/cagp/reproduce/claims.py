@@ -1,12 +1,14 @@
 """``cagp reproduce claims``: what the paper says, beside what the records of a folder say."""
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from cagp.bench.record_files import read_records
+from cagp.reproduce import table1_claims
 from cagp.reproduce.choices import CHOICES, SIZES, experiment
-from cagp.reproduce.experiment import Record
+from cagp.reproduce.experiment import Claim, Record
 from cagp.reproduce.running import verdict
 
 WIDTH = 110
@@ -15,7 +17,7 @@ WIDTH = 110
 class Row(NamedTuple):
     """A claim, and what came out."""
 
-    figure: str
+    figure: str  # or table
     size: str | None  # of the records that judge it; None without records
     claim: str
     paper: str
@@ -34,20 +36,31 @@ def run(out: Path) -> int:
 
 
 def rows(folder: Path) -> list[Row]:
-    """A row for each claim of each experiment, judged by the largest runs that the folder has records of."""
+    """A row for each claim, judged by the largest runs that the folder has records of."""
     found = []
     for name in CHOICES:
         chosen = experiment(name)
-        size, records = _largest(folder / f"{chosen.source}.jsonl")
-        for claim in chosen.claims:
-            outcome = claim.judge(records) if records else None
-            ours = "no records" if outcome is None else outcome.ours
-            found.append(Row(name, size, claim.words, claim.paper, ours, verdict(outcome)))
+        found += _judged(name, chosen.claims, *_largest(_good_records(folder, chosen.source)))
+    records = _good_records(folder, table1_claims.SOURCE)
+    size = table1_claims.size_of(records) if records else None
+    return found + _judged(table1_claims.SOURCE, table1_claims.CLAIMS, size, records)
+
+
+def _judged(name: str, claims: Sequence[Claim], size: str | None, records: list[Record]) -> list[Row]:
+    found = []
+    for claim in claims:
+        outcome = claim.judge(records) if records else None
+        ours = "no records" if outcome is None else outcome.ours
+        found.append(Row(name, size, claim.words, claim.paper, ours, verdict(outcome)))
     return found
 
 
-def _largest(path: Path) -> tuple[str | None, list[Record]]:
-    known = [record for record in read_records(path) if "error" not in record] if path.exists() else []
+def _good_records(folder: Path, source: str) -> list[Record]:
+    path = folder / f"{source}.jsonl"
+    return [record for record in read_records(path) if "error" not in record] if path.exists() else []
+
+
+def _largest(known: list[Record]) -> tuple[str | None, list[Record]]:
     for size in reversed(SIZES):
         records = [record for record in known if record["settings"]["size"] == size]
         if records:
@@ -64,5 +77,5 @@ def as_text(found: list[Row]) -> str:
         for name, text in (("paper", row.paper), ("ours", f"{row.ours} [{where}]")):
             lines += textwrap.wrap(f"{name}: {text}", WIDTH, initial_indent="    ", subsequent_indent=" " * 11)
     counts = {word: sum(row.verdict == word for row in found) for word in dict.fromkeys(row.verdict for row in found)}
-    total = ", ".join(f"{count} {word}" for word, count in counts.items())
-    return "\n".join([*lines, "", f"{len(found)} claims: {total}."])
+    total = ", ".join(f"{word}: {count}" for word, count in sorted(counts.items(), key=lambda item: -item[1]))
+    return "\n".join([*lines, "", f"{len(found)} claims. {total.capitalize()}."])

@@ -6,30 +6,17 @@ from matplotlib.figure import Figure
 
 from cagp.plots import styled
 from cagp.reproduce import training_runs
+from cagp.reproduce.comparisons import coverage_chance, covers_better
 from cagp.reproduce.drawing import COLORS, panels, shared_legend, titled
-from cagp.reproduce.experiment import Claim, Experiment, Outcome, Record, Tables, Task, on_tables
-from cagp.reproduce.training_runs import best_runs, score, tables_of
+from cagp.reproduce.experiment import Claim, Experiment, Outcome, Record, Tables, Task
+from cagp.reproduce.training_runs import best_runs, scores, tables_of
 
 SHOWN = ("SVGP", "CaGP-Opt", "CaGP-Opt (ours)", "CaGP-Local")
 
 
 def _below(records: list[Record]) -> Outcome | None:
-    words, verdicts, gaps = [], [], []
-    for table in tables_of(records):
-        found = {name: s[0] for name in SHOWN if (s := score(records, table, name, "coverage_error")) is not None}
-        if "CaGP-Opt" in found and "SVGP" in found:
-            verdicts.append(found["CaGP-Opt"] < found["SVGP"])
-            gaps.append(abs(found["CaGP-Opt"] - found["SVGP"]))
-            words.append(f"{table} " + ", ".join(f"{name} {value:.1%}" for name, value in found.items()))
-    outcome = on_tables([text.replace("%", " %") for text in words], verdicts)
-    if outcome is not None and max(gaps) < 2 * _spread(records):
-        return Outcome(f"{outcome.ours}; differences that small are chance", None)
-    return outcome
-
-
-def _spread(records: list[Record]) -> float:
-    """The standard deviation of a coverage of 95 % with as many test rows as there are."""
-    return (0.95 * 0.05 / min(record["num_test"] for record in records)) ** 0.5
+    chance = coverage_chance(min(record["num_test"] for record in records))
+    return covers_better(scores(records, "coverage_error", SHOWN), dict.fromkeys(tables_of(records), chance))
 
 
 @final
@@ -67,7 +54,8 @@ class Coverage(Experiment):
         fewest = min(record["num_test"] for record in records)
         return (
             f"{training_runs.in_words(records)}{training_runs.differs(records)} With {fewest:,} test rows, chance "
-            f"alone moves a coverage by about {100 * _spread(records):.1f} percentage points (one standard deviation)."
+            f"alone moves a coverage by about {100 * coverage_chance(fewest):.1f} percentage points (one standard "
+            "deviation)."
         )
 
 

@@ -8,44 +8,17 @@ from matplotlib.figure import Figure
 
 from cagp.plots import styled
 from cagp.reproduce import training_runs
+from cagp.reproduce.comparisons import matches_or_beats, paper_nll
 from cagp.reproduce.drawing import COLORS, panels, shared_legend, titled
 from cagp.reproduce.experiment import Claim, Experiment, Outcome, Record, Tables, Task, on_tables
-from cagp.reproduce.training_runs import METHODS, best_runs, score, tables_of
-
-MARGIN = 0.01
-"""Nats per row by which two methods may differ and count as equal, where there is no spread over seeds."""
+from cagp.reproduce.training_runs import METHODS, best_runs, score, scores, tables_of
 
 LEAST_SHARE = 0.1
 """A method has a ramp-up phase if it is behind SVGP in more than this share of the time."""
 
-PAPER_NLL = {
-    "parkinsons": {"CaGP-Opt": -3.449, "SVGP": -2.858, "SGPR": -3.245},
-    "bike": {"CaGP-Opt": -2.438, "SVGP": -2.256, "SGPR": -3.017},
-    "protein": {"CaGP-Opt": 0.829, "SVGP": 0.851, "SGPR": 0.844},
-    "keggu": {"CaGP-Opt": -0.694, "SVGP": -0.710, "SGPR": -0.712},
-    "road": {"CaGP-Opt": -0.291, "SVGP": 0.149},
-    "power": {"CaGP-Opt": -2.103, "SVGP": -2.104},
-}
-"""Test NLL in Table 1, the better optimiser of each; CaGP-Opt has 512 actions, the others 1,024 inducing points."""
-
 
 def _beside(records: list[Record], other: str, excepted: tuple[str, ...] = ()) -> Outcome | None:
-    words, verdicts = [], []
-    for table in tables_of(records):
-        own, theirs = (score(records, table, name, "nll") for name in ("CaGP-Opt", other))
-        if own is None or theirs is None:
-            continue
-        ours = score(records, table, "CaGP-Opt (ours)", "nll")
-        extra = "" if ours is None else f" (CaGP-Opt (ours) {ours[0]:.3f})"
-        words.append(f"{table}, test NLL {own[0]:.3f}, {other} {theirs[0]:.3f}{extra}")
-        if table not in excepted:
-            verdicts.append(own[0] <= theirs[0] + max(MARGIN, own[1], theirs[1]))
-    return on_tables(words, verdicts)
-
-
-def _paper_nll(other: str) -> str:
-    found = [f"{t} {v['CaGP-Opt']:.3f}, {other} {v[other]:.3f}" for t, v in PAPER_NLL.items() if other in v]
-    return "test NLL: " + "; ".join(found)
+    return matches_or_beats(scores(records, "nll"), other, excepted)
 
 
 def time_behind(records: list[Record], table: str, method: str) -> tuple[float, float] | None:
@@ -90,10 +63,10 @@ class LearningCurves(Experiment):
     differs = training_runs.DIFFERS
     source = training_runs.SOURCE
     claims = (
-        Claim("CaGP-Opt matches or beats SVGP at half the rank", _paper_nll("SVGP"), lambda r: _beside(r, "SVGP")),
+        Claim("CaGP-Opt matches or beats SVGP at half the rank", paper_nll("SVGP"), lambda r: _beside(r, "SVGP")),
         Claim(
             "CaGP-Opt matches or beats SGPR at half the rank, except on bike",
-            _paper_nll("SGPR"),
+            paper_nll("SGPR"),
             lambda r: _beside(r, "SGPR", ("bike",)),
         ),
         Claim("CaGP-Opt has a ramp-up phase early in training", "Figure 3", lambda r: _ramp(r, "CaGP-Opt", True)),

@@ -6,7 +6,7 @@ these choose learning rate and epoch. Inputs and targets are standardised with t
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, stdev
@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from cagp import metrics
+from cagp.bench.gp_settings import LBFGS_ITERATIONS
 from cagp.data import split, standardized
 from cagp.kernels import Scale, Stationary
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Method
 from cagp.noise_tuning import raise_noise
 from cagp.prior import GP
+from cagp.reproduce.comparisons import Scores
 from cagp.reproduce.experiment import Record, Tables, Task, generator, select, values
 from cagp.reproduce.toy import NOISE_FLOOR, new_prior, noise_of, trained
 from cagp.starting import start_from_data, start_from_neighbours
@@ -39,19 +41,19 @@ class Config(NamedTuple):
     method: str
     optimizer: Optimizer
     rates: tuple[float | None, ...]  # None: the method's own
-    epochs: int
+    epochs: int  # of L-BFGS: iterations, of which an epoch of the paper has several
 
 
 SWEEP = (1.0, 0.1, 0.01, 0.001, 0.0001)
 CONFIGS = (
-    Config("CholeskyGP", "lbfgs", SWEEP, 100),
+    Config("CholeskyGP", "lbfgs", SWEEP, 100 * LBFGS_ITERATIONS),
     Config("SGPR", "adam", SWEEP, 1000),
-    Config("SGPR", "lbfgs", SWEEP, 100),
+    Config("SGPR", "lbfgs", SWEEP, 100 * LBFGS_ITERATIONS),
     Config("SVGP", "adam", SWEEP, 1000),
-    Config("CGGP", "lbfgs", SWEEP, 100),
+    Config("CGGP", "lbfgs", SWEEP, 100 * LBFGS_ITERATIONS),
     Config("CaGP-CG", "adam", SWEEP[:2], 250),
     Config("CaGP-Opt", "adam", SWEEP[:3], 1000),
-    Config("CaGP-Opt", "lbfgs", SWEEP[:3], 100),
+    Config("CaGP-Opt", "lbfgs", SWEEP[:3], 100 * LBFGS_ITERATIONS),
     Config("CaGP-Opt (ours)", "adam", (None,), 300),
     Config("CaGP-Local", "adam", (None,), 300),
 )
@@ -318,6 +320,14 @@ def score(records: list[Record], table: str, method: str, name: str) -> tuple[fl
         return None
     found = [chosen_value(run, name) for run in runs]
     return fmean(found), stdev(found) if len(found) > 1 else 0.0
+
+
+def scores(records: list[Record], name: str, methods: Sequence[str] = METHODS) -> Scores:
+    """``score`` of each method on each table."""
+    return {
+        table: {method: found for method in methods if (found := score(records, table, method, name)) is not None}
+        for table in tables_of(records)
+    }
 
 
 def tables_of(records: list[Record]) -> list[str]:

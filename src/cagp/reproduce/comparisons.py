@@ -1,0 +1,78 @@
+"""The paper's claims about methods on tables, judged by scores, wherever these were measured."""
+
+from cagp.bench.suites import PUBLISHED
+from cagp.reproduce.experiment import Outcome, on_tables
+
+Scores = dict[str, dict[str, tuple[float, float]]]
+"""By table and method: the mean of a score over seeds, and its standard deviation (0 for one seed)."""
+
+OPT, OURS = "CaGP-Opt", "CaGP-Opt (ours)"
+
+LINES = {
+    OPT: ("CaGP-Opt, Adam", "CaGP-Opt, L-BFGS"),
+    "SVGP": ("SVGP, Adam",),
+    "SGPR": ("SGPR, Adam", "SGPR, L-BFGS"),
+}
+"""Lines of the paper's Table 1 that belong to a method."""
+
+MARGIN = 0.01
+"""Nats per row by which two methods may differ and count as equal, where there is no spread over seeds."""
+
+
+def matches_or_beats(nll: Scores, other: str, excepted: tuple[str, ...] = ()) -> Outcome | None:
+    """Whether the NLL of CaGP-Opt is not above that of another method."""
+    words, verdicts = [], []
+    for table, found in _with_both(nll, other).items():
+        own, theirs = found[OPT], found[other]
+        extra = f" ({OURS} {found[OURS][0]:.3f})" if OURS in found else ""
+        words.append(f"{table}, test NLL {own[0]:.3f}, {other} {theirs[0]:.3f}{extra}")
+        if table not in excepted:
+            verdicts.append(own[0] <= theirs[0] + max(MARGIN, own[1], theirs[1]))
+    return on_tables(words, verdicts)
+
+
+def learns_less_noise(noise: Scores) -> Outcome | None:
+    """Whether the noise of CaGP-Opt is below SVGP's."""
+    found = _with_both(noise, "SVGP")
+    words = [
+        f"{table}, noise variance " + ", ".join(f"{name} {value:.2g}" for name, (value, _) in means.items())
+        for table, means in found.items()
+    ]
+    return on_tables(words, [means["SVGP"][0] > means[OPT][0] for means in found.values()])
+
+
+def covers_better(error: Scores, chance: dict[str, float]) -> Outcome | None:
+    """Whether the coverage error of CaGP-Opt is below SVGP's.
+
+    Args:
+        chance: by table, the standard deviation of a coverage with as many test rows as there are.
+    """
+    found = _with_both(error, "SVGP")
+    words = [
+        f"{table} " + ", ".join(f"{name} {100 * value:.1f} %" for name, (value, _) in means.items())
+        for table, means in found.items()
+    ]
+    outcome = on_tables(words, [means[OPT][0] < means["SVGP"][0] for means in found.values()])
+    small = [abs(means[OPT][0] - means["SVGP"][0]) < 2 * chance[table] for table, means in found.items()]
+    if outcome is not None and all(small):
+        return Outcome(f"{outcome.ours}; differences that small are chance", None)
+    return outcome
+
+
+def coverage_chance(num_test: int) -> float:
+    """The standard deviation of a coverage of 95 % with this many test rows."""
+    return (0.95 * 0.05 / num_test) ** 0.5
+
+
+def paper_nll(other: str) -> str:
+    """The paper's test NLL of CaGP-Opt and another method, the better optimiser of each."""
+    found = []
+    for table, lines in PUBLISHED.items():
+        best = {name: [lines[label].nll for label in LINES[name] if label in lines] for name in (OPT, other)}
+        if all(best.values()):
+            found.append(f"{table} {min(best[OPT]):.3f}, {other} {min(best[other]):.3f}")
+    return "test NLL: " + "; ".join(found)
+
+
+def _with_both(scores: Scores, other: str) -> Scores:
+    return {table: found for table, found in scores.items() if OPT in found and other in found}

@@ -1,0 +1,82 @@
+"""The paper's claims about its Table 1, judged by the records of ``cagp reproduce table1``."""
+
+from statistics import fmean, stdev
+
+from cagp.bench.suite_tables import choose
+from cagp.reproduce.comparisons import (
+    LINES,
+    OPT,
+    OURS,
+    Scores,
+    coverage_chance,
+    covers_better,
+    learns_less_noise,
+    matches_or_beats,
+    paper_nll,
+)
+from cagp.reproduce.experiment import Claim, Outcome, Record, on_tables
+
+SOURCE = "table1"
+"""The name of the file of records, without its ending."""
+
+FLOOR = 1e-4
+"""Claims are judged at GPyTorch's noise floor, which the paper seems to have used."""
+
+_LINES = {**LINES, OURS: ("CaGP-Opt, our blocks and start",), "CaGP-Local": ("CaGP-Local",)}
+
+
+def table1_scores(records: list[Record], name: str) -> Scores:
+    """A score of each method on each table, with the optimiser and the rate that validation rows choose."""
+    found: Scores = {}
+    for table in dict.fromkeys(record["table"] for record in records):
+        for method, labels in _LINES.items():
+            runs = [r for r in records if r["table"] == table and r["label"] in labels and _is_at_floor(r)]
+            values = [run[name] for run in choose(runs).runs] if runs else []
+            if values:
+                found.setdefault(table, {})[method] = fmean(values), stdev(values) if len(values) > 1 else 0.0
+    return found
+
+
+def _is_at_floor(record: Record) -> bool:
+    return record["settings"].get("noise_floor") == FLOOR
+
+
+def _covers(records: list[Record]) -> Outcome | None:
+    chance = {record["table"]: coverage_chance(record["num_test"]) for record in records}
+    return covers_better(table1_scores(records, "coverage_error"), chance)
+
+
+def _additions(records: list[Record]) -> Outcome | None:
+    """Whether our blocks and start improve the NLL of CaGP-Opt."""
+    words, verdicts = [], []
+    for table, found in table1_scores(records, "nll").items():
+        if OPT in found and OURS in found:
+            words.append(f"{table}, test NLL {found[OURS][0]:.3f}, without them {found[OPT][0]:.3f}")
+            verdicts.append(found[OURS][0] < found[OPT][0])
+    return on_tables(words, verdicts)
+
+
+CLAIMS = (
+    Claim(
+        "CaGP-Opt matches or beats SVGP at half the rank (Table 1)",
+        paper_nll("SVGP"),
+        lambda records: matches_or_beats(table1_scores(records, "nll"), "SVGP"),
+    ),
+    Claim(
+        "CaGP-Opt matches or beats SGPR at half the rank, except on bike (Table 1)",
+        paper_nll("SGPR"),
+        lambda records: matches_or_beats(table1_scores(records, "nll"), "SGPR", ("bike",)),
+    ),
+    Claim(
+        "SVGP learns larger noise than CaGP-Opt (Table 1)",
+        "Figure S5",
+        lambda records: learns_less_noise(table1_scores(records, "noise")),
+    ),
+    Claim("CaGP-Opt's coverage error is below SVGP's (Table 1)", "Figure 4, on Power", _covers),
+    Claim("Our starting values and blocks improve CaGP-Opt (Table 1)", "not in the paper", _additions),
+)
+
+
+def size_of(records: list[Record]) -> str:
+    """ "quick" for runs with a limit of training time, "full" for those of the paper's length."""
+    return "quick" if any(record["settings"].get("fit_time") for record in records) else "full"
