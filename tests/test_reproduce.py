@@ -22,8 +22,8 @@ from cagp.cli import main
 from cagp.methods import CholeskyGP
 from cagp.reproduce import (
     claims,
+    comparisons,
     costs,
-    learning_curves,
     policies,
     running,
     table1_claims,
@@ -186,20 +186,24 @@ def test_test_rows_choose_nothing():
 
 
 def test_the_time_behind_is_counted_on_a_logarithmic_axis():
-    def run(method, values):
-        settings = {"table": "t", "method": method, "optimizer": "adam", "lr": 1.0}
-        times = np.geomspace(0.01, 100, 41).tolist()
-        return {
-            "settings": settings,
-            "seconds_so_far": times,
-            "nll": [values(t) for t in times],
-            "validation_nll": [0.0] * 41,
-        }
-
-    found = [run("SVGP", lambda t: 0.0), run("CaGP-Opt", lambda t: -math.log10(t))]  # behind until 1 s
-    share, last = learning_curves.time_behind(found, "t", "CaGP-Opt") or (0, 0)
+    times = np.geomspace(0.01, 100, 41).tolist()
+    own, theirs = [(t, -math.log10(t)) for t in times], [(t, 0.0) for t in times]  # behind until 1 s
+    share, last = comparisons.time_behind(own, theirs) or (0, 0)
     assert share == pytest.approx(0.5, abs=0.01)
     assert last == pytest.approx(-2)
+    assert comparisons.time_behind(own, [(200.0, 0.0), (300.0, 0.0)]) is None  # no time in common
+
+
+def test_a_ramp_up_phase_is_one_behind_svgp():
+    late, flat = [(1.0, 1.0), (10.0, -1.0)], [(1.0, 0.0), (10.0, 0.0)]
+    curves = {"t": {"CaGP-Opt": late, "SVGP": flat}, "v": {"SVGP": flat}}
+    found = comparisons.ramps_up(curves, "CaGP-Opt", True)
+    assert found is not None
+    assert running.verdict(found) == "holds"
+    alone = comparisons.ramps_up({"t": {"CaGP-Opt": [(1.0, -1.0), (9.0, -1.0)], "SVGP": flat}}, "CaGP-Opt", True)
+    assert alone is not None
+    assert running.verdict(alone) == "does not hold"
+    assert comparisons.ramps_up({"v": {"SVGP": flat}}, "CaGP-Opt", True) is None
 
 
 # ---- claims ----

@@ -541,6 +541,16 @@ def test_equal_time_on_the_page_of_benchmarks_is_that_of_the_records():
                 assert cell == f"{found['nll']:.2f}, {found['rmse']:.2g}, {found['fit_s']:.0f} s", (table, label)
 
 
+def test_a_page_says_which_tables_of_the_paper_are_absent(tmp_path):
+    for name, table in (("table1", "bike"), ("table1", "road"), ("smoke", "bike")):
+        found = {**record(), **environment(), "table": table, "suite": name, "date": "2024-05-06T00:00:00+00:00"}
+        append_record(tmp_path / f"{name}.jsonl", found)
+        if (name, table) == ("table1", "bike"):
+            assert "Road and Power of the paper: not on this machine" in results_page.page([tmp_path / "table1.jsonl"])
+    assert " Power of the paper: not on this machine" in results_page.page([tmp_path / "table1.jsonl"])
+    assert "not on this machine" not in results_page.page([tmp_path / "smoke.jsonl"])
+
+
 def test_a_page_has_command_machine_date_and_failures(tmp_path, capsys):
     about = {**environment(), "suite": "smoke", "command": "cagp bench run smoke", "max_time": "1h"}
     file = tmp_path / "suite-a.jsonl"
@@ -557,8 +567,10 @@ def test_a_page_has_command_machine_date_and_failures(tmp_path, capsys):
     assert "- failed: bike, seed 1, b: ValueError:  x  is wrong" in text
     assert "Bike has no noise" in text
     assert "| bike | SVGP, Adam | – |" in text  # a line of the suite that was not run
-    append_record(file, {**again, "command": "cagp bench run smoke --methods c"})
-    assert "SVGP, Adam" not in results_page.page([file])
+    append_record(file, {**again, "seed": 2, "command": "cagp bench run smoke --methods c"})
+    assert "| bike | SVGP, Adam | – |" in results_page.page([file])  # the other command asked for all
+    append_record(tmp_path / "some.jsonl", {**again, "command": "cagp bench run smoke --methods c"})
+    assert "SVGP, Adam" not in results_page.page([tmp_path / "some.jsonl"])
     append_record(tmp_path / "other.jsonl", {"what": "else"})
     assert main(["bench", "results", str(tmp_path / "other.jsonl"), "--out", str(tmp_path / "p.md")]) == 1
     assert "has no records of a suite" in capsys.readouterr().err

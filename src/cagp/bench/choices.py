@@ -72,6 +72,7 @@ CONTENDERS = {
     "hybrid": Contender('CaGPRegressor(method="hybrid")', {"method": "hybrid"}),
     "opt": Contender('CaGPRegressor(method="opt")', {"method": "opt"}),
     "svgp": Contender('CaGPRegressor(method="svgp", n_inducing=1024)', {"method": "svgp", "n_inducing": 1024}),
+    "svgp-512": Contender("the same with 512 inducing points", {"method": "svgp", "n_inducing": 512}),
     "thorough": Contender('CaGPRegressor(effort="thorough")', {"effort": "thorough"}),
     "once": Contender('CaGPRegressor(copies="once")', {"copies": "once"}),
     "lightgbm": Contender("LightGBM", can_stop=True),

@@ -223,7 +223,7 @@ PEERS = [
         ("CaGPRegressor()", "default", None),
         ("CaGP-Local", "local", None),
         ("CaGP-Opt", "opt", None),
-        ("SVGP of this package", "svgp", None),
+        ("SVGP of this package", "svgp-512", None),
         ("GPyTorch, exact", "gpytorch-exact", 6_000),
         ("GPyTorch, SGPR", "gpytorch-sgpr", 100_000),
         ("GPyTorch, SVGP", "gpytorch-svgp", None),

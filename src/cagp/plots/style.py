@@ -30,6 +30,7 @@ def styled(ax: Axes, xlabel: str = "", ylabel: str = "", grid: bool = True) -> A
     ax.set_xlabel(xlabel, fontsize=SMALL, color=INK, parse_math=False)
     ax.set_ylabel(ylabel, fontsize=SMALL, color=INK, parse_math=False)
     ax.tick_params(labelsize=SMALL - 0.5, colors=INK, length=3)
+    ax.tick_params(which="minor", labelsize=SMALL - 0.5, colors=INK)
     for axis in (ax.xaxis, ax.yaxis):
         chosen = isinstance(axis.get_major_locator(), MaxNLocator | FixedLocator)
         if axis.get_scale() == "linear" and (isinstance(axis.get_major_locator(), AutoLocator) or not chosen):

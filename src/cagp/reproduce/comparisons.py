@@ -1,10 +1,17 @@
 """The paper's claims about methods on tables, judged by scores, wherever these were measured."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from cagp.bench.suites import PUBLISHED
 from cagp.reproduce.experiment import Outcome, on_tables
 
 Scores = dict[str, dict[str, tuple[float, float]]]
 """By table and method: the mean of a score over seeds, and its standard deviation (0 for one seed)."""
+
+Curve = Sequence[tuple[float, float]]
+"""Seconds of training, and the test NLL after them."""
 
 OPT, OURS = "CaGP-Opt", "CaGP-Opt (ours)"
 
@@ -17,6 +24,9 @@ LINES = {
 
 MARGIN = 0.01
 """Nats per row by which two methods may differ and count as equal, where there is no spread over seeds."""
+
+LEAST_SHARE = 0.1
+"""A method has a ramp-up phase if it is behind SVGP in more than this share of the time."""
 
 
 def matches_or_beats(nll: Scores, other: str, excepted: tuple[str, ...] = ()) -> Outcome | None:
@@ -57,6 +67,32 @@ def covers_better(error: Scores, chance: dict[str, float]) -> Outcome | None:
     if outcome is not None and all(small):
         return Outcome(f"{outcome.ours}; differences that small are chance", None)
     return outcome
+
+
+def time_behind(own: Curve, theirs: Curve) -> tuple[float, float] | None:
+    """The share of the common training time, on a logarithmic axis, in which ``own`` is above; the final difference."""
+    curves = [np.array(curve).T for curve in (own, theirs)]
+    begin, end = (pick(curve[0][place] for curve in curves) for pick, place in ((max, 0), (min, -1)))
+    if not end > begin:
+        return None
+    times = np.geomspace(max(begin, 1e-3), end, 200)
+    first, second = (np.interp(times, *curve) for curve in curves)
+    return float(np.mean(first > second)), float(curves[0][1][-1] - curves[1][1][-1])
+
+
+def ramps_up(curves: dict[str, dict[str, Curve]], method: str, expected: bool) -> Outcome | None:
+    """Whether a method is behind SVGP early in training, as expected or not; ``curves`` are by table and method."""
+    words, verdicts = [], []
+    for table, found in curves.items():
+        behind = time_behind(found[method], found["SVGP"]) if {method, "SVGP"} <= set(found) else None
+        if behind is not None:
+            share, last = behind
+            words.append(
+                f"{table}, behind SVGP in {100 * share:.0f} % of the common time (logarithmic), {last:+.3f} nats at "
+                "the end"
+            )
+            verdicts.append((share > LEAST_SHARE) == expected)
+    return on_tables(words, verdicts)
 
 
 def coverage_chance(num_test: int) -> float:

@@ -2,53 +2,34 @@
 
 from typing import final
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cagp.plots import styled
 from cagp.reproduce import training_runs
-from cagp.reproduce.comparisons import matches_or_beats, paper_nll
+from cagp.reproduce.comparisons import Curve, matches_or_beats, paper_nll, ramps_up
 from cagp.reproduce.drawing import COLORS, panels, shared_legend, titled
-from cagp.reproduce.experiment import Claim, Experiment, Outcome, Record, Tables, Task, on_tables
+from cagp.reproduce.experiment import Claim, Experiment, Outcome, Record, Tables, Task
 from cagp.reproduce.training_runs import METHODS, best_runs, score, scores, tables_of
-
-LEAST_SHARE = 0.1
-"""A method has a ramp-up phase if it is behind SVGP in more than this share of the time."""
 
 
 def _beside(records: list[Record], other: str, excepted: tuple[str, ...] = ()) -> Outcome | None:
     return matches_or_beats(scores(records, "nll"), other, excepted)
 
 
-def time_behind(records: list[Record], table: str, method: str) -> tuple[float, float] | None:
-    """The share of the common training time in which a method's test NLL is above SVGP's, and the final difference.
-
-    Of the first seed, at the best learning rates.
-    """
-    curves = []
-    for name in (method, "SVGP"):
-        runs = best_runs(records, table, name)
-        if not runs:
-            return None
-        run = runs[0]
-        points = [(t, v) for t, v in zip(run["seconds_so_far"], run["nll"], strict=True) if v is not None]
-        curves.append(np.array(points).T)
-    begin, end = (pick(curve[0][place] for curve in curves) for pick, place in ((max, 0), (min, -1)))
-    if not end > begin:
-        return None
-    times = np.geomspace(max(begin, 1e-3), end, 200)
-    own, theirs = (np.interp(times, *curve) for curve in curves)
-    return float(np.mean(own > theirs)), float(curves[0][1][-1] - curves[1][1][-1])
-
-
 def _ramp(records: list[Record], method: str, expected: bool) -> Outcome | None:
-    found = {t: behind for t in tables_of(records) if (behind := time_behind(records, t, method)) is not None}
-    words = [
-        f"{table}, behind SVGP in {100 * share:.0f} % of the common time (logarithmic), {last:+.3f} nats at the end"
-        for table, (share, last) in found.items()
+    curves = {table: {name: _curve(records, table, name) for name in (method, "SVGP")} for table in tables_of(records)}
+    return ramps_up({t: {k: c for k, c in found.items() if c} for t, found in curves.items()}, method, expected)
+
+
+def _curve(records: list[Record], table: str, method: str) -> Curve:
+    """Of the first seed at the best learning rate; empty without runs."""
+    return [
+        (seconds, value)
+        for run in best_runs(records, table, method)[:1]
+        for seconds, value in zip(run["seconds_so_far"], run["nll"], strict=True)
+        if value is not None
     ]
-    return on_tables(words, [(share > LEAST_SHARE) == expected for share, _ in found.values()])
 
 
 @final

@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cagp.plots import SMALL, styled
+from cagp.plots import MUTED, SMALL, styled
 from cagp.reproduce import training_runs
 from cagp.reproduce.drawing import panels, titled
 from cagp.reproduce.experiment import Experiment, Record, Tables, Task, select, values
@@ -49,13 +49,16 @@ class LearningRates(Experiment):
         for number, (line, table) in enumerate(zip(axes, tables, strict=True)):
             lowest, highest = _range(select(records, table=table))
             for ax, method in zip(line, methods, strict=True):
-                for record in select(records, table=table, method=method):
+                runs = select(records, table=table, method=method)
+                if not runs:
+                    ax.text(0.5, 0.5, "not run", transform=ax.transAxes, ha="center", color=MUTED, fontsize=SMALL)
+                for record in runs:
                     s = record["settings"]
                     steps = zip(record["step"], record["nll"], strict=True)
                     points = [(step / record["step"][-1], v) for step, v in steps if v is not None]
                     style = "-" if s["optimizer"] == "adam" else "--"
                     ax.plot(*zip(*points, strict=True), color=colors[s["lr"]], linestyle=style, linewidth=1.4)
-                ax.set_ylim(lowest, highest)
+                ax.set(xlim=(-0.05, 1.05), ylim=(lowest, highest))
                 styled(
                     ax,
                     "share of steps" if number == len(tables) - 1 else "",

@@ -1,5 +1,6 @@
 """The paper's claims about its Table 1, judged by the records of ``cagp reproduce table1``."""
 
+from collections.abc import Iterator
 from statistics import fmean, stdev
 
 from cagp.bench.suite_tables import choose
@@ -7,12 +8,14 @@ from cagp.reproduce.comparisons import (
     LINES,
     OPT,
     OURS,
+    Curve,
     Scores,
     coverage_chance,
     covers_better,
     learns_less_noise,
     matches_or_beats,
     paper_nll,
+    ramps_up,
 )
 from cagp.reproduce.experiment import Claim, Outcome, Record, on_tables
 
@@ -28,13 +31,29 @@ _LINES = {**LINES, OURS: ("CaGP-Opt, our blocks and start",), "CaGP-Local": ("Ca
 def table1_scores(records: list[Record], name: str) -> Scores:
     """A score of each method on each table, with the optimiser and the rate that validation rows choose."""
     found: Scores = {}
+    for table, method, runs in _chosen(records):
+        values = [run[name] for run in runs]
+        found.setdefault(table, {})[method] = fmean(values), stdev(values) if len(values) > 1 else 0.0
+    return found
+
+
+def table1_curves(records: list[Record]) -> dict[str, dict[str, Curve]]:
+    """Test NLL against seconds of training, of the first seed, with the same choices."""
+    found: dict[str, dict[str, Curve]] = {}
+    for table, method, runs in _chosen(records):
+        points = [(p["seconds"], p["test_nll"]) for p in runs[0].get("trajectory") or [] if p["test_nll"] is not None]
+        if points:
+            found.setdefault(table, {})[method] = points
+    return found
+
+
+def _chosen(records: list[Record]) -> Iterator[tuple[str, str, list[Record]]]:
+    """Table, method, and its runs with the optimiser and the settings that validation rows choose."""
     for table in dict.fromkeys(record["table"] for record in records):
         for method, labels in _LINES.items():
             runs = [r for r in records if r["table"] == table and r["label"] in labels and _is_at_floor(r)]
-            values = [run[name] for run in choose(runs).runs] if runs else []
-            if values:
-                found.setdefault(table, {})[method] = fmean(values), stdev(values) if len(values) > 1 else 0.0
-    return found
+            if runs and (chosen := choose(runs).runs):
+                yield table, method, chosen
 
 
 def _is_at_floor(record: Record) -> bool:
@@ -73,6 +92,11 @@ CLAIMS = (
         lambda records: learns_less_noise(table1_scores(records, "noise")),
     ),
     Claim("CaGP-Opt's coverage error is below SVGP's (Table 1)", "Figure 4, on Power", _covers),
+    Claim(
+        "CaGP-Opt has a ramp-up phase early in training (Table 1)",
+        "Figure 3",
+        lambda records: ramps_up(table1_curves(records), OPT, True),
+    ),
     Claim("Our starting values and blocks improve CaGP-Opt (Table 1)", "not in the paper", _additions),
 )
 
