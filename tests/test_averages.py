@@ -13,7 +13,7 @@ from cagp.methods import CaGPLocal, CholeskyGP
 from cagp.persistence import posterior_from_state, posterior_state
 from cagp.posteriors import AveragedPosterior, Posterior
 from cagp.prior import GP, GaussianNoise
-from cagp.recipes import race
+from cagp.recipes import auto, race
 from cagp.testing import check_posterior
 
 
@@ -219,6 +219,16 @@ def problem_and_model(request):
     num_rows, *shape = request.param
     model = CaGPRegressor(target="identity", max_epochs=60).fit(*steps_and_waves(num_rows, 0, *shape))
     return lambda rows, seed: steps_and_waves(rows, seed, *shape), model
+
+
+def test_models_that_were_trained_are_averaged_though_no_time_is_left_for_more(monkeypatch):
+    """Both were judged on the same rows: shared actions are not compared, and the average costs nothing."""
+    trained, shared = [], auto.Auto._shared
+    monkeypatch.setattr(auto.Auto, "_shared", lambda *arguments: (trained.append(True), shared(*arguments))[1])
+    monkeypatch.setattr(auto, "_in_time", lambda task: not trained)
+    model = CaGPRegressor(target="identity", max_epochs=60, max_time=1000.0).fit(*steps_and_waves(2600, 0, 0.5, 12.0))
+    assert "the time limit does not allow shared actions to be compared" in model.choice_
+    assert isinstance(model.posteriors_[0], AveragedPosterior)
 
 
 def test_auto_averages_what_trees_and_a_process_say(problem_and_model, tmp_path):

@@ -190,8 +190,13 @@ class Auto(Recipe):
     def _average(
         self, task: "tasks.Task", contest: "race.Race", winner: "race.Trial", method: str
     ) -> "tuple[race.Trial, float] | None":
-        """Another model that was tried, and its weight, if the average of both predicts held-out rows better."""
-        if not contest.rivals or method == "opt" or contest.interrupted or not _in_time(task):
+        """Another model that was tried, and its weight, if the average of both predicts held-out rows better.
+
+        Without shared actions both have their scores, and no time limit is in the way of what they say together.
+        """
+        if not contest.rivals or method == "opt" or contest.interrupted:
+            return None
+        if method == "hybrid" and not _in_time(task):
             return None
         score, began = winner.score, time.perf_counter()
         if method == "hybrid":
