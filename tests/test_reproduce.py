@@ -312,14 +312,27 @@ def test_claims_about_table1_are_judged_by_its_records(tmp_path):
 _SGPR = "SGPR at half the rank, except on bike"
 
 
-def test_small_differences_of_coverage_are_chance_and_limited_runs_are_quick(tmp_path):
+def test_small_differences_of_coverage_are_chance_and_limited_runs_say_so(tmp_path):
     labels = {"CaGP-Opt, Adam": 0.012, "SVGP, Adam": 0.011}
     found = table1_rows(
         tmp_path, [table1_record(label, 0, 0, coverage_error=e, fit_time="60s") for label, e in labels.items()]
     )
     assert found["CaGP-Opt's coverage error is below SVGP's"].verdict == "undecided"
     assert found["Our starting values and blocks improve CaGP-Opt"].verdict == "not measured"
-    assert {row.size for row in found.values()} == {"quick"}
+    assert {row.size for row in found.values()} == {"at most 60s of training"}
+
+
+def test_longer_runs_in_a_file_of_their_own_count_as_validation_rows_say(tmp_path):
+    append_record(tmp_path / "table1-night.jsonl", table1_record("CaGP-Opt, Adam", -3.0, -3.0, fit_time="2h"))
+    found = table1_rows(
+        tmp_path,
+        [
+            table1_record("CaGP-Opt, Adam", -2.0, -2.0, fit_time="60s"),
+            table1_record("SVGP, Adam", -2.5, -2.5, fit_time="10min"),
+        ],
+    )
+    assert found["CaGP-Opt matches or beats SVGP at half the rank"].ours == "bike, test NLL -3.000, SVGP -2.500"
+    assert {row.size for row in found.values()} == {"at most 2h of training"}
 
 
 def test_claims_prefer_the_largest_runs(tmp_path):

@@ -40,8 +40,9 @@ def rows(folder: Path) -> list[Row]:
     found = []
     for name in CHOICES:
         chosen = experiment(name)
-        found += _judged(name, chosen.claims, *_largest(_good_records(folder, chosen.source)))
-    records = _good_records(folder, table1_claims.SOURCE)
+        found += _judged(name, chosen.claims, *_largest(_good_records(folder / f"{chosen.source}.jsonl")))
+    files = sorted(folder.glob(f"{table1_claims.SOURCE}*.jsonl"))
+    records = [record for file in files for record in _good_records(file)]
     size = table1_claims.size_of(records) if records else None
     return found + _judged(table1_claims.SOURCE, table1_claims.CLAIMS, size, records)
 
@@ -55,8 +56,7 @@ def _judged(name: str, claims: Sequence[Claim], size: str | None, records: list[
     return found
 
 
-def _good_records(folder: Path, source: str) -> list[Record]:
-    path = folder / f"{source}.jsonl"
+def _good_records(path: Path) -> list[Record]:
     return [record for record in read_records(path) if "error" not in record] if path.exists() else []
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from statistics import fmean, stdev
 
 from cagp.bench.suite_tables import choose
+from cagp.quantities import seconds_of
 from cagp.reproduce.comparisons import (
     LINES,
     OPT,
@@ -20,7 +21,7 @@ from cagp.reproduce.comparisons import (
 from cagp.reproduce.experiment import Claim, Outcome, Record, on_tables
 
 SOURCE = "table1"
-"""The name of the file of records, without its ending."""
+"""What the names of files of its records begin with."""
 
 FLOOR = 1e-4
 """Claims are judged at GPyTorch's noise floor, which the paper seems to have used."""
@@ -102,5 +103,6 @@ CLAIMS = (
 
 
 def size_of(records: list[Record]) -> str:
-    """ "quick" for runs with a limit of training time, "full" for those of the paper's length."""
-    return "quick" if any(record["settings"].get("fit_time") for record in records) else "full"
+    """ "full" for runs of the paper's length; otherwise how long the longest runs were trained."""
+    limits = {limit for record in records if (limit := record["settings"].get("fit_time"))}
+    return f"at most {max(limits, key=seconds_of)} of training" if limits else "full"
