@@ -52,21 +52,20 @@ def learns_less_noise(noise: Scores) -> Outcome | None:
 
 
 def covers_better(error: Scores, chance: dict[str, float]) -> Outcome | None:
-    """Whether the coverage error of CaGP-Opt is below SVGP's.
+    """Whether the coverage error of CaGP-Opt is below SVGP's, by the tables where the two differ by more than chance.
 
     Args:
         chance: by table, the standard deviation of a coverage with as many test rows as there are.
     """
-    found = _with_both(error, "SVGP")
-    words = [
-        f"{table} " + ", ".join(f"{name} {100 * value:.1f} %" for name, (value, _) in means.items())
-        for table, means in found.items()
-    ]
-    outcome = on_tables(words, [means[OPT][0] < means["SVGP"][0] for means in found.values()])
-    small = [abs(means[OPT][0] - means["SVGP"][0]) < 2 * chance[table] for table, means in found.items()]
-    if outcome is not None and all(small):
-        return Outcome(f"{outcome.ours}; differences that small are chance", None)
-    return outcome
+    words, verdicts = [], []
+    for table, means in _with_both(error, "SVGP").items():
+        own, theirs = means[OPT][0], means["SVGP"][0]
+        is_chance = abs(own - theirs) < 2 * chance[table]
+        values = ", ".join(f"{name} {100 * value:.1f} %" for name, (value, _) in means.items())
+        words.append(f"{table} {values}{' (a difference that small is chance)' if is_chance else ''}")
+        if not is_chance:
+            verdicts.append(own < theirs)
+    return on_tables(words, verdicts) or (Outcome("; ".join(words), None) if words else None)
 
 
 def time_behind(own: Curve, theirs: Curve) -> tuple[float, float] | None:
