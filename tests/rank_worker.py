@@ -19,7 +19,7 @@ from cagp import GP, SVGP, CaGPLocal, CaGPOpt, CaGPRegressor, CholeskyGP, Gaussi
 from cagp.actions import BlockActions
 from cagp.kernels import Matern32, Scale
 from cagp.linalg import NotPositiveDefiniteError
-from cagp.methods import Several
+from cagp.methods import MultiTarget
 from cagp.ranks import LostProcessError, Ranks
 from cagp.shards import LocalShard, Regions, exchange_rows, predict_in_regions
 from cagp.training import FitResult, FitStatus, Trainable
@@ -60,7 +60,7 @@ def problems() -> dict[str, tuple[Trainable, Tensor, Tensor]]:
         "svgp": (SVGP(prior(), X[:20].clone(), batch_size=50), X, y),
         "svgp, joint": (SVGP(prior(), X[:20].clone(), batch_size=50, gradient="joint"), X, y),
         "fewer rows than processes": (SVGP(prior(), X[:5].clone(), batch_size=3), X, y),
-        "two targets": (Several(two), X, torch.stack([y, y.square()], 1)),
+        "two targets": (MultiTarget(two), X, torch.stack([y, y.square()], 1)),
         "exact": (CholeskyGP(prior()), X[:60], y[:60]),
     }
 

@@ -10,7 +10,7 @@ from test_estimators import REGRESSORS, every_regressor, quick, table, used_by
 from cagp import GP, CaGPRegressor, CGGPRegressor, CholeskyGP, ExactGPRegressor, GaussianNoise
 from cagp.estimators import answers
 from cagp.kernels import Matern32, Scale
-from cagp.methods import CaGPOpt, Several
+from cagp.methods import CaGPOpt, MultiTarget
 
 Gaussian = oracle.Gaussian
 
@@ -307,7 +307,7 @@ def test_the_loss_of_several_targets_is_the_mean_of_theirs():
     X, y = table(20)
     kernel = Scale(Matern32(2, [0.8, 1.1]), 1.3)
     priors = [GP(kernel, noise=GaussianNoise(noise)) for noise in (0.1, 0.4)]
-    method = Several([CholeskyGP(prior) for prior in priors])
+    method = MultiTarget([CholeskyGP(prior) for prior in priors])
     Y, noise = np.column_stack([y, y**2]), np.random.default_rng(0).uniform(0.1, 1, (20, 2))
     expected = -np.mean(
         [oracle.log_marginal_likelihood(prior, X, Y[:, j], noise[:, j]) for j, prior in enumerate(priors)]
@@ -320,7 +320,7 @@ def test_the_loss_of_several_targets_is_the_mean_of_theirs():
     with pytest.raises(ValueError, match="expected 2 columns"):
         method.objective(torch.from_numpy(X), torch.from_numpy(Y[:, :1]))
     with pytest.raises(ValueError, match="methods is empty"):
-        Several([])
+        MultiTarget([])
 
 
 def test_shared_blocks_are_cut_once_for_all_targets():
@@ -328,7 +328,7 @@ def test_shared_blocks_are_cut_once_for_all_targets():
     X, Y = torch.from_numpy(X), torch.from_numpy(np.column_stack([y, -y]))
     kernel = Scale(Matern32(2, [0.5, 2.0]))
     first = CaGPOpt.from_data(GP(kernel), X, 8)
-    both = Several([first, CaGPOpt(GP(kernel), first.actions, reblock_at=first.reblock_at)])
+    both = MultiTarget([first, CaGPOpt(GP(kernel), first.actions, reblock_at=first.reblock_at)])
     alone = CaGPOpt.from_data(GP(Scale(Matern32(2, [0.5, 2.0]))), X, 8)
     for step in (0, 20, 50):
         told = {"step": step, "share": step / 60, "flat": False, "rows": None}

@@ -18,7 +18,7 @@ from cagp.actions import BlockActions, DenseActions
 from cagp.iterative import RandomActions
 from cagp.kernels import Matern32, Scale
 from cagp.linalg import JitterWarning, safe_cholesky
-from cagp.methods import Several
+from cagp.methods import MultiTarget
 from cagp.notices import collected, warn
 from cagp.prior import GaussianNoise, KnownNoise
 from cagp.training import Trainable
@@ -42,9 +42,9 @@ def thin(X: Tensor) -> BlockActions:
     return BlockActions.from_data(X, 6, support_size=3, generator=seeded(1))
 
 
-def several(make: Callable[[GP], Any]) -> Several:
+def several(make: Callable[[GP], Any]) -> MultiTarget:
     kernel = prior().kernel
-    return Several([make(GP(kernel, ConstantMean(), GaussianNoise(noise))) for noise in (0.1, 0.2)])
+    return MultiTarget([make(GP(kernel, ConstantMean(), GaussianNoise(noise))) for noise in (0.1, 0.2)])
 
 
 METHODS: dict[str, Callable[[Tensor], Trainable]] = {
@@ -69,19 +69,19 @@ METHODS: dict[str, Callable[[Tensor], Trainable]] = {
     "CGGP": lambda X: CGGP(prior(), precondition_rank=5),
     "MAP": lambda X: MAP(CaGPOpt.from_data(prior(), X, 8)),
     "MAP, SVGP": lambda X: MAP(SVGP.from_data(prior(), X, 7, batch_size=16)),
-    "Several": lambda X: several(lambda p: CaGPCG(p, 8)),
-    "Several, SVGP": lambda X: several(lambda p: SVGP.from_data(p, X, 7, batch_size=16)),
-    "Several, CaGPLocal": lambda X: several(lambda p: CaGPLocal(p, 5, batch_size=16)),
+    "MultiTarget": lambda X: several(lambda p: CaGPCG(p, 8)),
+    "MultiTarget, SVGP": lambda X: several(lambda p: SVGP.from_data(p, X, 7, batch_size=16)),
+    "MultiTarget, CaGPLocal": lambda X: several(lambda p: CaGPLocal(p, 5, batch_size=16)),
 }
 MINIBATCHES = [name for name in METHODS if "SVGP" in name or "CaGPLocal" in name or "minibatches" in name]
-ALL_ROWS = ["CaGPOpt, projected", "CaGPCG", "CaGPCG, random", "CholeskyGP", "SGPR", "CGGP", "Several"]
+ALL_ROWS = ["CaGPOpt, projected", "CaGPCG", "CaGPCG, random", "CholeskyGP", "SGPR", "CGGP", "MultiTarget"]
 
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
 def data_for(method: Trainable) -> tuple[Tensor, Tensor, Tensor]:
     X, y, row_noise, _ = make_data()
-    if isinstance(method, Several):
+    if isinstance(method, MultiTarget):
         return X, torch.stack([y, y.square()], 1), torch.stack([row_noise, row_noise], 1)
     return X, y, row_noise
 
@@ -206,7 +206,7 @@ def test_a_natural_step_is_what_prepare_does():
 
 
 def test_the_best_value_of_a_minibatch_method_is_that_of_the_rows_of_the_last_step():
-    for name in ("CaGPLocal", "SVGP", "Several, SVGP"):
+    for name in ("CaGPLocal", "SVGP", "MultiTarget, SVGP"):
         method = METHODS[name](make_data()[0])
         data = data_for(method)
         result = fit(method, *data, num_steps=5)
@@ -268,7 +268,7 @@ def test_fit_checks_its_data_once(name, checked_rows):
         fit(method, *data, num_steps=num_steps, lr=0.01)
         counts.append(sum(rows >= N for rows in checked_rows))
     # CaGP-Local builds an index where neighbours are refreshed, at steps 0 and 5, and that looks at X.
-    assert counts[1] == counts[0] + ("CaGPLocal" in name) * (2 if "Several" in name else 1)
+    assert counts[1] == counts[0] + ("CaGPLocal" in name) * (2 if "MultiTarget" in name else 1)
     assert counts[0] > 0
 
 

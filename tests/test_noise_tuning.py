@@ -9,7 +9,7 @@ from test_starting import data, loss, noise_of
 from cagp import GP, SGPR, CaGPOpt, GaussianNoise, KnownNoise, fit, metrics, start_from_data
 from cagp.kernels import Matern32, Scale
 from cagp.linalg import NotPositiveDefiniteError
-from cagp.methods import Several
+from cagp.methods import MultiTarget
 from cagp.noise_tuning import calibrate_noise, raise_noise
 
 
@@ -62,7 +62,7 @@ def test_several_targets_have_their_noises_raised_one_after_the_other():
     kernel = Scale(Matern32(3))
     priors = [start_from_data(GP(kernel), X, y), GP(kernel)]
     first = CaGPOpt.from_data(priors[0], X, 40)
-    both = Several([first, CaGPOpt(priors[1], first.actions)])
+    both = MultiTarget([first, CaGPOpt(priors[1], first.actions)])
     for prior in priors:
         prior.noise.noise = 1e-4
     raise_noise(both, X, targets)

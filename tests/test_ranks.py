@@ -152,7 +152,7 @@ def test_alone_everything_is_as_it_is():
     assert torch.equal(alone.part(rows), rows)
     assert torch.equal(alone.add_up(rows), rows)
     assert alone.any(True, False) == [True, False]
-    assert alone.agreed(0.25) == 0.25
+    assert alone.broadcast(0.25) == 0.25
     assert alone.words_of(0, "words") == "words"
     with pytest.raises(OSError, match="no disk"):
         alone.from_first(lambda: (_ for _ in ()).throw(OSError("no disk")))

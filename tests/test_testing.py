@@ -11,7 +11,7 @@ from cagp import CGGP, GP, MAP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, Cholesky
 from cagp.action_rules import KrylovActions, PseudoInputActions
 from cagp.actions import BlockActions
 from cagp.kernels import Matern32, Scale
-from cagp.methods import Several
+from cagp.methods import MultiTarget
 from cagp.posteriors import Posterior, Prediction
 from cagp.testing import check_method, check_never_below, check_posterior
 from cagp.training import ParameterGroup, Trainable
@@ -184,7 +184,7 @@ def test_every_method_passes(name, known):
 def test_several_targets_pass():
     X, y, row_noise, _ = make_data()
     kernel = prior().kernel
-    method = Several([CholeskyGP(GP(kernel, noise=GaussianNoise(noise))) for noise in (0.1, 0.3)])
+    method = MultiTarget([CholeskyGP(GP(kernel, noise=GaussianNoise(noise))) for noise in (0.1, 0.3)])
     check_method(method, X, torch.stack([y, -y], 1), torch.stack([row_noise, row_noise], 1))
 
 

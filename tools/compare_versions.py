@@ -56,7 +56,7 @@ from cagp.iterative import (
     iterate,
 )
 from cagp.losses import elbo, projected_nll
-from cagp.methods import CGGP, MAP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, LogNormal, Several
+from cagp.methods import CGGP, MAP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, LogNormal, MultiTarget
 from cagp.prior import GP, ConstantMean, GaussianNoise, KnownNoise, LinearMean
 from cagp.projection import project
 from cagp.starting import start_from_data, start_from_neighbours
@@ -543,15 +543,15 @@ def methods(data: Tensors) -> dict[str, Callable[[], Any]]:
     def shared() -> BlockActions:
         return BlockActions.from_data(X, 12, support_size=6, generator=generator())
 
-    def two_targets() -> Several:
+    def two_targets() -> MultiTarget:
         first = opt(reblock_at=(4, 8))
         other = GP(first.prior.kernel, None, GaussianNoise(0.2))
-        return Several([first, CaGPOpt(other, first.actions, first.loss, first.max_bytes, first.reblock_at)])
+        return MultiTarget([first, CaGPOpt(other, first.actions, first.loss, first.max_bytes, first.reblock_at)])
 
-    def two_local() -> Several:
+    def two_local() -> MultiTarget:
         kernel = prior_for(data).kernel
         priors = [GP(kernel, ConstantMean(), GaussianNoise(noise)) for noise in (0.1, 0.3)]
-        return Several([CaGPLocal(prior, 10, batch_size=128, seed=9) for prior in priors])
+        return MultiTarget([CaGPLocal(prior, 10, batch_size=128, seed=9) for prior in priors])
 
     return {
         "CaGPOpt, blocks cut again": lambda: opt(reblock_at=(4, 8)),
@@ -579,8 +579,8 @@ def methods(data: Tensors) -> dict[str, Callable[[], Any]]:
         "CGGP": lambda: CGGP(prior_for(data), seed=11, num_probes=8, precondition_rank=30),
         "MAP of CholeskyGP": lambda: MAP(CholeskyGP(prior_for(data)), noise=LogNormal(-3.0, 1.0)),
         "MAP of CaGPLocal": lambda: MAP(local()),
-        "Several CaGPOpt": two_targets,
-        "Several CaGPLocal": two_local,
+        "MultiTarget CaGPOpt": two_targets,
+        "MultiTarget CaGPLocal": two_local,
     }
 
 
@@ -591,7 +591,7 @@ def dense(num_rows: int, num_columns: int) -> torch.Tensor:
 def add_method(record: Record, method: Any, data: Tensors, noise: torch.Tensor | None = None, **changes: Any) -> None:
     """The objective and its gradient at the start, a fit, and the posterior after it."""
     X, y = data.X, data.y
-    if isinstance(method, Several):
+    if isinstance(method, MultiTarget):
         y = torch.stack([y, (y.square() - y).contiguous()], 1)
         noise = None if noise is None else torch.stack([noise, 2 * noise], 1)
     terms = method.objective_terms(X, y, noise)
@@ -835,13 +835,13 @@ def record_helpers(record: Record, folder: Path) -> None:
         for name, method in {
             "CaGPOpt": CaGPOpt.from_data(prior_for(train, noise=1e-4), train.X, 16),
             "CholeskyGP": CholeskyGP(prior_for(train, noise=1e-4)),
-            "Several": Several([SGPR.from_data(prior_for(train, noise=1e-4), train.X, 12)]),
+            "MultiTarget": MultiTarget([SGPR.from_data(prior_for(train, noise=1e-4), train.X, 12)]),
         }.items():
-            y = train.y[:, None] if name == "Several" else train.y
+            y = train.y[:, None] if name == "MultiTarget" else train.y
             record.add(f"{name}/before", method.hyperparameters())
             raise_noise(method, train.X, y)
             record.add(f"{name}/raised", method.hyperparameters())
-            if name != "Several":
+            if name != "MultiTarget":
                 fit(method, train.X, y, num_steps=5)
                 calibrate_noise(method, train.X, y, *held_out)
                 record.add(f"{name}/calibrated", method.hyperparameters())
@@ -981,7 +981,7 @@ def record_resumed(record: Record, folder: Path) -> None:
 
     def method_case(name: str, **changes: Any) -> Callable[[Record], None]:
         def run(record: Record) -> None:
-            y = torch.stack([data.y, -data.y], 1) if name.startswith("Several") else data.y
+            y = torch.stack([data.y, -data.y], 1) if name.startswith("MultiTarget") else data.y
             changes.setdefault("num_steps", STEPS)
 
             def trained(stop_after: int | None, error: type[BaseException], where: str | None) -> tuple[Any, Any]:

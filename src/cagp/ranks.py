@@ -118,7 +118,7 @@ class Ranks:
             return list(flags)
         return [bool(value) for value in self._reduced(torch.tensor(flags, dtype=torch.float64), "MAX")]
 
-    def agreed(self, value: float) -> float:
+    def broadcast(self, value: float) -> float:
         """The value of process 0, on all processes."""
         if self.size == 1:
             return value

@@ -193,7 +193,7 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
             if time is not None or group is not None:
                 raise ValueError(f"time and group need the table in memory, and it is {where}; leave them out.")
         with notices.collected() as warned, ranks.listening():
-            seed = int(ranks.agreed(float(seed_of(self.random_state))))
+            seed = int(ranks.broadcast(float(seed_of(self.random_state))))
             rows = None
             if sharded is not None:
                 found = learn_regions(self, sharded, X, y, sample_noise, seed, began, ranks)

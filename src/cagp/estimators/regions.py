@@ -131,7 +131,7 @@ def _shard(
     regions = Regions.of_parts(part.X, ranks, lengthscale)
     width = 0.0
     if ranks.size > 1:
-        width = ranks.agreed(halo_width(sample_of_parts(part.X, ranks), num_rows, num_neighbours, regions.unit))
+        width = ranks.broadcast(halo_width(sample_of_parts(part.X, ranks), num_rows, num_neighbours, regions.unit))
     return exchange_rows(regions, width, ranks, *part), width, regions
 
 

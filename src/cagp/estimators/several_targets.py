@@ -79,7 +79,7 @@ def train_targets(
         fixed = {"began": now, "seed": seed, "ranks": ranks}
         task = new_task(model, recipe, *own, **fixed, target=j, of_rows=len(rows.inputs))
         if model.max_time is not None:  # what is left is for all targets that are left
-            task = replace(task, max_time=max(total - ranks.agreed(now - began), 1e-9) / (units.num_targets - j))
+            task = replace(task, max_time=max(total - ranks.broadcast(now - began), 1e-9) / (units.num_targets - j))
         if fits and fits[-1].result.interrupted:
             task = replace(task, max_epochs=1)
         fitted = train_with_mean(recipe, task)

@@ -120,7 +120,7 @@ def new_task(
     default = recipe.default_dtype(num_rows) if scratch is None else "float32"
     dtype = DTYPES[default if model.dtype == "auto" else model.dtype]
     memory = default_memory_limit() if model.max_memory is None else bytes_of(model.max_memory)
-    memory, device = int(ranks.agreed(float(memory))), ranks.device(model.device)
+    memory, device = int(ranks.broadcast(float(memory))), ranks.device(model.device)
     scaler = units.scaler
 
     def tensor(values: Tensor) -> Tensor:

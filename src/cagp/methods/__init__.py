@@ -8,8 +8,8 @@ from cagp.methods.cggp import CGGP
 from cagp.methods.cholesky import CholeskyGP
 from cagp.methods.hyperpriors import MAP, LogNormal
 from cagp.methods.local_scale import ScaleChoice
+from cagp.methods.multi_target import MultiTarget
 from cagp.methods.score_regression import ScoreRegression
-from cagp.methods.several import Several
 from cagp.methods.sgpr import SGPR
 from cagp.methods.svgp import SVGP
 
@@ -24,7 +24,7 @@ __all__ = [
     "CholeskyGP",
     "LogNormal",
     "Method",
+    "MultiTarget",
     "ScaleChoice",
     "ScoreRegression",
-    "Several",
 ]

@@ -525,7 +525,7 @@ def _joined(winner: "race.Trial", task: "tasks.Task") -> "FitResult":
         seconds += result.seconds
     failures = [failure for result in results for failure in result.failures]
     best = len(joined) - len(last.steps) + last.best_step
-    findings = [*summary.trend(joined), *methods.Several(winner.methods).findings(task.X, task.y, task.names)]
+    findings = [*summary.trend(joined), *methods.MultiTarget(winner.methods).findings(task.X, task.y, task.names)]
     is_whole = last.status is training.FitStatus.ALL_STEPS
     reason = f"Took {len(joined):,} steps." if is_whole and len(results) > 1 else last.reason
     changes = {"steps": joined, "best_step": best, "seconds": seconds, "failures": failures}

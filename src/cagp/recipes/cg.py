@@ -36,7 +36,7 @@ class ConjugateGradients(Recipe):
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Adam on the ELBO, with actions computed at every step."""
         num_actions = steps.number_of_actions(self.n_actions, task)
-        method = methods.Several(
+        method = methods.MultiTarget(
             [methods.CaGPCG(prior, num_actions, max_bytes=task.max_bytes) for prior in task.priors()]
         )
         result = task.run(method, "cg")

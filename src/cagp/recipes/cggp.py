@@ -24,7 +24,7 @@ class CGGPRecipe(Recipe):
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Adam on an estimate of -log p(y)."""
-        method = methods.Several(
+        method = methods.MultiTarget(
             [methods.CGGP(prior, seed=task.seed, max_bytes=task.max_bytes) for prior in task.priors()]
         )
         result = task.run(method, "cggp")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cagp.kernels import Scale, Stationary
 from cagp.likelihoods import Bernoulli, ClassLikelihood
-from cagp.methods import CaGPLocal, CaGPOpt, Method, ScoreRegression, Several
+from cagp.methods import CaGPLocal, CaGPOpt, Method, MultiTarget, ScoreRegression
 from cagp.posteriors import Posterior, predict_columns
 from cagp.prior import GP, GaussianNoise, KnownNoise
 from cagp.recipes.base import Recipe
@@ -155,7 +155,7 @@ def _learned_actions(task: Task, first: CaGPOpt, targets: Tensor, row_noise: Ten
     options = {"max_bytes": first.max_bytes, "reblock_at": first.reblock_at}
     options |= {"batch_size": first.batch_size, "seed": first.seed}
     others = [CaGPOpt(first.prior, first.actions, first.loss, **options) for _ in targets.unbind(1)[1:]]
-    method = Several([first, *others])
+    method = MultiTarget([first, *others])
     noise = None if row_noise is None else row_noise[:, None].expand(targets.shape).contiguous()
     regression = replace(task, y=targets, row_noise=noise)
     reserve = 0.0 if task.max_time is None else RESERVE * task.time_left()

@@ -55,12 +55,12 @@ def exact_method(task: "tasks.Task", prior: "GP") -> "methods.Method":
     return methods.MAP(method, None, outputscale=methods.LogNormal(0.0, PRIOR_SCALE)) if is_named else method
 
 
-def _seconds_to_condition(task: "tasks.Task", method: "methods.Several") -> float:
+def _seconds_to_condition(task: "tasks.Task", method: "methods.MultiTarget") -> float:
     """What the posterior of all rows will take, by that of half of them: eight times as long."""
     began, half = time.perf_counter(), task.rows(task.every_row()[::2])
     with suppress(linalg.NotPositiveDefiniteError):  # training starts with more noise
         method.condition(*half.data)
-    return task.ranks.agreed(8 * (time.perf_counter() - began))
+    return task.ranks.broadcast(8 * (time.perf_counter() - began))
 
 
 def train_exact(task: "tasks.Task", is_near: bool = False, share: float = 1.0) -> "tasks.Fitted":
@@ -79,7 +79,7 @@ def train_exact(task: "tasks.Task", is_near: bool = False, share: float = 1.0) -
         )
     priors = task.priors()
     notes = far_apart.choose_start(task.in_double(), priors)
-    method = methods.Several([exact_method(task, prior) for prior in priors])
+    method = methods.MultiTarget([exact_method(task, prior) for prior in priors])
     # Steps of quasi-Newton type have length one, and their loss only falls: three steps tell that it has ended.
     stop = {"num_steps": 100, "min_improvement": 1e-4, "window": 3, "min_gain": NEAR_GAIN if is_near else None}
     reserve = 0.0 if task.max_time is None else (1 - share) * task.time_left() + _seconds_to_condition(task, method)

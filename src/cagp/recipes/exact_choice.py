@@ -13,7 +13,7 @@ from torch import Tensor
 from cagp import trees
 from cagp.engine import precise_product
 from cagp.linalg import NotPositiveDefiniteError, safe_cholesky
-from cagp.methods import CholeskyGP, Several
+from cagp.methods import CholeskyGP, MultiTarget
 from cagp.prior import GP, GaussianNoise
 from cagp.quantities import seconds_of
 from cagp.recipes import means
@@ -210,7 +210,7 @@ class _Contest:
             parts.train.inputs, means.as_array(parts.train.y), parts.held_out.inputs, **options
         )
         error = np.square(means.as_array(parts.held_out.y) - found).mean() ** 0.5
-        return bool(task.ranks.agreed(float(error > TREES_BEHIND * float(holder.score.square.mean()) ** 0.5)))
+        return bool(task.ranks.broadcast(float(error > TREES_BEHIND * float(holder.score.square.mean()) ** 0.5)))
 
     def _rest(self, mean: Mean) -> Task:
         """What the mean leaves of the targets of the rows to learn from."""
@@ -232,12 +232,12 @@ class _Contest:
             num_steps = LOCAL_STEPS
         half = 0.0 if task.max_time is None else 0.5 * task.time_left()  # for what comes after
         if task.num_rows <= FEW_ROWS:
-            exact = Several([exact_method(task, prior) for prior in priors])
+            exact = MultiTarget([exact_method(task, prior) for prior in priors])
             result = task.run(
                 exact, "", optimizer="lbfgs", most_steps=FEW_STEPS, min_improvement=1e-3, window=5, reserve=half
             )
         else:
-            local = Several(local_methods(task, priors, Neighbours()))
+            local = MultiTarget(local_methods(task, priors, Neighbours()))
             result = task.run(local, "", most_steps=num_steps, reserve=half)
         return _Trial(candidate, priors, self._score(candidate.mean, task, priors), len(result.steps)), result
 

@@ -16,7 +16,7 @@ from cagp import limits
 from cagp.actions import BlockActions
 from cagp.kernels import Cosine, Kernel, Periodic, Scale, Sum, with_columns
 from cagp.local_inference import SharedActions
-from cagp.methods import CholeskyGP, Several
+from cagp.methods import CholeskyGP, MultiTarget
 from cagp.methods.cholesky import MATRICES, memory_needed
 from cagp.methods.common import lengthscale_of
 from cagp.neighbours import NeighbourIndex
@@ -116,7 +116,7 @@ def learn_far_apart(task: Task, priors: list[GP], neighbours: Neighbours | None 
         try:
             for parameter in trained:
                 parameter.requires_grad_(False)
-            local = Several(steps.local_methods(task, priors, neighbours))
+            local = MultiTarget(steps.local_methods(task, priors, neighbours))
             result = task.run(local, "near", max_time=task.time_left())
         finally:
             for parameter in trained:
@@ -140,11 +140,11 @@ def condition_near_and_far(
     if local_scale == "auto":
         methods, found = steps.with_local_scales(methods, task)
         notes += found
-    return Fitted("hybrid", Several(methods).condition(*task.data), result, notes, task.every_row())
+    return Fitted("hybrid", MultiTarget(methods).condition(*task.data), result, notes, task.every_row())
 
 
-def _exact(task: Task, priors: list[GP]) -> Several:
-    return Several([CholeskyGP(prior, task.max_bytes) for prior in priors])
+def _exact(task: Task, priors: list[GP]) -> MultiTarget:
+    return MultiTarget([CholeskyGP(prior, task.max_bytes) for prior in priors])
 
 
 # ---- the sample ----
@@ -198,7 +198,7 @@ def choose_start(task: Task, priors: list[GP]) -> list[str]:
 
 
 def _try_half_periods(
-    few: Task, method: Several, parts: "list[Periodic | Cosine]", best_value: float, limit: float
+    few: Task, method: MultiTarget, parts: "list[Periodic | Cosine]", best_value: float, limit: float
 ) -> None:
     """Halve periods as long as the likelihood stays: what repeats after a time also repeats after twice that time."""
     for part in {id(part): part for part in parts}.values():

@@ -12,7 +12,7 @@ from cagp import notices
 from cagp.actions import BlockActions
 from cagp.kernels import Scale, Stationary
 from cagp.likelihoods import Likelihood
-from cagp.methods import CaGPLocal, Several
+from cagp.methods import CaGPLocal, MultiTarget
 from cagp.prior import GP, KnownNoise
 from cagp.recipes.base import REST_START, Recipe
 from cagp.recipes.means import trees_of
@@ -171,7 +171,7 @@ def _train(recipe: Recipe, task: Task, likelihood: Likelihood, start: Start, nam
         WithLikelihood(recipe.method(task, prior), likelihood, task.num_rows, offset=offset[:, j].clone(), **options)
         for j, prior in enumerate(priors)
     ]
-    method = Several([part.to(task.X.device) for part in parts])
+    method = MultiTarget([part.to(task.X.device) for part in parts])
     most_steps = EXACT_STEPS if recipe.name == "exact" else STEPS
     reserve = 0.0 if task.max_time is None else RESERVE * task.time_left()
     result = task.run(method, f"{name}{recipe.name}-sites-{task.mean}", most_steps=most_steps, reserve=reserve)

@@ -72,7 +72,7 @@ class Opt(Recipe):
         else:
             check_neighbours(self.n_neighbors, task.num_rows)
             neighbours = steps.Neighbours.of(self.n_neighbors)
-            method = methods.Several(steps.local_methods(parts.train, priors, neighbours))
+            method = methods.MultiTarget(steps.local_methods(parts.train, priors, neighbours))
             reserve = 0.0 if task.max_time is None else (1 - START_SHARE) * task.time_left()
             local = parts.train.in_double().run(method, "start", most_steps=starting.LOCAL_STEPS, reserve=reserve)
             most_steps = 1 if local.interrupted else None
@@ -129,12 +129,12 @@ def train_opt(
     shared = {"max_bytes": first.max_bytes, "reblock_at": first.reblock_at}
     shared |= {"batch_size": first.batch_size, "seed": first.seed}
     others = [methods.CaGPOpt(p, first.actions, first.loss, **shared) for p in priors[1:]]
-    method, notes = methods.Several([first, *others]), []
+    method, notes = methods.MultiTarget([first, *others]), []
     cost = 0.0  # of a judgement, in seconds
     if held_out is not None and task.max_time is not None:
         start = time.perf_counter()
         steps.held_out_nll(method, task, held_out)
-        cost = task.ranks.agreed(time.perf_counter() - start)
+        cost = task.ranks.broadcast(time.perf_counter() - start)
         if task.time_left() < FINAL_JUDGEMENTS * cost:
             notes.append("No time was left to judge steps by held-out rows.")
             held_out, changes["reserve"] = None, cost

@@ -14,7 +14,7 @@ from torch import Tensor
 from cagp import kernel_registry, metrics, trees
 from cagp.actions import BlockActions
 from cagp.kernels import Kernel, Scale, Stationary, entry_of
-from cagp.methods import CaGPLocal, Several
+from cagp.methods import CaGPLocal, MultiTarget
 from cagp.posteriors.averaged import Pooled
 from cagp.prior import GP
 from cagp.ranks import Ranks
@@ -239,7 +239,7 @@ class Race:
         options = {"categorical": train.categorical, "seed": train.seed}
         found = trees.quick_prediction(train.inputs, means.as_array(train.y), held_out.inputs, **options)
         error = np.square(means.as_array(held_out.y) - found).mean() ** 0.5
-        return bool(train.ranks.agreed(float(error > TREES_BEHIND * float(holder.score.square.mean()) ** 0.5)))
+        return bool(train.ranks.broadcast(float(error > TREES_BEHIND * float(holder.score.square.mean()) ** 0.5)))
 
     def without_trees(self) -> Trial | None:
         """The first trial without trees among those that lost."""
@@ -295,7 +295,7 @@ class Race:
         name = f"try-{_name(candidate)}-{task.num_rows}-{done + num_steps}"
         half = 0.5 * task.time_left() if task.max_time is not None else 0.0
         quiet = replace(task, verbose=False)  # a line for each trial is enough
-        result = quiet.run(Several(methods), name, most_steps=num_steps, reserve=half, **settings)
+        result = quiet.run(MultiTarget(methods), name, most_steps=num_steps, reserve=half, **settings)
         self.interrupted |= result.interrupted
         score = self._score(candidate, task, [method.prior for method in methods])
         if task.verbose:

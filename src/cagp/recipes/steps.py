@@ -11,7 +11,7 @@ from cagp import limits, metrics
 from cagp.actions import BlockActions
 from cagp.inducing import InducingPoints, choose_inducing_points
 from cagp.kernels import Kernel
-from cagp.methods import SGPR, SVGP, CaGPLocal, Method, Several
+from cagp.methods import SGPR, SVGP, CaGPLocal, Method, MultiTarget
 from cagp.methods.cagp_local import Objective
 from cagp.methods.common import is_gain, lengthscale_of
 from cagp.methods.local_scale import SCALE_ROWS, ScaleChoice
@@ -123,7 +123,7 @@ def hold_out(task: Task, most_rows: int = VALIDATION_ROWS, share: float = VALIDA
 
 
 @torch.no_grad()
-def held_out_nll(method: Several, train: Task, held_out: Task) -> float:
+def held_out_nll(method: MultiTarget, train: Task, held_out: Task) -> float:
     """Negative log density of the held-out targets, the mean over all targets."""
     posteriors = method.condition(*train.data)
     return sum(float(_row_nll(p, held_out.column(j)).mean()) for j, p in enumerate(posteriors)) / len(posteriors)
@@ -252,14 +252,14 @@ def _scale_rows_in_time(
     start = time.perf_counter()
     _scale(method, task, parts, j, few)
     pace = (time.perf_counter() - start) / few
-    allowed = task.ranks.agreed((task.time_left() - first) / 2 / num_left / pace)
+    allowed = task.ranks.broadcast((task.time_left() - first) / 2 / num_left / pace)
     return min(num_rows, int(allowed)) if allowed >= few else 0
 
 
 def train_local(task: Task, neighbours: Neighbours, priors: list[GP]) -> FitResult:
     """Learn the hyperparameters of the priors from nearest rows; a part of ``max_time`` is left for what follows."""
     reserve = 0.0 if task.max_time is None else LOCAL_RESERVE * seconds_of(task.max_time)
-    return task.run(Several(local_methods(task, priors, neighbours)), "local", reserve=reserve)
+    return task.run(MultiTarget(local_methods(task, priors, neighbours)), "local", reserve=reserve)
 
 
 def condition_local(
@@ -296,7 +296,7 @@ def train_inducing(task: Task, n_inducing: int, name: str, make: MakeInducing) -
     if Z is None or len(Z) != m:
         Z = _first_points(task, priors[0], m)
     first = make(priors[0], Z)
-    several = Several([first, *(make(prior, first.inducing_points) for prior in priors[1:])])
+    several = MultiTarget([first, *(make(prior, first.inducing_points) for prior in priors[1:])])
     result = task.run(several, "inducing")
     return Fitted(name, several.condition(*task.data), result, [], None)
 
@@ -316,7 +316,9 @@ def _first_points(task: Task, prior: GP, num_points: int) -> Tensor:
         return chosen(task.num_rows)
     began, allowed = time.perf_counter(), START_SHARE * task.time_left()
     found = chosen(few)
-    rows = int(task.ranks.agreed(few * allowed / max(time.perf_counter() - began, 1e-9)))  # the cost is linear in them
+    rows = int(
+        task.ranks.broadcast(few * allowed / max(time.perf_counter() - began, 1e-9))
+    )  # the cost is linear in them
     return found if rows < 2 * few else chosen(min(rows, task.num_rows))
 
 

@@ -155,7 +155,7 @@ class Task:
         """Seconds until the deadline, by the clock of process 0; to be asked by all processes."""
         if self.max_time is None:
             return math.inf
-        return self.ranks.agreed(max(self.deadline - time.perf_counter(), 1e-9))
+        return self.ranks.broadcast(max(self.deadline - time.perf_counter(), 1e-9))
 
 
 class Fitted(NamedTuple):

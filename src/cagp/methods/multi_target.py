@@ -16,7 +16,7 @@ from cagp.training.trainable import AnyNoise, AnyTargets, Inputs, Rows, Terms
 
 
 @final
-class Several(Trainable):
+class MultiTarget(Trainable):
     """A method for each column of targets; what the methods share (kernel, actions, inducing points) is one object.
 
     The loss is the mean of theirs. A step costs as much as one step of each.
