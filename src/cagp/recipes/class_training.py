@@ -1,5 +1,6 @@
 """Training a classifier: scores of labels are regressed on, with hyperparameters learned by left-out labels."""
 
+import copy
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from cagp.methods import CaGPLocal, CaGPOpt, Method, MultiTarget, ScoreRegressio
 from cagp.posteriors import Posterior, predict_columns
 from cagp.prior import GP, GaussianNoise, KnownNoise
 from cagp.recipes.base import Recipe
-from cagp.recipes.likelihoods import COMPARED_FROM, chosen_mean, train_with_likelihood
+from cagp.recipes.likelihoods import COMPARED_FROM, chosen_mean, train_sites
 from cagp.recipes.means import trees_of
 from cagp.recipes.task import Fitted, Task
 from cagp.starting import start_from_data
@@ -34,46 +35,33 @@ RESERVE = 0.1
 """The share of ``max_time`` that is left for the posterior."""
 
 
-class FittedClasses(NamedTuple):
-    """What training leaves behind."""
-
-    fitted: Fitted  # posteriors of the functions without their prior means
-    likelihood: ClassLikelihood
-    offsets: list[float]  # the constant prior mean of each function; zero with trees
-
-
-def train_classes(recipe: Recipe, task: Task, likelihood: ClassLikelihood) -> FittedClasses:
+def train_scores(recipe: Recipe, task: Task) -> Fitted:
     """Learn functions that give the classes of rows; the targets are zeros and ones, a column for each function.
 
-    Two classes by exact inference have variational sites and the evidence bound (``train_with_likelihood``): with few
-    rows that is better. Everything else is a regression on scores. "auto" is prior mean zero for few rows; with more,
-    whichever of zero and trees predicts held-out rows better.
+    "auto" is prior mean zero for few rows; with more, whichever of zero and trees predicts held-out rows better.
 
     Args:
         task: its ``row_noise`` is 1 / weight of each row; None for equal weights.
     """
     task = task.in_double()
-    if recipe.name == "exact" and isinstance(likelihood, Bernoulli) and task.row_noise is None:
-        found = train_with_likelihood(recipe, task, lambda: likelihood)
-        return FittedClasses(found.fitted, likelihood, found.offsets)
     if task.mean == "auto" and task.num_rows < COMPARED_FROM:
         task = replace(task, mean="zero")
     if task.mean != "auto":
-        return _train(recipe, task, likelihood)
+        return _train(recipe, task)
     mean, choice = chosen_mean(
-        task, lambda tried, held: _held_out_loss(_train(recipe, tried, likelihood, "compared-"), held), "log loss"
+        task, lambda tried, held: _held_out_loss(_train(recipe, tried, "compared-"), held), "log loss"
     )
-    found = _train(recipe, replace(task, mean=mean), likelihood)
-    return found._replace(fitted=found.fitted._replace(choice=choice))
+    return _train(recipe, replace(task, mean=mean))._replace(choice=choice)
 
 
 @torch.no_grad()
-def _held_out_loss(found: FittedClasses, held_out: Task) -> float:
+def _held_out_loss(found: Fitted, held_out: Task) -> float:
     """The weighted log loss of held-out labels."""
-    mean, variance = predict_columns(found.fitted.posteriors, held_out.X)
+    assert isinstance(found.likelihood, ClassLikelihood)
+    mean, variance = predict_columns(found.posteriors, held_out.X)
     mean = mean + torch.tensor(found.offsets, dtype=torch.float64).to(mean.device)
-    if found.fitted.trees is not None:
-        mean = mean + torch.from_numpy(found.fitted.trees.mean(held_out.inputs)).to(mean)
+    if found.trees is not None:
+        mean = mean + torch.from_numpy(found.trees.mean(held_out.inputs)).to(mean)
     weight = _weight(held_out)
     return float(weight @ found.likelihood.row_loss(held_out.y, mean, variance) / weight.sum())
 
@@ -82,8 +70,10 @@ def _weight(task: Task) -> Tensor:
     return torch.ones_like(task.y[:, 0]) if task.row_noise is None else 1 / task.row_noise[:, 0]
 
 
-def _train(recipe: Recipe, task: Task, likelihood: ClassLikelihood, name: str = "") -> FittedClasses:
+def _train(recipe: Recipe, task: Task, name: str = "") -> Fitted:
     """Train with a prior mean that is chosen; ``name`` is the beginning of that of the folder for checkpoints."""
+    likelihood = copy.deepcopy(task.likelihood)
+    assert isinstance(likelihood, ClassLikelihood)
     notes, trees, weight = [], None, _weight(task)
     offsets = likelihood.offsets(task.y, weight)
     offset = offsets.expand(task.y.shape)
@@ -108,8 +98,26 @@ def _train(recipe: Recipe, task: Task, likelihood: ClassLikelihood, name: str = 
     reserve = 0.0 if task.max_time is None else RESERVE * task.time_left()
     result = labels.run(scores, f"{name}{recipe.name}-scores-{task.mean}", most_steps=STEPS, reserve=reserve)
     posteriors = _condition(recipe, task, scores, PREDICTING * count, name)
-    fitted = Fitted(recipe.name, posteriors, result, notes, None, trees=trees)
-    return FittedClasses(fitted, likelihood.requires_grad_(False), offsets.tolist())
+    learned = {"likelihood": likelihood.requires_grad_(False), "offsets": offsets.tolist()}
+    return Fitted(recipe.name, posteriors, result, notes, None, trees=trees, **learned)
+
+
+class FittedClasses(NamedTuple):
+    """What ``train_classes`` returns."""
+
+    fitted: Fitted
+    likelihood: ClassLikelihood
+    offsets: list[float]
+
+
+def train_classes(recipe: Recipe, task: Task, likelihood: ClassLikelihood) -> FittedClasses:
+    """For callers that do not use ``recipes.train`` yet."""
+    task = replace(task, likelihood=likelihood, targets="classes")
+    is_sites = recipe.name == "exact" and isinstance(likelihood, Bernoulli) and task.row_noise is None
+    found = train_sites(recipe, task) if is_sites else train_scores(recipe, task)
+    assert isinstance(found.likelihood, ClassLikelihood)
+    assert found.offsets is not None
+    return FittedClasses(found, found.likelihood, found.offsets)
 
 
 def recipe_neighbours(recipe: Recipe) -> int:

@@ -61,14 +61,6 @@ COMPARED_FROM, COMPARED_ROWS, COMPARED_SHARE = 1001, 12_000, 0.25
 """From this many rows, "auto" compares prior means; the most rows for that; the share of the time left for each."""
 
 
-class FittedLikelihood(NamedTuple):
-    """What training leaves behind."""
-
-    fitted: Fitted  # posteriors of the latent function of each column, without its offset
-    likelihood: Likelihood
-    offsets: list[float]  # the constant part of each latent function
-
-
 def nearest_rows(
     task: Task, prior: GP, n_neighbors: int | str, objective: str, shared: BlockActions | None = None
 ) -> CaGPLocal:
@@ -85,29 +77,22 @@ def nearest_rows(
     )
 
 
-def train_with_likelihood(
-    recipe: Recipe, task: Task, make: Callable[[], Likelihood], kind: str = "classes"
-) -> FittedLikelihood:
+def train_sites(recipe: Recipe, task: Task) -> Fitted:
     """Learn hyperparameters, then sites until they converge; each column of targets is one latent function.
 
     Columns share the kernel. With ``mean="trees"``, out-of-fold predictions of boosted trees are the prior mean. "auto"
     is zero for few rows; with more, whichever of the two predicts held-out rows better.
-
-    Args:
-        make: a likelihood with its starting values.
-        kind: of the targets, see ``STARTS``.
     """
-    task, start = task.in_double(), STARTS[kind]
+    task, start = task.in_double(), STARTS[task.targets]
     if task.mean != "auto":
-        return _train(recipe, task, make(), start)
-    too_few = kind == "counts" and int((task.y > 0).sum()) < FEWEST_COUNTS
+        return _train(recipe, task, start)
+    too_few = task.targets == "counts" and int((task.y > 0).sum()) < FEWEST_COUNTS
     if task.num_rows < COMPARED_FROM or too_few:
-        return _train(recipe, replace(task, mean="zero"), make(), start)
+        return _train(recipe, replace(task, mean="zero"), start)
     mean, choice = chosen_mean(
-        task, lambda tried, held: _held_out_loss(_train(recipe, tried, make(), start, "compared-"), held), start.loss
+        task, lambda tried, held: _held_out_loss(_train(recipe, tried, start, "compared-"), held), start.loss
     )
-    found = _train(recipe, replace(task, mean=mean), make(), start)
-    return found._replace(fitted=found.fitted._replace(choice=choice))
+    return _train(recipe, replace(task, mean=mean), start)._replace(choice=choice)
 
 
 def chosen_mean(task: Task, loss_of: Callable[[Task, Task], float], loss: str) -> tuple[str, str]:
@@ -138,12 +123,13 @@ def chosen_mean(task: Task, loss_of: Callable[[Task, Task], float], loss: str) -
 
 
 @torch.no_grad()
-def _held_out_loss(found: FittedLikelihood, held_out: Task) -> float:
+def _held_out_loss(found: Fitted, held_out: Task) -> float:
     """The mean of -log p of held-out targets, of all columns together."""
-    trees = found.fitted.trees
-    known = None if trees is None else torch.from_numpy(trees.mean(held_out.inputs))
+    assert isinstance(found.likelihood, Likelihood)
+    assert found.offsets is not None
+    known = None if found.trees is None else torch.from_numpy(found.trees.mean(held_out.inputs))
     total = 0.0
-    for j, posterior in enumerate(found.fitted.posteriors):
+    for j, posterior in enumerate(found.posteriors):
         X, y, _ = held_out.column(j)
         mean, variance = posterior.predict(X)
         mean = mean + found.offsets[j] + (0.0 if known is None else known[:, j].to(mean))
@@ -152,9 +138,10 @@ def _held_out_loss(found: FittedLikelihood, held_out: Task) -> float:
     return total
 
 
-def _train(recipe: Recipe, task: Task, likelihood: Likelihood, start: Start, name: str = "") -> FittedLikelihood:
+def _train(recipe: Recipe, task: Task, start: Start, name: str = "") -> Fitted:
     """Train with a prior mean that is chosen; ``name`` is the beginning of that of the folder for checkpoints."""
-    notes = []
+    likelihood, notes = copy.deepcopy(task.likelihood), []
+    assert isinstance(likelihood, Likelihood)
     trees, offsets = None, [likelihood.constant(column, task.known) for column in task.y.unbind(1)]
     offset = torch.tensor(offsets).double().expand(task.y.shape)
     known = 0.0 if task.known is None else task.known.cpu()[:, None]
@@ -182,8 +169,26 @@ def _train(recipe: Recipe, task: Task, likelihood: Likelihood, start: Start, nam
             predicting = part.with_method(recipe.predicting_method(task, prior))
             posteriors.append(predicting.condition(X, y, until=task.deadline))
         notes += [str(warning) for warning in warned]
-    fitted = Fitted(recipe.name, posteriors, result, notes, None, trees=trees)
-    return FittedLikelihood(fitted, likelihood.requires_grad_(False), offsets)
+    learned = {"likelihood": likelihood.requires_grad_(False), "offsets": offsets}
+    return Fitted(recipe.name, posteriors, result, notes, None, trees=trees, **learned)
+
+
+def train_with_likelihood(
+    recipe: Recipe, task: Task, make: Callable[[], Likelihood], kind: str = "classes"
+) -> "FittedLikelihood":
+    """``train_sites`` for callers that do not use ``recipes.train`` yet."""
+    found = train_sites(recipe, replace(task, likelihood=make(), targets=kind))
+    assert isinstance(found.likelihood, Likelihood)
+    assert found.offsets is not None
+    return FittedLikelihood(found, found.likelihood, found.offsets)
+
+
+class FittedLikelihood(NamedTuple):
+    """What ``train_with_likelihood`` returns."""
+
+    fitted: Fitted
+    likelihood: Likelihood
+    offsets: list[float]
 
 
 def _priors(task: Task, scale: float) -> list[GP]:

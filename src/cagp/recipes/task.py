@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cagp.data.row_rules import RowRule
 from cagp.kernels import Kernel, Stationary, named_kernel
+from cagp.likelihoods import ClassLikelihood, Likelihood
 from cagp.mapped import gathered
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
@@ -56,6 +57,8 @@ class Task:
     ranks: Ranks = field(default_factory=Ranks.alone)  # the processes that train together, each with all rows
     rule: RowRule = field(default_factory=RowRule)  # how rows are held out to compare models
     known: Tensor | None = None  # (n,), a known part of the latent function: the logarithm of exposures
+    targets: str = "numbers"  # what the targets are: "numbers", "counts" or "classes", see ``cagp.likelihood_registry``
+    likelihood: Likelihood | ClassLikelihood | None = None  # with starting values; None: Gaussian noise
     scratch: Path | None = None  # a folder for rows that are too many for memory; ``inputs`` then has no columns
 
     @property
@@ -169,3 +172,5 @@ class Fitted(NamedTuple):
     choice: str | None = None  # why this method was chosen, in one sentence
     trees: Trees | None = None  # the prior mean; the posteriors are of what it leaves
     tried: list[dict[str, Any]] = []  # what "auto" compared, in the order it was tried
+    likelihood: Likelihood | ClassLikelihood | None = None  # with what it learned; None: Gaussian noise
+    offsets: list[float] | None = None  # the constant part of each latent function; None: there is none
