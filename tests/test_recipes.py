@@ -1,6 +1,7 @@
 """The table of methods: what regressors, the command line, reports and model files say of each comes from it."""
 
 import inspect
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ import pytest
 import cagp
 from cagp import CaGPRegressor
 from cagp.cli import main
-from cagp.recipes import OPTIONS, RECIPES, Recipe, recipe_for, users_of
-from cagp.recipes.options import N_NEIGHBORS
+from cagp.recipes import OPTIONS, RECIPES, Recipe, methods_for, recipe_for, users_of
+from cagp.recipes.options import N_NEIGHBORS, PARAMETERS, check_values, not_for
 
 CHANGED = {
     "n_actions": 7,
@@ -158,3 +159,52 @@ def test_many_neighbours_are_announced_with_their_cost():
     X = np.random.default_rng(0).normal(size=(600, 1))
     with pytest.warns(UserWarning, match=r"n_neighbors is 500: .* roughly 2 s on one core, times 300 steps"):
         CaGPRegressor("local", n_neighbors=500, max_time=1e-9, local_scale=None).fit(X, X[:, 0])
+
+
+def test_parameters_have_the_defaults_of_the_estimators_and_accept_them():
+    for estimator in (CaGPRegressor, cagp.CaGPClassifier, cagp.SGPRRegressor):
+        values = estimator().get_params()
+        check_values(values)
+        for name, option in PARAMETERS.items():
+            if name in values and name != "likelihood":  # a classifier has another one
+                assert values[name] == option.default
+    assert set(PARAMETERS) <= set(CaGPRegressor().get_params())
+    assert methods_for("gaussian") == tuple(RECIPES)
+    assert methods_for("counts") == methods_for("classes") == ("auto", "exact", "opt", "cg", "local", "hybrid")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("gaussian", {"exposure": "hours", "n_inducing": 7, "target": "log"}, ["exposure"]),
+        ("counts", {"exposure": "hours", "local_scale": None, "target": "identity", "n_neighbors": 8}, []),
+        ("numbers", {"exposure": "hours", "local_scale": 4, "target": "log", "copies": "once"}, None),
+        ("classes", {"objective": "loo", "shards": True, "mean": "trees", "warm_start": True, "method": "local"}, ...),
+    ],
+)
+def test_parameters_that_a_kind_of_targets_does_not_have(kind, values, expected):
+    refused = [option.name for option in not_for(kind, values)]
+    if expected is None:
+        assert refused == list(values)
+    elif expected is ...:
+        assert refused == ["objective", "shards", "warm_start"]
+    else:
+        assert refused == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"kernel": "cubic"}, "kernel is 'cubic', expected \"auto\", one of matern12"),
+        ({"mean": None}, 'mean is None, expected "auto", "zero" or "trees".'),
+        ({"max_time": "soon"}, "max_time is 'soon', expected a positive time"),
+        ({"max_memory": 0}, "max_memory is 0, expected a size"),
+        ({"max_epochs": True}, "max_epochs is True, expected a positive integer (or None)."),
+        ({"dtype": "float16"}, 'dtype is \'float16\', expected "auto", "float32" or "float64".'),
+        ({"likelihood": "gamma"}, "likelihood is 'gamma', expected one of gaussian, poisson"),
+        ({"effort": 3}, 'effort is 3, expected "fast", "default" or "thorough".'),
+    ],
+)
+def test_wrong_values_are_named(values, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        check_values({"of_no_concern": 1, **values})

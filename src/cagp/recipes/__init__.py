@@ -7,6 +7,7 @@ here imports torch before a method is trained, so that help texts and errors com
 from collections.abc import Mapping
 from typing import Any
 
+from cagp.likelihood_registry import GAUSSIAN
 from cagp.recipes.auto import Auto
 from cagp.recipes.base import Recipe
 from cagp.recipes.cg import ConjugateGradients
@@ -81,6 +82,13 @@ def users_of(option: str) -> list[str]:
     return [name for name, recipe in RECIPES.items() if option in {o.name for o in recipe.options()}]
 
 
+def methods_for(kind: str) -> tuple[str, ...]:
+    """The names of the methods for a kind of targets, see ``options.KINDS``."""
+    if kind == GAUSSIAN:
+        return tuple(RECIPES)
+    return ("auto", *(name for name, recipe in RECIPES.items() if recipe.takes_likelihoods))
+
+
 SITES_GUARANTEE = (
     "Given the sites, the variance of the latent function is never below that of all rows with the same sites and "
     "hyperparameters."
@@ -131,6 +139,7 @@ __all__ = [
     "Recipe",
     "guarantee_words",
     "method_words",
+    "methods_for",
     "recipe_for",
     "train_with_mean",
     "tried_in_words",

@@ -1,11 +1,19 @@
-"""The options of methods: their names, defaults, checks, and how the command line reads them."""
+"""The one table of what a user can set, in Python and on the command line.
+
+Each entry has a name, a default, a check, a help text and the kinds of targets that it is for. Recipes, the checks of
+the estimators and the command line read it. Nothing here imports torch, so that help texts and errors come at once.
+"""
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
+
+from cagp import kernel_registry
+from cagp.likelihood_registry import GAUSSIAN, LIKELIHOODS, likelihoods_of
+from cagp.quantities import bytes_of, seconds_of
 
 MEANS = ("auto", "zero", "trees")
 """Values of the parameter ``mean``: the prior mean; "auto" is zero, or what the method "auto" finds best."""
@@ -16,16 +24,34 @@ TARGET_SCALES = ("auto", "identity", "log")
 COPIES = ("keep", "once")
 """What is done with rows that are copies of others: values that users can choose."""
 
+DTYPES = ("auto", "float32", "float64")
+"""The precisions that users can choose."""
+
+DEFAULT_NEIGHBORS = 32
+"""In training, unless the user or the method "auto" chooses otherwise."""
+
+KINDS = (GAUSSIAN, "numbers", "counts", "classes")
+"""Kinds of targets: numbers with Gaussian noise, or what a likelihood of the registry is for."""
+
+
+def kind_of(likelihood: str) -> str:
+    """The kind of the targets of a likelihood."""
+    return GAUSSIAN if likelihood == GAUSSIAN else LIKELIHOODS[likelihood].targets
+
 
 @dataclass(frozen=True)
 class Option:
-    """One option, in Python ``name=...`` and on the command line ``--name``.
+    """One option, in Python ``name=...`` and on the command line ``flag``.
 
     Args:
+        help: what it does, for the command line.
         expected: what a value must be, in words.
         accepts: whether a value is one.
         parse: a value from text; raises ValueError where the text is not one.
-        is_switch: False or True; on the command line it takes no value.
+        metavar: what stands for its value in help texts; "" for a switch, which is False or True and takes no value.
+        targets: the kinds of targets that it is for.
+        neutral: values besides the default that are accepted with every kind of targets, because they ask for nothing.
+        only_flag: its name on the command line where it has another one than in Python.
     """
 
     name: str
@@ -34,24 +60,36 @@ class Option:
     help: str
     expected: str
     accepts: Callable[[Any], bool]
-    parse: Callable[[str], Any]
-    is_switch: bool = False
+    parse: Callable[[str], Any] = str
+    targets: tuple[str, ...] = KINDS
+    neutral: tuple[Any, ...] = ()
+    only_flag: str | None = None
 
     @property
     def flag(self) -> str:
         """The option on the command line."""
-        return f"--{self.name.replace('_', '-')}"
+        return self.only_flag or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is False or True."""
+        return self.default is False
 
     def check(self, value: Any) -> None:
         """Raise ValueError unless ``value`` is one that the option accepts."""
         if not self.accepts(value):
             raise ValueError(f"{self.name} is {value!r}, expected {self.expected}.")
 
+    def asks_for_nothing(self, value: Any) -> bool:
+        """Whether a value is the default, or has the same effect as leaving the option out."""
+        silent = (self.default, *self.neutral)
+        return any(value is other or (type(value) is type(other) and value == other) for other in silent)
+
     def from_text(self, text: str) -> Any:
         """The value that the text stands for; an argparse error where it stands for none."""
         try:
             value = self.parse(text)
-        except ValueError:
+        except (ValueError, KeyError):
             value = text
         if not self.accepts(value):
             raise argparse.ArgumentTypeError(f"it is {text!r}, expected {self.expected.replace('None', 'none')}")
@@ -76,56 +114,83 @@ def _is_local_scale(value: Any) -> bool:
     return value is None or _is_auto(value) or is_number
 
 
-N_ACTIONS = Option(
-    "n_actions",
-    "auto",
-    "N",
-    'number of actions, or "auto": one for eight rows, at most 512',
-    'a positive integer (or "auto")',
-    lambda value: _is_auto(value) or is_positive_integer(value),
-    lambda text: text if text == "auto" else int(text),
-)
-DEFAULT_NEIGHBORS = 32
-"""In training, unless the user or the method "auto" chooses otherwise."""
+def _one_of(name: str, choices: tuple[str, ...], metavar: str, help: str, expected: str = "", **more: Any) -> Option:
+    """An option whose values are names."""
+    listed = ", ".join(f'"{choice}"' for choice in choices[:-1]) + f' or "{choices[-1]}"'
+    default = more.pop("default", choices[0])
+    accepts = more.pop("accepts", lambda value: isinstance(value, str) and value in choices)
+    return Option(name, default, metavar, help, expected or listed, accepts, **more)
 
+
+def _readable(read: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    """Whether ``read`` makes something of a value; None is always one."""
+
+    def accepts(value: Any) -> bool:
+        try:
+            return value is None or read(value) is not None
+        except (ValueError, TypeError):
+            return False
+
+    return accepts
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**31:
+        raise ValueError(text)
+    return int(text)
+
+
+def _integer_or_auto(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
+_REGRESSION = ", ".join((GAUSSIAN, *likelihoods_of("counts", "numbers")))
+_INTEGER_OR_AUTO: dict[str, Any] = {
+    "expected": 'a positive integer (or "auto")',
+    "accepts": lambda value: _is_auto(value) or is_positive_integer(value),
+    "parse": _integer_or_auto,
+}
+
+# ---- options of methods: fields of recipes ----
+
+N_ACTIONS = Option(
+    "n_actions", "auto", "N", 'number of actions, or "auto": one for eight rows, at most 512', **_INTEGER_OR_AUTO
+)
 N_NEIGHBORS = Option(
     "n_neighbors",
     "auto",
     "K",
     'training rows that predict each row during training; predictions use twice as many; "auto" is 32, and the method '
     '"auto" also tries more in predictions',
-    'a positive integer (or "auto")',
-    lambda value: _is_auto(value) or is_positive_integer(value),
-    lambda text: text if text == "auto" else int(text),
+    **_INTEGER_OR_AUTO,
 )
-OBJECTIVE = Option(
+OBJECTIVE = _one_of(
     "objective",
-    "auto",
+    ("auto", "loo", "ordered"),
     "NAME",
     'what hyperparameters are learned from: "loo", each row predicted from its nearest other rows, or "ordered", from '
     'the nearest rows before it in a random order (Vecchia); "auto" is loo, and the method "auto" compares both',
-    '"auto", "loo" or "ordered"',
-    lambda value: isinstance(value, str) and value in ("auto", "loo", "ordered"),
-    str,
+    targets=(GAUSSIAN,),
 )
-EFFORT = Option(
+EFFORT = _one_of(
     "effort",
-    "default",
+    ("fast", "default", "thorough"),
     "LEVEL",
     'how much is tried: "fast" (one model), "default" (several), or "thorough" (more models, and more steps of each)',
-    '"fast", "default" or "thorough"',
-    lambda value: isinstance(value, str) and value in ("fast", "default", "thorough"),
-    str,
+    default="default",
+    targets=(GAUSSIAN,),
 )
 LOCAL_SCALE = Option(
     "local_scale",
     "auto",
     "N",
-    'whether error bars follow the neighbours of a test point: "auto", "none" (one scale everywhere; the variance is '
-    "then never below the exact one), or the number of neighbours that the learned scale counts for",
+    'whether error bars adapt to the neighbours of a test point: "auto", "none" (one scale everywhere; the variance is '
+    "then never below the exact one), or the number of neighbours that the learned scale weighs as much as",
     '"auto", None or a positive number of neighbours',
     _is_local_scale,
     lambda text: {"auto": "auto", "none": None}[text] if text in ("auto", "none") else float(text),
+    targets=(GAUSSIAN,),
+    neutral=(None,),
 )
 N_INDUCING = Option(
     "n_inducing",
@@ -135,8 +200,8 @@ N_INDUCING = Option(
     "a positive integer",
     is_positive_integer,
     int,
+    targets=(GAUSSIAN,),
 )
-
 SHARDS = Option(
     "shards",
     False,
@@ -144,10 +209,127 @@ SHARDS = Option(
     "cut the table into regions, one for each process that torchrun starts: no process holds all rows",
     "True or False",
     lambda value: isinstance(value, bool),
-    lambda text: text == "True",
-    is_switch=True,
+    targets=(GAUSSIAN,),
 )
 
-_ALL = (N_ACTIONS, N_NEIGHBORS, LOCAL_SCALE, OBJECTIVE, EFFORT, N_INDUCING, SHARDS)
-OPTIONS = {option.name: option for option in _ALL}
+OPTIONS = {o.name: o for o in (N_ACTIONS, N_NEIGHBORS, LOCAL_SCALE, OBJECTIVE, EFFORT, N_INDUCING, SHARDS)}
 """Every option that some method has."""
+
+# ---- parameters of every estimator, whatever the method ----
+
+KERNEL = _one_of(
+    "kernel",
+    (kernel_registry.AUTO, *kernel_registry.NAMES),
+    "KERNEL",
+    f"one of {', '.join(kernel_registry.NAMES)}; auto is {kernel_registry.CHOICES[0]}, or what the method "
+    '"auto" finds best',
+    expected=f'"auto", one of {", ".join(kernel_registry.NAMES)}, or a kernel of cagp.kernels',
+    # What is not a name must be a kernel: the estimators check that, since it takes torch to say so.
+    accepts=lambda value: not isinstance(value, str) or value in (kernel_registry.AUTO, *kernel_registry.NAMES),
+)
+MEAN = _one_of(
+    "mean",
+    MEANS,
+    "MEAN",
+    "the prior mean: zero, or trees (boosted trees, fitted out of fold; the Gaussian process models the residuals); "
+    'auto is zero, or what the method "auto" finds best',
+)
+TARGET = _one_of(
+    "target",
+    TARGET_SCALES,
+    "NAME",
+    "fit the target as it is (identity) or its logarithm (log); auto: the logarithm of a positive, skewed target where "
+    "that predicts held-out training rows better",
+    targets=(GAUSSIAN,),
+    neutral=("identity",),
+    only_flag="--target-transform",
+)
+COPIES_OF_ROWS = _one_of(
+    "copies",
+    COPIES,
+    "WHAT",
+    "rows that are copies of others, targets included: keep all of them, or count each row once, if new rows are not "
+    "copies of old ones",
+    targets=(GAUSSIAN,),
+)
+MAX_TIME = Option(
+    "max_time",
+    None,
+    "TIME",
+    'limit for the whole fit, e.g. "10min"',
+    'a positive time, e.g. "90s", "10min", "2h", or a number of seconds (or None)',
+    _readable(seconds_of),
+)
+MAX_MEMORY = Option(
+    "max_memory",
+    None,
+    "SIZE",
+    'what a fit may take, e.g. "4GB"; half of what is free unless it is given',
+    'a size, e.g. "500MB", "4GB", or a number of bytes (or None)',
+    _readable(bytes_of),
+    bytes_of,
+)
+MAX_EPOCHS = Option(
+    "max_epochs",
+    None,
+    "N",
+    "passes over the rows; 300 steps, 100 for exact, unless it is given",
+    "a positive integer (or None)",
+    lambda value: value is None or is_positive_integer(value),
+    int,
+)
+DEVICE = Option("device", "cpu", "DEVICE", 'where to compute, e.g. "cuda"', "a device of torch", lambda _: True)
+DTYPE = _one_of("dtype", DTYPES, "DTYPE", "precision of the rows")
+RANDOM_STATE = Option(
+    "random_state",
+    0,
+    "N",
+    "random seed of the split and of training",
+    f"an integer from 0 to {2**31 - 1}",
+    lambda _: True,  # scikit-learn checks what it takes for one
+    _seed,
+    only_flag="--seed",
+)
+LIKELIHOOD = _one_of(
+    "likelihood",
+    (GAUSSIAN, *LIKELIHOODS),
+    "NAME",
+    f"how targets vary about the function: one of {_REGRESSION}; poisson and negative_binomial are for counts, "
+    "student_t for numbers with outliers",
+    expected=f"one of {_REGRESSION}; of classes one of {', '.join(likelihoods_of('classes'))}",
+)
+EXPOSURE = Option(
+    "exposure",
+    None,
+    "COLUMN",
+    "for counts: a column that their mean is proportional to, e.g. hours of observation; it is not an input",
+    "a column",
+    lambda _: True,
+    targets=("counts",),
+)
+WARM_START = Option(
+    "warm_start",
+    False,
+    "",
+    "start where the last fit ended",
+    "True or False",
+    lambda _: True,
+    targets=(GAUSSIAN,),
+)
+
+_PARAMETERS = (KERNEL, MEAN, TARGET, COPIES_OF_ROWS, MAX_TIME, MAX_MEMORY, MAX_EPOCHS, DEVICE, DTYPE, RANDOM_STATE)
+PARAMETERS = {o.name: o for o in (*OPTIONS.values(), *_PARAMETERS, LIKELIHOOD, EXPOSURE, WARM_START)}
+"""Everything that a user can set: the options of methods, and the parameters of every estimator."""
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for a value that its parameter does not accept; names that the table lacks are not checked."""
+    for name, value in values.items():
+        if name in PARAMETERS:
+            PARAMETERS[name].check(value)
+
+
+def not_for(kind: str, values: Mapping[str, Any]) -> list[Option]:
+    """The parameters among ``values`` that ask for something that this kind of targets does not have."""
+    listed = [(PARAMETERS[name], value) for name, value in values.items() if name in PARAMETERS]
+    return [option for option, value in listed if kind not in option.targets and not option.asks_for_nothing(value)]
