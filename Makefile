@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Threads that wait by sleeping: on a busy machine, spinning ones slow each other down several times.
 export OMP_WAIT_POLICY := PASSIVE
-SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard src/native/*)
+SOURCES := pyproject.toml bench/pyproject.toml CMakeLists.txt constraints.txt $(wildcard src/native/*)
 
 .PHONY: demo test lint format types docs docs-serve bench clean
 .DEFAULT_GOAL := help
@@ -18,7 +18,7 @@ help:
 	@echo "make clean   remove everything that was built"
 
 demo: $(VENV)/installed
-	$(BIN)/cagp demo
+	$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed-dev lint types
 	$(BIN)/python -m pytest
@@ -50,12 +50,12 @@ bench: $(VENV)/installed-dev
 
 # The sources are used in place (editable); only the compiled module is installed, and rebuilt when its sources change.
 $(VENV)/installed: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --editable bench
 	@touch $@
 
 # Not after the rule above: each of the two compiles everything.
 $(VENV)/installed-dev: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable bench
 	@touch $(VENV)/installed $@
 
 $(BIN)/python:

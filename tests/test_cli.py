@@ -1,76 +1,68 @@
-"""The command line: records that machines can read, failures that are rows, and exit codes that scripts can use."""
+"""The command line: help, versions, wrong usage, and commands of a package that is not installed."""
 
-import json
+import subprocess
+import sys
+from importlib import metadata
 
-import numpy as np
 import pytest
 
-from cagp.bench import engine as bench_engine
-from cagp.bench import step as bench_step
-from cagp.cli import main
-from cagp.engine import TORCH
-
-
-@pytest.fixture
-def table(tmp_path):
-    rng = np.random.default_rng(0)
-    X = rng.uniform(size=(200, 2)).astype(np.float32)
-    y = (np.sin(5 * X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=200)).astype(np.float32)
-    path = tmp_path / "waves.npz"
-    np.savez(path, X=X, y=y)
-    return path
-
-
-def test_bench_engine_compares_backends_in_one_run(monkeypatch, capsys):
-    monkeypatch.setattr(bench_engine, "NUM_COLUMNS", 64)
-    monkeypatch.setattr(bench_engine, "NUM_BLOCKS", 8)
-    monkeypatch.setattr(bench_engine, "NUM_ROWS", {"native": 64, "torch": 64})
-    monkeypatch.setattr(bench_engine, "DIMENSIONS", (3,))
-    monkeypatch.setattr(bench_engine, "_torch_compile", lambda *_: bench_engine._engine(TORCH, 1, 3))
-    monkeypatch.setattr(bench_engine.importlib.util, "find_spec", lambda _: None)
-    assert main(["bench", "engine", "--repeats", "1", "--json"]) == 0
-    records = json.loads(capsys.readouterr().out)
-    assert "torch" in {record["backend"] for record in records}
-    for record in records:
-        assert record["d"] == 3
-        assert record["forward_per_s"] > 0
-        assert record["backward_per_s"] > 0
-
-
-def test_bench_step_measures_time_and_memory(monkeypatch):
-    monkeypatch.setattr(bench_step, "NUM_ACTIONS", 8)
-    record = bench_step.measure(num_rows=64, repeats=1)
-    assert record["n"] == 64
-    assert record["forward_s"] > 0
-    assert record["step_s"] > 0
-    assert 0 <= record["peak_bytes"] < 1e9
-
-
-def test_bench_minibatches_scores_every_choice(table, capsys):
-    options = ["--n-actions", "6", "12", "--support", "0", "4", "--batch", "0", "40", "--seconds", "0.2", "--json"]
-    assert main(["bench", "minibatches", str(table), *options]) == 0
-    records = json.loads(capsys.readouterr().out)
-    cases = {(r["i"], r["support"], r["batch"]) for r in records}
-    assert cases == {(i, s, b) for i in (6, 12) for s, b in ((0, 0), (4, 0), (4, 40))}
-    assert all(r["rmse"] < 1.2 for r in records)
-    assert main(["bench", "minibatches", "missing.npz", "--json"]) == 1
-    assert "missing.npz" in json.loads(capsys.readouterr().out)[0]["error"]
+from cagp.cli import app, main
+from cagp.cli.plugins import plugin
 
 
 def test_help_and_version_are_printed(capsys):
-    for arguments, words in (
-        (["--help"], "cagp bench engine"),
-        (["--version"], "cagp 0."),
-        (["bench", "run", "-h"], "--seeds"),
-    ):
+    for arguments, words in ((["--help"], "cagp bench engine"), (["--version"], "cagp 0."), (["fit", "-h"], "--seed")):
         with pytest.raises(SystemExit) as exit_:
             main(arguments)
         assert exit_.value.code == 0
         assert words in capsys.readouterr().out
 
 
-def test_wrong_usage_is_exit_code_two(capsys):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["fits"], "argument COMMAND: invalid choice: 'fits'"),
+        (["fit"], "cagp fit: error: the following arguments are required: TABLE"),
+        (["info", "m.cagp", "--nonsense"], "cagp info: error: unrecognized arguments: --nonsense"),
+    ],
+)
+def test_wrong_usage_is_exit_code_two(words, message, capsys):
     with pytest.raises(SystemExit) as exit_:
-        main(["bench", "run"])
+        main(words)
     assert exit_.value.code == 2
-    assert "the following arguments are required: SUITE" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
+
+
+def test_a_command_loads_its_own_options_alone():
+    code = (
+        "import sys\nfrom cagp.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "loaded = {name.split('.')[2] for name in sys.modules if name.startswith('cagp.cli.')}\n"
+        "heavy = {'torch', 'cagp_bench'} & set(sys.modules)\n"
+        "sys.exit(' '.join(heavy | (loaded & {'fit', 'predict', 'compare'})) or 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("words", [["bench", "engine"], ["reproduce", "claims"], ["fit", "dataset:bike", "--out", "m"]])
+def test_what_the_second_package_adds_says_how_to_install_it(words, monkeypatch, capsys):
+    monkeypatch.setattr("cagp.cli.plugins.entry_points", lambda **_: ())
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert "is part of the package cagp-bench, which is not installed: pip install cagp-bench" in error
+
+
+def test_an_installed_package_adds_commands(monkeypatch, capsys):
+    def add_to(command):
+        command.add_argument("--rows", type=int)
+        command.set_defaults(run=lambda arguments: print(arguments.rows) or 0)
+
+    entry = metadata.EntryPoint("bench", "elsewhere:add_to", "cagp.commands")
+    monkeypatch.setattr(metadata.EntryPoint, "load", lambda _: add_to)
+    monkeypatch.setattr("cagp.cli.plugins.entry_points", lambda **wanted: [entry] if wanted["name"] == "bench" else [])
+    assert plugin("cagp.commands", "bench", "cagp bench") is add_to
+    assert main(["bench", "--rows", "3"]) == 0
+    assert capsys.readouterr().out == "3\n"
+    assert {name for name, command in app.COMMANDS.items() if command.module is None} == {"bench", "reproduce"}

@@ -95,14 +95,3 @@ def test_quantiles_and_columns_are_for_regression(folder, capsys):
     assert "is a classifier" in capsys.readouterr().err
     assert main(["evaluate", "plants.cagp", "plants.csv", "--noise", "east"]) != 0
     assert "cannot be used with a classifier" in capsys.readouterr().err
-
-
-def test_bench_classes_measures_all_contenders(folder, capsys):
-    table = pd.read_csv("plants.csv").dropna().assign(soil=lambda t: (t["soil"] == "clay").astype(float))
-    table.to_csv("numbers.csv", index=False)
-    command = ["bench", "classes", "numbers.csv", "no.csv", "--target", "plant", "--methods", "lightgbm", "hist"]
-    assert main([*command, "--json"]) == 1
-    records = json.loads(capsys.readouterr().out)
-    assert [record["method"] for record in records] == ["lightgbm", "hist"] * 2
-    assert all(0 < record["log_loss"] < 1 for record in records[:2])
-    assert all("error" in record for record in records[2:])

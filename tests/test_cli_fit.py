@@ -38,7 +38,7 @@ def test_help_lists_every_command_and_every_example_can_be_parsed(capsys, monkey
         main(["--help"])
     text = capsys.readouterr().out
     names = [command.name for group in app.GROUPS.values() for command in group]
-    assert names == ["fit", "predict", "evaluate", "info", "compare", "search", "demo", "bench", "reproduce"]
+    assert names == ["fit", "predict", "evaluate", "info", "compare", "bench", "reproduce"]
     for name in names:
         assert re.search(rf"^  {name} ", text, flags=re.MULTILINE)
         with pytest.raises(SystemExit):
@@ -52,7 +52,7 @@ def test_help_lists_every_command_and_every_example_can_be_parsed(capsys, monkey
     assert len(examples) > 15
     for example in examples:
         words = shlex.split(re.split(r"[|>]", example)[0])
-        assert callable(app._parser().parse_args(words).run), example
+        assert callable(app._parsed(words).run), example
 
 
 def test_the_commands_of_the_documentation_run_as_written(tmp_path, monkeypatch, capsys):
@@ -60,7 +60,7 @@ def test_the_commands_of_the_documentation_run_as_written(tmp_path, monkeypatch,
     page = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
     exec("\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)), {})
     commands = re.findall(r"```sh\n(.*?)\n```", page, flags=re.DOTALL)
-    assert len(commands) == 14
+    assert len(commands) == 13
     for command in commands:
         words = shlex.split(command)
         if words[0] == "cat":

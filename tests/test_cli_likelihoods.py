@@ -7,8 +7,6 @@ import pandas as pd
 import pytest
 
 from cagp import CaGPRegressor, load
-from cagp.bench import likelihood_quality
-from cagp.bench.record_files import read_records
 from cagp.cli.app import main
 from cagp.report.rows import held_out_rows, predictions
 from cagp.report.targets import targets_of
@@ -131,36 +129,3 @@ def test_methods_and_intervals_that_do_not_apply_are_refused(folder, capsys):
     table.to_csv("half.csv", index=False)
     assert main(["fit", "half.csv", "--target", "birds", "--likelihood", "poisson", "--quiet"]) == 1
     assert "values that are no counts (first 0.5)" in capsys.readouterr().err
-
-
-# ---- benchmarks ----
-
-
-def test_bench_counts_and_outliers_keep_records(folder, capsys, monkeypatch):
-    monkeypatch.setattr(likelihood_quality, "MAX_TREES", 20)
-    for name in ("negative-binomial", "student-t", "gaussian"):
-        monkeypatch.setitem(likelihood_quality.OWN, name, {**likelihood_quality.OWN[name], "max_epochs": 3})
-    table = pd.read_csv("birds.csv").dropna().drop(columns=["soil", "weight"])
-    table.assign(log=np.log(table["birds"] + 1)).drop(columns="birds").to_csv("logs.csv", index=False)
-    counts = ["bench", "counts", "logs.csv", "--target", "log", "--logarithms", "--records", "counts.jsonl"]
-    assert main([*counts, "--methods", "negative-binomial", "lightgbm", "hist"]) == 0
-    records = read_records(folder / "counts.jsonl")
-    assert [record["method"] for record in records] == ["negative-binomial", "lightgbm", "hist"]
-    assert all(np.isfinite(record["nll"]) and record["deviance"] > 0 for record in records)
-    assert records[1]["nll"] <= records[1]["nll_poisson"] + 0.5
-    outliers = ["bench", "outliers", "logs.csv", "--target", "log", "--rows", "100", "--records", "outliers.jsonl"]
-    assert main(outliers) == 0
-    records = read_records(folder / "outliers.jsonl")
-    assert [(record["share"], record["method"]) for record in records] == [
-        (share, method) for share in (0.0, 0.1) for method in ("gaussian", "student-t")
-    ]
-    assert "NLL" in capsys.readouterr().out
-
-
-def test_gross_errors_replace_the_share_that_was_asked_for():
-    y = np.random.default_rng(0).normal(size=1000)
-    wrong = likelihood_quality.with_gross_errors(y, 0.1, seed=3)
-    changed = wrong != y
-    assert changed.sum() == 100
-    assert 8 < wrong[changed].std() < 12
-    np.testing.assert_array_equal(likelihood_quality.with_gross_errors(y, 0.0, seed=3), y)

@@ -1,4 +1,4 @@
-"""Options of the command line beyond the basics: known noise, devices, searches in every format, ``python -m cagp``."""
+"""Options of the command line beyond the basics: known noise, devices, grid searches, ``python -m cagp``."""
 
 import json
 import subprocess
@@ -86,38 +86,6 @@ def test_a_device_that_is_not_there_is_one_line(folder, tmp_path, capsys):
     out = tmp_path / "m.cagp"
     assert run("fit", folder / "noisy.csv", "--target", "y", "--device", "cuda", "--out", out, "--quiet") == 1
     assert "device is 'cuda', which this computer" in capsys.readouterr().err
-
-
-def test_a_search_reads_every_table(folder, tmp_path, capsys):
-    out = tmp_path / "search"
-    command = ["search", folder / "noisy.csv", "--target", "y", "--drop", "known", "--n-actions", "4"]
-    command += ["--lr", "0.2", "--steps", "3", "--kernel", "matern52", "--out", out]
-    assert run(*command) == 0
-    shown = capsys.readouterr().out
-    assert "Take " in shown
-    assert (out / "search.png").stat().st_size > 1000
-    assert run(*command) == 0  # everything is done: the same again, at once
-    with pytest.raises(SystemExit) as stop:
-        run("search", folder / "noisy.csv", "--target", "y", "--kernel", "Matern52")
-    assert stop.value.code == 2
-    assert run("search", folder / "noisy.csv") == 2
-    assert "say with --target what to predict" in capsys.readouterr().err
-    assert run("search", folder / "noisy.csv", "--target", "y", "known") == 2
-
-
-def test_a_search_speaks_of_its_own_options_and_tries_what_the_rows_allow(folder, tmp_path, capsys, monkeypatch):
-    command = ["search", folder / "noisy.csv", "--target", "y", "--drop", "known", "--out", tmp_path / "search"]
-    assert run(*command, "--n-actions", "4", "9000") == 2
-    message = capsys.readouterr().err
-    assert "--n-actions is 9,000, expected at most 81: the number of rows to train on" in message
-    assert "num_actions" not in message
-
-    def asked_for(*_, num_actions, **__):
-        raise ValueError(f"asked for {num_actions}")
-
-    monkeypatch.setattr("cagp.action_search.search_num_actions", asked_for)
-    assert run(*command) == 1
-    assert "asked for [64]" in capsys.readouterr().err  # 128, 256 and 512 are more than there are rows
 
 
 def test_a_resumed_fit_must_be_the_same_fit(folder, tmp_path, capsys, monkeypatch):

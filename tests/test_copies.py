@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cagp import CaGPRegressor, limits
-from cagp.bench.structures import STRUCTURES, sample
 from cagp.cli import main
 from cagp.data import open_chunks
 from cagp.data.duplicates import distinct_rows
@@ -83,17 +82,6 @@ def test_once_is_the_fit_of_the_distinct_rows(exact_rows, monkeypatch):
         assert once.n_rows_ == alone.n_rows_ == 80
         assert [t["model"] for t in once.choices_] == [t["model"] for t in alone.choices_]
         np.testing.assert_array_equal(once.predict(frame, return_std=True), alone.predict(frame, return_std=True))
-
-
-def test_error_bars_hold_for_new_rows_when_copies_count_once():
-    """The structure "copies": every training row three times, test rows new."""
-    num_rows = 1200
-    found = sample(STRUCTURES["copies"], num_rows, 0)
-    model = CaGPRegressor(copies="once").fit(found.X[:num_rows], found.y[:num_rows])
-    coverage = float(model.calibration(found.X[num_rows:], found.y[num_rows:], [0.95]).coverage[0])
-    assert 0.93 < coverage < 0.97
-    error = np.sqrt(np.mean((model.predict(found.X[num_rows:]) - found.f[num_rows:]) ** 2))
-    assert error < 0.2
 
 
 def test_partly_missing_targets():

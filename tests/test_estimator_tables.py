@@ -297,25 +297,6 @@ def test_wrong_categories_are_wrong_usage(tmp_path, capsys):
         assert f"--categories names '{wrong}'" in usage_error([*command, "--categories", wrong], capsys)
 
 
-def test_search_takes_gaps(tmp_path, capsys):
-    frame = houses(60).drop(columns=["id", "rent"])
-    frame.loc[::7, "area"] = np.nan
-    frame.to_csv(tmp_path / "t.csv", index=False)
-    command = [
-        "search",
-        str(tmp_path / "t.csv"),
-        "--target",
-        "price",
-        "--n-actions",
-        "8",
-        "--lr",
-        "0.2",
-        "--steps",
-        "3",
-    ]
-    assert main([*command, "--out", str(tmp_path / "search")]) == 0
-
-
 def test_auto_takes_them():
     X, y = rough(60)
     assert CaGPRegressor(max_epochs=2).fit(X, y).method_ == "exact"

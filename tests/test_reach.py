@@ -1,9 +1,7 @@
 """Blocks out of reach: what products leave out, the bound on what that changes, and where nothing may be left out."""
 
-import json
 import math
 
-import numpy as np
 import pytest
 import torch
 from engine_problems import (
@@ -21,8 +19,6 @@ from problems import KERNELS, STATIONARY
 from torch import Tensor
 
 from cagp.actions import BlockActions
-from cagp.bench.far_blocks import count_pairs
-from cagp.cli import main
 from cagp.engine import COMPILED, TORCH, BlockWeights, kernel_product
 from cagp.engine.reach import reach_of, round_off
 from cagp.kernels import RBF, Constant, Cosine, Kernel, Linear, Matern32, Periodic, RationalQuadratic, Scale
@@ -108,23 +104,6 @@ def test_what_is_left_out_changes_mean_and_variance_by_no_more_than_the_bound(ke
 
 @needs_native
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_far_blocks_are_left_out_and_the_count_of_the_benchmark_is_theirs(dtype):
-    data = Wide("RBF", 100.0, dtype, n=320)
-    with torch.no_grad():
-        found = kernel_product(data.kernel, data.X, data.Z, data.W, backend=COMPILED)
-        left_out = float((found == 0).double().mean())
-        actions = BlockActions.from_data(data.Z, 20, lengthscale=data.kernel.lengthscale)
-        counted = count_pairs(data.kernel, data.Z, actions, torch.arange(len(data.Z)))
-    assert left_out > 0.7
-    rows = (data.Z.detach() / data.kernel.lengthscale.detach())[actions.support].double()
-    reached, block = torch.cdist(rows, rows) <= counted["reach"], actions.weights(dtype).columns()
-    upper = block[:, None] <= block
-    assert counted["pairs"] == 240 * 240 + int(upper.sum())
-    assert int(reached.sum() + (reached & upper).sum()) <= counted["pairs_reached"] < counted["pairs"] / 2
-
-
-@needs_native
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kernel", STATIONARY)
 def test_where_all_rows_are_within_reach_nothing_changes(kernel, dtype):
     data = Wide(kernel, 3.0, dtype)
@@ -185,14 +164,3 @@ def test_kernels_that_nobody_knows_to_fall_with_distance_have_no_end():
             found = kernel_product(kernel, X, X, W)
             assert torch.allclose(found, kernel(X, X) @ W.dense(), rtol=0, atol=1e-12)
             assert torch.equal(found, kernel_product(kernel, X, X, W, tolerance=0.5, backend=TORCH))
-
-
-def test_the_benchmark_counts_for_every_choice(tmp_path, capsys):
-    g = torch.Generator().manual_seed(0)
-    X = torch.rand(400, 1, generator=g) * 300
-    np.savez(tmp_path / "series.npz", X=X.numpy(), y=torch.sin(X[:, 0]).numpy())
-    options = ["--n-actions", "20", "--steps", "0", "2", "--kernels", "rbf", "matern32", "--json"]
-    assert main(["bench", "far-blocks", str(tmp_path / "series.npz"), *options]) == 0
-    records = json.loads(capsys.readouterr().out)
-    assert [(r["kernel"], r["steps"]) for r in records] == [(k, s) for k in ("rbf", "matern32") for s in (0, 2)]
-    assert all(0 < r["pairs_reached"] <= r["pairs"] for r in records)

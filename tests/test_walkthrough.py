@@ -17,8 +17,7 @@ from cagp.iterative import Lanczos
 from cagp.saved_summary import saved_summary
 from cagp.text_tables import table_of_text
 
-COMMANDS = ["", "fit", "predict", "evaluate", "info", "compare", "search", "demo", "bench"]
-SUITES = ["engine", "step", "fit", "presets", "local"]
+COMMANDS = ["", "fit", "predict", "evaluate", "info", "compare"]
 DATA = Path(__file__).parent / "data"
 
 
@@ -34,7 +33,7 @@ def model(table):
     return CaGPRegressor(max_epochs=2).fit(*table)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *(f"bench {suite}" for suite in SUITES)])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_into_80_columns(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = io.StringIO()

@@ -59,7 +59,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def examples_page() -> str:
     """Every script in examples/, under its name; its docstring says what it shows."""
-    parts = ["# Examples\n\nScripts that run in seconds, as they are."]
+    parts = ["# Examples\n\nScripts that run in seconds, as they are; the demo takes a minute."]
     for path in sorted((ROOT / "examples").glob("*.py")):
         source = path.read_text(encoding="utf-8")
         words = ast.get_docstring(ast.parse(source)) or ""

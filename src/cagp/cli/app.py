@@ -5,42 +5,42 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from cagp.cli import bench, compare, demo, evaluate, fit, info, predict, reproduce, search
 from cagp.cli.options import HelpFormatter, with_data_sets
+from cagp.cli.plugins import plugin
 from cagp.cli.words import UsageError, complain, leave_pipe, on_one_line
 from cagp.ranks import FirstProcessError, launched_rank, launched_size
 
 
 class Command(NamedTuple):
-    """A command: its line in the help, and the function that adds its options."""
+    """A command: its line in the help, and the module whose ``add_to`` adds its options to a parser."""
 
     name: str
     summary: str
-    add_to: Callable[[argparse.ArgumentParser], None]
+    module: str | None  # None: of another package, which registers it in the entry points ``cagp.commands``
 
 
 GROUPS = {
     "from a table to predictions": [
-        Command("fit", "learn from a table, test on held-out rows, save the model", fit.add_to),
-        Command("predict", "means and error bars for the rows of a table of any size", predict.add_to),
-        Command("evaluate", "how good a model is on a table with known targets; a report", evaluate.add_to),
-        Command("info", "what is in a model file", info.add_to),
+        Command("fit", "learn from a table, test on held-out rows, save the model", "cagp.cli.fit"),
+        Command("predict", "means and error bars for the rows of a table of any size", "cagp.cli.predict"),
+        Command("evaluate", "how good a model is on a table with known targets; a report", "cagp.cli.evaluate"),
+        Command("info", "what is in a model file", "cagp.cli.info"),
     ],
-    "which method, which budget": [
-        Command("compare", "several methods on one table: quality, time, memory", compare.add_to),
-        Command("search", "how many actions does a table need?", search.add_to),
+    "which method": [
+        Command("compare", "several methods on one table: quality, time, memory", "cagp.cli.compare"),
     ],
-    "this machine": [
-        Command("demo", "fit a map of elevations, print a table and draw a picture", demo.add_to),
-        Command("bench", "measure speed and memory", bench.add_to),
-        Command("reproduce", "the figures and claims of the paper, measured here", reproduce.add_to),
+    "measurements (pip install cagp-bench)": [
+        Command("bench", "measure speed, memory and quality", None),
+        Command("reproduce", "the figures and claims of the paper, measured here", None),
     ],
 }
+COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 EXAMPLES = """\
 examples:
   cagp fit houses.csv --target price --out houses.cagp
@@ -50,9 +50,9 @@ examples:
   cagp bench engine
 """
 TABLES = """\
-Tables are CSV (.csv, .tsv, .txt, also .gz; "-" is stdin), Parquet (.parquet) or NumPy (.npz with X and y). The
-tables of the paper have names: dataset:parkinsons, dataset:bike, dataset:protein, dataset:keggu, dataset:road and
-dataset:power.
+Tables are CSV (.csv, .tsv, .txt, also .gz; "-" is stdin), Parquet (.parquet) or NumPy (.npz with X and y). With
+cagp-bench, the tables of the paper have names: dataset:parkinsons, dataset:bike, dataset:protein, dataset:keggu,
+dataset:road and dataset:power.
 
 Exit codes: 0 done, 1 failed (bad data, a bad file, no memory), 2 wrong usage, 130 interrupted (Ctrl-C), 143
 terminated (SIGTERM)."""
@@ -64,7 +64,11 @@ class Terminated(BaseException):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
-    arguments = _parser().parse_args(argv)
+    try:
+        arguments = _parsed(argv)
+    except UsageError as error:  # a command that is not installed
+        complain(error)
+        return 2
     rank, size = launched_rank(), launched_size()
     who = f"process {rank} of {size}: " if rank > 0 else ""
     # The command is the process: its warnings are lines on stderr.
@@ -121,7 +125,8 @@ def _noticing_termination(alone: bool) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options of the command that is called; parsers of the others are not built."""
     parser = argparse.ArgumentParser(
         prog="cagp",
         usage="cagp COMMAND ...   (cagp COMMAND --help says more)",
@@ -130,10 +135,17 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"cagp {version('cagp')}")
-    commands = parser.add_subparsers(prog="cagp", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
-    for command in (command for group in GROUPS.values() for command in group):
-        command.add_to(commands.add_parser(command.name, formatter_class=HelpFormatter))
-    return parser
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("options", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    called = parser.parse_args(argv)
+    command = COMMANDS[called.command]
+    if command.module is None:
+        add_to = plugin("cagp.commands", command.name, f"cagp {command.name}")
+    else:
+        add_to = import_module(command.module).add_to
+    own = argparse.ArgumentParser(prog=f"cagp {command.name}", formatter_class=HelpFormatter)
+    add_to(own)
+    return own.parse_args(called.options)
 
 
 def _listed_commands() -> str:

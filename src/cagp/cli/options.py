@@ -4,20 +4,15 @@ import argparse
 import textwrap
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from cagp import kernel_registry
-from cagp.lazy import lazy_module
+from cagp.cli.plugins import plugin
 from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
 from cagp.quantities import bytes_of, seconds_of
 from cagp.recipes import OPTIONS, RECIPES, users_of
 from cagp.recipes.options import COPIES, MEANS, TARGET_SCALES
 from cagp.split_rules import EXPECTED, SplitRule, split_rule
-
-if TYPE_CHECKING:
-    from cagp.data import paper_tables
-else:
-    paper_tables = lazy_module("cagp.data.paper_tables")
 
 PIECE_ROWS = 65_536
 """Rows of a table that are held in memory at a time."""
@@ -76,7 +71,10 @@ def with_data_sets(arguments: argparse.Namespace) -> argparse.Namespace:
     folder = getattr(arguments, "data_dir", None)
 
     def file_of(value: Any) -> Any:
-        return value.kind(paper_tables.prepared_file(value.name, folder)) if isinstance(value, DataSet) else value
+        if not isinstance(value, DataSet):
+            return value
+        prepared_file = plugin("cagp.tables", DATA_SET.rstrip(":"), f"{DATA_SET}{value.name}")
+        return value.kind(prepared_file(value.name, folder))
 
     for name, value in vars(arguments).items():
         setattr(arguments, name, [file_of(item) for item in value] if isinstance(value, list) else file_of(value))

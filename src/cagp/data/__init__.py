@@ -3,17 +3,14 @@
 from cagp.data.chunks import Chunks, open_chunks
 from cagp.data.column_values import MAX_LEVELS
 from cagp.data.encoding import Encoder
-from cagp.data.paper_tables import PAPER_TABLES, fetch
 from cagp.data.sample import Dataset, terrain
 from cagp.data.scaling import Standardizer, standardized
 from cagp.data.splits import Split, shared_groups, split, split_by_group, split_by_time
-from cagp.data.synthetic import draw_targets, gap_data, matern32_prior, uniform_data
 from cagp.data.tables import Chunk, TableWriter, read_table, stream_table, table_size
 from cagp.data.targets import Target, encode_target
 
 __all__ = [
     "MAX_LEVELS",
-    "PAPER_TABLES",
     "Chunk",
     "Chunks",
     "Dataset",
@@ -22,11 +19,7 @@ __all__ = [
     "Standardizer",
     "TableWriter",
     "Target",
-    "draw_targets",
     "encode_target",
-    "fetch",
-    "gap_data",
-    "matern32_prior",
     "open_chunks",
     "read_table",
     "shared_groups",
@@ -37,5 +30,4 @@ __all__ = [
     "stream_table",
     "table_size",
     "terrain",
-    "uniform_data",
 ]

@@ -6,7 +6,7 @@ Arrays are numpy's. Nothing here touches matplotlib's global state.
 from cagp.plots.effects import VALUE_COLORS, category_effect, effect, fit_in_one_input, importance, relevance, surface
 from cagp.plots.errors import ERROR_COLORS, coverage_by_group, degree_shape, map_of_rows, residuals
 from cagp.plots.maps import ELEVATION_COLORS, STD_COLORS, Forecast, Map, poster, relief, scale_bar, spread, summit
-from cagp.plots.over_time import Curve, Point, curves, methods_against_time, quality_against_time
+from cagp.plots.over_time import Curve, Point, curves, methods_against_time
 from cagp.plots.probabilities import confusion, reliability_diagram, trade_off
 from cagp.plots.quality import (
     Z95,
@@ -75,7 +75,6 @@ __all__ = [
     "pit_histogram",
     "poster",
     "predicted_against_actual",
-    "quality_against_time",
     "relevance",
     "reliability_diagram",
     "relief",

@@ -1,16 +1,12 @@
 """Quantities and methods against training time, each with its label beside the axes."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from cagp.action_search import Trial
 from cagp.plots.style import INK, LINE_COLORS, SMALL, shortened, styled
 
 
@@ -75,20 +71,6 @@ def methods_against_time(ax: Axes, points: Sequence[Point], ylabel: str) -> Axes
     styled(ax, "time of the fit (s)", ylabel)
     _seconds_axis(ax)
     return ax
-
-
-def quality_against_time(ax: Axes, trials: Sequence[Trial]) -> Axes:
-    """The lowest validation NLL so far against seconds: a curve per number of actions, at its best learning rate."""
-    fitted = [trial for trial in trials if trial.error is None]
-    if not fitted:
-        raise ValueError("no trial succeeded: there is nothing to draw.")
-    best = {t.num_actions: t for t in sorted(fitted, key=lambda t: (t.num_actions, -t.nll))}  # the last of each stays
-    shades = matplotlib.colormaps["viridis"](np.linspace(0.85, 0.05, len(best)))
-    best_so_far = [
-        Curve(f"{i:,} actions", [seconds for seconds, _ in t.curve], list(accumulate((v for _, v in t.curve), min)))
-        for i, t in best.items()
-    ]
-    return curves(ax, best_so_far, "validation NLL (nats per row)", [to_hex(shade) for shade in shades])
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:

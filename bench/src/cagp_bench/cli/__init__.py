@@ -1,0 +1,1 @@
+"""``cagp bench`` and ``cagp reproduce``: commands that the package adds to ``cagp``."""
