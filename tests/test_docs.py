@@ -20,8 +20,9 @@ from cagp.recipes import steps
 
 ROOT = Path(__file__).parent.parent
 ALL_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+ALL_PAGES += sorted((ROOT / "bench" / "docs").glob("*.md"))
 PAGES = [page for page in ALL_PAGES if "```python" in page.read_text(encoding="utf-8")]
-SOURCES = sorted((ROOT / "src" / "cagp").rglob("*.py"))
+SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "bench" / "src").rglob("*.py")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 QUICK = [path for path in EXAMPLES if path.name != "demo.py"]  # tests/test_demo.py runs the demo in small
 # A block of code, and the output that is shown right below it.
@@ -267,7 +268,7 @@ def test_an_example_is_in_plain_english(example):
     assert not found(STILTED, python_prose(example))
 
 
-@pytest.mark.parametrize("module", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
+@pytest.mark.parametrize("module", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_docstrings_comments_and_messages_are_in_plain_english(module):
     assert not found(STILTED, python_prose(module))
 
@@ -287,8 +288,9 @@ GUIDES = [
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 def test_measurements_stand_on_the_page_of_benchmarks_alone(page):
     assert not found(LAB_NOTES, prose(page))
-    rows = "\n".join(line for line in read(ROOT / "docs" / "benchmarks.md").splitlines() if line.startswith("|"))
+    benchmarks = read(ROOT / "bench" / "docs" / "benchmarks.md")
+    rows = "\n".join(line for line in benchmarks.splitlines() if line.startswith("|"))
     measured = set(re.findall(r"-\d+\.\d\d+|\d+\.\d{3,}|\d[\d,.]* (?:s|GB)\b", rows))
     assert len(measured) > 200
     repeated = [number for number in measured if re.search(rf"(?<![\d.,-]){re.escape(number)}(?![\d])", prose(page))]
-    assert not repeated, f"{page.name} repeats {repeated}; link to docs/benchmarks.md instead"
+    assert not repeated, f"{page.name} repeats {repeated}; link to bench/docs/benchmarks.md instead"

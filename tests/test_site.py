@@ -37,7 +37,7 @@ def html(site):
 def test_every_page_is_in_the_navigation_and_in_the_site(site):
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = set(re.findall(r"([\w-]+\.md)$", text, flags=re.MULTILINE))
-    pages = {path.name for path in (ROOT / "docs").rglob("*.md")}
+    pages = {path.name for folder in ("docs", "bench/docs") for path in (ROOT / folder).rglob("*.md")}
     assert listed == pages | {"changelog.md", "contributing.md", "examples.md"}
     assert {name.removesuffix(".md") + ".html" for name in listed} <= set(html(site))
 

@@ -17,14 +17,15 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
+MEASUREMENTS = ROOT / "bench" / "docs"
 # Links that are right in the repository, and where they lead on the site.
 MOVED = {
-    r"\]\((?:\.\./)?CHANGELOG\.md": "](changelog.md",
-    r"\]\((?:\.\./)?CONTRIBUTING\.md": "](contributing.md",
-    r"\]\((?:\.\./)?README\.md": "](index.md",
-    r"\]\((?:\.\./)?examples/?\)": "](examples.md)",
-    r"\]\((?:\.\./)?examples/(\w+)\.py\)": r"](examples.md#\1py)",
-    r"\]\(docs/": "](",
+    r"\]\((?:\.\./)*CHANGELOG\.md": "](changelog.md",
+    r"\]\((?:\.\./)*CONTRIBUTING\.md": "](contributing.md",
+    r"\]\((?:\.\./)*README\.md": "](index.md",
+    r"\]\((?:\.\./)*examples/?\)": "](examples.md)",
+    r"\]\((?:\.\./)*examples/(\w+)\.py\)": r"](examples.md#\1py)",
+    r"\]\((?:\.\./)*(?:bench/)?docs/": "](",
 }
 UNIT = r"(?<=\d) (?=(?:s|min|GB|MB|kB|m|%)(?:\W|$))"
 
@@ -38,7 +39,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages whose text is elsewhere in the repository."""
+    """Add the pages whose text is elsewhere in the repository, and the folder with measurements."""
     pages = {
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
         "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
@@ -46,6 +47,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
+    for path in sorted(MEASUREMENTS.rglob("*.*")):
+        name = path.relative_to(MEASUREMENTS).as_posix()
+        files.append(File(name, str(MEASUREMENTS), config.site_dir, config.use_directory_urls))
     return files
 
 

@@ -1,6 +1,7 @@
 """``cagp bench results``: the page of results, made from files of records and nothing else."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from cagp_bench.suites import KEY, SUITES
 INTRODUCTION = """\
 # Results
 
-Each table on this page is made from a file of records in `docs/records`, by `cagp bench results`. A test makes the page
-again and compares. NLL, RMSE, CRPS and widths are in standard deviations of the training targets; lower is better.
+Each table on this page is made from a file of records in `bench/docs/records`, by `cagp bench results`. A test makes
+the page again and compares. NLL, RMSE, CRPS and widths are in standard deviations of the training targets; lower is
+better.
 
 - **NLL** and the columns after it are those of the epoch and the learning rate that validation rows choose: a tenth of
   the training rows.
@@ -60,10 +62,10 @@ def section(file: Path) -> str:
         f"## {file.stem}",
         "Commands:" if len(commands(records)) > 1 else "Command:",
         "\n".join(f"    {command} {_target(command, file)}" for command in commands(records)),
-        _where(records),
+        _filled(_where(records)),
         suite_grid(records, _expected(records, tables)).markdown(),
         *(["\n".join(failures)] if failures else []),
-        *([" ".join(notes)] if notes else []),
+        *([_filled(" ".join(notes))] if notes else []),
     ]
     return "\n\n".join(parts)
 
@@ -109,6 +111,10 @@ def _where(records: Sequence[Record]) -> str:
         f"{all_of('instruction_set')}{load}. Date: {days[0]}{'' if len(days) == 1 else ' to ' + days[-1]}. Versions: "
         f"cagp {versions} ({all_of('commit')}), torch {all_of('torch')}, Python {all_of('python')}."
     )
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _name(record: Record) -> str:

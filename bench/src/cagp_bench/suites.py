@@ -114,7 +114,7 @@ def suite_from_file(path: Path) -> Suite:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{path} is not a suite: {error}. Expected JSON with tables, and entries of a label and a method; see "
-            "docs/suites.md."
+            "bench/docs/suites.md."
         ) from error
     tasks_of(suite)  # an unknown setting is an error now
     return suite

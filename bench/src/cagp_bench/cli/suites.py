@@ -72,7 +72,7 @@ def add_run(suite: argparse.ArgumentParser) -> None:
 def add_results(suite: argparse.ArgumentParser) -> None:
     """The options of ``cagp bench results``."""
     suite.description = "Write a page from files of records: a table for each, with command, machine and date."
-    suite.epilog = "example:\n  cagp bench results --out docs/results.md docs/records/suite-actions.jsonl"
+    suite.epilog = "example:\n  cagp bench results --out bench/docs/results.md bench/docs/records/suite-actions.jsonl"
     suite.add_argument("records", type=Path, nargs="+", metavar="FILE", help="JSON lines that cagp bench run wrote")
     suite.add_argument("--out", type=Path, required=True, metavar="FILE", help="the Markdown page")
     suite.set_defaults(run=lambda a: results_page.run(a.records, a.out))
