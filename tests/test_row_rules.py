@@ -1,4 +1,4 @@
-"""Rows that judge models: drawn at random, the latest ones, or whole groups; in trees, scales and every choice."""
+"""Rows that validate models: drawn at random, the latest ones, or whole groups; in trees, scales and every choice."""
 
 import json
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cagp import GP, CaGPRegressor, GaussianNoise, limits
 from cagp.cli import main
 from cagp.data import open_chunks
-from cagp.data.row_rules import RowRule, judging_rule
+from cagp.data.row_rules import RowRule, validation_rule
 from cagp.estimators import load, target_choice
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPLocal
@@ -48,9 +48,9 @@ def test_rows_that_no_longer_differ_are_drawn_at_random():
     assert rule.take(np.array([0, 2])).kind == "group"
     assert rule.take(np.array([0, 1])) == RowRule()
     kept = np.array([0, 1])
-    assert judging_rule(3, kept, group=["a", "a", None]) == (
+    assert validation_rule(3, kept, group=["a", "a", None]) == (
         RowRule(),
-        ["All training rows have one group: the rows that judge are drawn at random."],
+        ["All training rows have one group: validation rows are drawn at random."],
     )
 
 
@@ -130,7 +130,7 @@ def test_every_part_of_a_fit_follows_the_rule(kind, method, monkeypatch):
     for (_, _, rule, *_), _, _ in target.calls:
         assert rule.kind == kind
         assert (rule.values == RowRule.of(**{kind: value}).values[order]).all()
-    words = {"time": "The rows that judge are the latest ones", "group": "The rows that judge are whole groups, of 40"}
+    words = {"time": "Models are validated on the latest rows", "group": "Models are validated on whole groups, of 40"}
     assert words[kind] in model.fit_report_
 
 
@@ -280,10 +280,10 @@ def test_the_command_line_hands_the_rule_to_the_fit(tmp_path, capsys):
     out = ["--out", str(tmp_path / "m.cagp"), "--max-epochs", "3", "--json"]
     assert main(["fit", str(path), "--target", "y", "--split", "group:who", *out]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert "The rows that judge are whole groups, of 27" in record["fit_report"]
+    assert "Models are validated on whole groups, of 27" in record["fit_report"]
     assert load(tmp_path / "m.cagp").fit_report_ == record["fit_report"]
     assert main(["fit", str(path), "--target", "y", "--split", "time:a", "--test-fraction", "0", *out]) == 0
-    assert "The rows that judge are the latest ones" in json.loads(capsys.readouterr().out)["fit_report"]
+    assert "Models are validated on the latest rows" in json.loads(capsys.readouterr().out)["fit_report"]
     command = ["compare", str(path), "--target", "y", "--split", "group:who", "--methods", "exact", "--max-epochs", "2"]
     assert main([*command, "--out", str(tmp_path / "c.png"), "--json", "--quiet"]) == 0
     assert "whole groups" in json.loads(capsys.readouterr().out)["methods"][0]["fit_report"]

@@ -1,11 +1,11 @@
-"""Which training rows judge the models that a fit compares: drawn at random, the latest ones, or whole groups."""
+"""Which training rows a fit holds out to validate models: drawn at random, the latest ones, or whole groups."""
 
-import heapq
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int, Shaped
+from sklearn.model_selection import GroupKFold
 
 from cagp.data.splits import Split, as_column, group_codes, split, times_of
 
@@ -34,7 +34,7 @@ class RowRule:
         return RowRule(self.kind, values) if len(values) and (values != values[0]).any() else RowRule()
 
     def split(self, num_rows: int, share: float, seed: int) -> Split:
-        """Rows to learn from, and about ``share`` of them to judge by; see ``cagp.data.split``."""
+        """Rows to train on, and about ``share`` of them for validation; see ``cagp.data.split``."""
         return split(num_rows, share, seed, **({} if self.values is None else {self.kind: self.values}))
 
     def folds(self, num_rows: int, num_folds: int, seed: int) -> Int[np.ndarray, " n"]:
@@ -42,47 +42,33 @@ class RowRule:
 
         At most ``num_folds``, and at least two. Time O(n log n).
         """
-        if self.kind == "group":
-            return self._whole_groups(num_folds, seed)
-        if self.kind == "time":
-            assert self.values is not None
-            times, place = np.unique(self.values, return_inverse=True)
-            before = np.concatenate([[0], np.cumsum(np.bincount(place))[:-1]])  # rows that are earlier than each time
-            fold = np.unique((before * num_folds // num_rows)[place], return_inverse=True)[1]
-            # Where one time has nearly all rows, it is a fold, and the other times are another.
-            return fold if fold.any() else (place == len(times) - 1).astype(np.int64)
-        return np.random.default_rng(seed).permutation(num_rows) % min(num_folds, num_rows)
-
-    def _whole_groups(self, num_folds: int, seed: int) -> np.ndarray:
-        """Groups in random order, the largest first, each to the fold that is smallest so far."""
-        assert self.values is not None
-        codes = np.unique(self.values, return_inverse=True)[1]
-        sizes = np.bincount(codes)
-        order = np.random.default_rng(seed).permutation(len(sizes))
-        order = order[np.argsort(-sizes[order], kind="stable")]
-        smallest = [(0, fold) for fold in range(min(num_folds, len(sizes)))]
-        fold_of = np.empty(len(sizes), dtype=np.int64)
-        for group in order:
-            count, fold = smallest[0]
-            fold_of[group] = fold
-            heapq.heapreplace(smallest, (count + int(sizes[group]), fold))
-        return fold_of[codes]
-
-    def words(self) -> str | None:
-        """Which rows judge, in a sentence for the fit report; None for random rows."""
         if self.values is None:
-            return None
+            return np.random.default_rng(seed).permutation(num_rows) % min(num_folds, num_rows)
+        distinct, place = np.unique(self.values, return_inverse=True)
+        if self.kind == "group":
+            fold = np.empty(num_rows, dtype=np.int64)
+            folds = GroupKFold(min(num_folds, len(distinct))).split(place, groups=place)
+            for number, (_, rows) in enumerate(folds):
+                fold[rows] = number
+            return fold
+        before = np.concatenate([[0], np.cumsum(np.bincount(place))[:-1]])  # rows that are earlier than each time
+        fold = np.unique((before * num_folds // num_rows)[place], return_inverse=True)[1]
+        # Where one time has nearly all rows, it is a fold, and the other times are another.
+        return fold if fold.any() else (place == len(distinct) - 1).astype(np.int64)
+
+    def words(self) -> list[str]:
+        """Which rows validate models, for the fit report; nothing for random rows."""
+        if self.values is None:
+            return []
         if self.kind == "time":
-            return (
-                "The rows that judge are the latest ones: models are compared by what they predict from earlier rows."
-            )
-        return (
-            f"The rows that judge are whole groups, of {len(np.unique(self.values)):,}: models are compared by what "
-            "they predict from rows of other groups."
-        )
+            return ["Models are validated on the latest rows, which they predict from earlier rows."]
+        return [
+            f"Models are validated on whole groups, of {len(np.unique(self.values)):,}, which they predict from rows of "
+            "other groups."
+        ]
 
 
-def judging_rule(
+def validation_rule(
     num_rows: int, kept: Int[np.ndarray, " n"], time: Any = None, group: Any = None
 ) -> tuple[RowRule, list[str]]:
     """The rule that a user asks for, and what the fit report says about it.
@@ -97,7 +83,6 @@ def judging_rule(
             raise ValueError(f"{name} has {len(column)} values, expected {num_rows}: one for each row of X.")
     asked = RowRule.of(**{name: column.iloc[kept] for name, column in columns.items()})
     rule = asked.take(np.arange(len(kept)))
-    if asked.kind == rule.kind:
-        words = rule.words()
-        return rule, [] if words is None else [words]
-    return rule, [f"All training rows have one {asked.kind}: the rows that judge are drawn at random."]
+    if asked.kind != rule.kind:
+        return rule, [f"All training rows have one {asked.kind}: validation rows are drawn at random."]
+    return rule, rule.words()

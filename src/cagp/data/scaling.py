@@ -32,7 +32,7 @@ class Standardizer(NamedTuple):
             check_vector(column, "y", X)
         if X.shape[0] < 2:
             raise ValueError("X has 1 row, expected at least 2: one row has no standard deviation.")
-        return cls(*_moments(X), y.mean(0), _std(y))
+        return cls.from_moments(ColumnMoments.of(X), ColumnMoments.of(y))
 
     @classmethod
     def from_moments(cls, inputs: "ColumnMoments", targets: "ColumnMoments") -> "Standardizer":
@@ -61,35 +61,27 @@ class Standardizer(NamedTuple):
 class ColumnMoments(NamedTuple):
     """Statistics of the columns of a matrix, float64, that parts of its rows can be joined to; NaN does not count."""
 
-    count: Float[Tensor, " d"]
-    mean: Float[Tensor, " d"]
-    std: Float[Tensor, " d"]  # zero for fewer than two values
-    least: Float[Tensor, " d"]
-    largest: Float[Tensor, " d"]
+    count: Float[Tensor, "*d"]
+    mean: Float[Tensor, "*d"]
+    std: Float[Tensor, "*d"]  # zero for fewer than two values
+    least: Float[Tensor, "*d"]
+    largest: Float[Tensor, "*d"]
 
     @classmethod
-    def of(cls, values: Float[Tensor, "n d"]) -> "ColumnMoments":
+    def of(cls, values: Float[Tensor, "n *d"]) -> "ColumnMoments":
         """The statistics of these rows."""
-        missing = torch.isnan(values)
-        gaps = missing.any(0)
-        if not bool(gaps.any()):
-            return cls._of_known(values)
-        found = cls(*(values.new_zeros(values.shape[1]) for _ in cls._fields))
-        for part, known in zip(found, cls._of_known(values[:, ~gaps]), strict=True):
-            part[~gaps] = known
-        for j in gaps.nonzero()[:, 0].tolist():
-            for part, known in zip(found, cls._of_known(values[~missing[:, j], j, None]), strict=True):
-                part[j] = known[0]
-        return found
-
-    @classmethod
-    def _of_known(cls, values: Tensor) -> "ColumnMoments":
-        n, d = values.shape
-        if n == 0 or d == 0:
-            nothing = values.new_zeros(d)
+        n = len(values)
+        if n == 0:
+            nothing = values.new_zeros(values.shape[1:])
             return cls(nothing, nothing, nothing, nothing + torch.inf, nothing - torch.inf)
-        std = _deviation(values, _unit(values.abs().amax(0))) if n > 1 else values.new_zeros(d)
-        return cls(values.new_full((d,), n), values.mean(0), std, values.amin(0), values.amax(0))
+        mean = values.mean(0)
+        std = _deviation(values) if n > 1 else torch.zeros_like(mean)
+        moments = cls(torch.full_like(mean, n), mean, std, values.amin(0), values.amax(0))
+        for j in mean.isnan().nonzero().flatten().tolist():
+            present = cls.of(values[~values[:, j].isnan(), j])
+            for part, value in zip(moments, present, strict=True):
+                part[j] = value
+        return moments
 
     def joined(self, other: "ColumnMoments") -> "ColumnMoments":
         """The statistics of the rows of both.
@@ -115,7 +107,7 @@ class ColumnMoments(NamedTuple):
         """|x - mean| of each column."""
         return self.std * (self.count - 1).clamp_min(0).sqrt()
 
-    def scale(self) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+    def scale(self) -> tuple[Float[Tensor, "*d"], Float[Tensor, "*d"]]:
         """Mean and standard deviation of each column; the latter is 1 where a column is constant, or has one value."""
         size = torch.maximum(self.least.abs(), self.largest.abs())
         spread = torch.maximum(self.largest - self.mean, self.mean - self.least)
@@ -139,35 +131,12 @@ def without_missing(X: Tensor) -> Tensor:
     return X.masked_fill(missing, 0.0) if bool(missing.any()) else X
 
 
-def _moments(X: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each column, of the values that are not missing; 0 and 1 where all are."""
-    mean, std = X.mean(0), X.new_ones(X.shape[1])
-    complete = ~torch.isnan(mean)
-    std[complete] = _std(X[:, complete]) if bool(complete.any()) else std[complete]
-    for j in (~complete).nonzero().flatten().tolist():
-        known = X[~torch.isnan(X[:, j]), j, None]
-        mean[j] = known.mean() if len(known) else 0.0
-        std[j] = _std(known) if len(known) > 1 else 1.0
-    return mean, std
-
-
-def _std(values: Tensor) -> Tensor:
-    """The standard deviation of each column, or 1 for constant columns.
+def _deviation(values: Tensor) -> Tensor:
+    """The standard deviation of each column.
 
     Columns are first divided by a power of two near their size: this does not change any digit, and the squares of huge
     and tiny values neither overflow nor underflow.
     """
     size = values.abs().amax(0)
-    constant = (values - values.mean(0)).abs().amax(0) <= CONSTANT * torch.finfo(values.dtype).eps * size
-    one = torch.ones_like(size)
-    return torch.where(constant, one, _deviation(values, torch.where(constant, one, _unit(size))))
-
-
-def _unit(size: Tensor) -> Tensor:
-    """A power of two near each size."""
-    return torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent)
-
-
-def _deviation(values: Tensor, unit: Tensor) -> Tensor:
-    """The standard deviation of each column, computed in these units."""
+    unit = torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent)
     return unit * (values / unit).std(0)

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from cagp import notices
 from cagp.data.chunks import Chunks
 from cagp.data.encoding import Encoder
-from cagp.data.row_rules import judging_rule
+from cagp.data.row_rules import validation_rule
 from cagp.data.scaling import Standardizer
 from cagp.estimators import answers, learned
 from cagp.estimators.copies import CopiesWarning, counted
@@ -205,9 +205,9 @@ class GPRegressor(RegressorMixin, BaseEstimator, ABC):
                 units, rows = Units.learn(X, y, sample_noise, self.categories)
                 missing = rows.missing_words(), units.encoder.missing_words(rows.inputs)
                 notes = [words for words in missing if words is not None]
-                rule, judges = judging_rule(rows.num_rows + rows.num_missing, rows.places, time, group)
+                rule, which_rows = validation_rule(rows.num_rows + rows.num_missing, rows.places, time, group)
                 units, rows, found, of_copies = counted(self.copies, units, rows._replace(rule=rule))
-                notes += [*judges, *found]
+                notes += [*which_rows, *found]
                 check_same_table(ranks, units, rows)
                 units, rows, scales = choose_transforms(self, recipe, units, rows, seed, ranks)
             if rows is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cagp import notices
 from cagp.data.chunks import Chunks
-from cagp.data.row_rules import judging_rule
+from cagp.data.row_rules import validation_rule
 from cagp.estimators.classifier import EXACT_ROWS, METHODS, USED_OPTIONS
 from cagp.estimators.observations import Baseline, learned_parameters
 from cagp.estimators.tasks import new_task, remember_columns, seed_of
@@ -121,8 +121,8 @@ def fit_with_likelihood(
         _check_targets(make(), rows)
         missing = rows.missing_words(), units.encoder.missing_words(rows.inputs)
         notes = [words for words in missing if words is not None]
-        rule, judges = judging_rule(rows.num_rows + rows.num_missing, rows.places, time, group)
-        notes += judges
+        rule, which_rows = validation_rule(rows.num_rows + rows.num_missing, rows.places, time, group)
+        notes += which_rows
         units = _with_units(units, rows, entry.targets)
         inputs, exposure = units.encoder.without_exposure(rows.inputs)
         known = None if exposure is None else torch.from_numpy(np.log(exposure))
