@@ -66,21 +66,17 @@ def split_table(
     not_inputs = [*drop, *([] if rule.group_column is None or rule.group_column in drop else [rule.group_column])]
     frame, inputs, values = read_columns(path, targets, not_inputs, noise, rule, categories)
     known = None if noise is None else noise_column(frame, noise, path)
-    encoder, matrix = Encoder.fit_codes(inputs, categories)  # errors name the rows of the table
-    if exposure is not None:
-        _check_columns(inputs, "--exposure", [exposure], "the inputs do")
-        encoder = encoder.with_exposure(exposure, matrix)
     missing = encode_target(values, "the target").empty
     kept = np.flatnonzero(~missing)
     if len(kept) < 2:
         raise ValueError(f"{path} has {len(kept)} rows with a target, expected at least 2.")
-    if len(kept) < len(missing):
-        inputs, values, matrix = inputs.iloc[kept], values.iloc[kept], matrix[kept]
-        known = None if known is None else known[kept]
-    train, test = np.arange(len(kept)), np.arange(0)
+    train, test = kept, kept[:0]
     if test_fraction > 0:
-        train, test = split_rows(frame.iloc[kept], rule, test_fraction, seed)
-    encoder, matrix = encoder.for_rows(matrix, train)
+        train, test = (kept[rows] for rows in split_rows(frame.iloc[kept], rule, test_fraction, seed))
+    encoder, matrix = Encoder.fit_codes(inputs, categories, np.isin(np.arange(len(frame)), train))
+    if exposure is not None:
+        _check_columns(inputs, "--exposure", [exposure], "the inputs do")
+        encoder = encoder.with_exposure(exposure, matrix)
 
     def part(rows: np.ndarray) -> Part:
         return Part(
@@ -88,8 +84,8 @@ def split_table(
             EncodedTable(encoder, matrix[rows]),
             values.iloc[rows].reset_index(drop=True),
             None if known is None else known[rows],
-            frame.loc[:, list(drop)].iloc[kept[rows]],
-            {} if rule.column is None else {rule.kind: frame[rule.column].iloc[kept[rows]].reset_index(drop=True)},
+            frame.loc[:, list(drop)].iloc[rows],
+            {} if rule.column is None else {rule.kind: frame[rule.column].iloc[rows].reset_index(drop=True)},
         )
 
     return SplitTable(part(train), part(test), len(frame), int(missing.sum()))

@@ -10,7 +10,7 @@ import pandas as pd
 
 from cagp.column_kinds import AWARE, DATETIME, EXPOSURE, LEVELS, NAIVE, NUMBER, TIMEDELTA, WORDS, Column
 from cagp.data.table_checks import numbers_of, short
-from cagp.data.text_values import TextKind, is_date, is_number, kind_of_text, read_text, time_zones
+from cagp.data.text_values import TEXT_FORMATS, format_of, is_date, is_number, time_zones
 
 MAX_LEVELS = 20
 """Levels of a column that become an input each. The others share one: many inputs make a Gaussian process worse."""
@@ -64,7 +64,7 @@ class _Cells(NamedTuple):
 
 
 class ColumnScan:
-    """What a column holds, from its rows in one part or in several.
+    """Learns what a column holds from its rows, in one part or in several.
 
     Args:
         as_levels: take numbers, too, as levels.
@@ -72,12 +72,12 @@ class ColumnScan:
 
     def __init__(self, name: str, as_levels: bool):
         self.name, self._as_levels = name, as_levels
-        self.kind = EMPTY
+        self._kind = EMPTY
         self._is_text = False  # rather than categories
         self._cells: dict[Any, _Cells] = {}  # of levels, by first occurrence
-        self._read: TextKind | None = None  # of text with more values than are kept
+        self._text: Column | None = None  # of text with more values than are kept
         self._zones: set[str] = set()  # of dates
-        self._num_kept = self._num_known = 0  # rows to learn from, and those of them that are not missing
+        self._num_kept = self._num_present = 0  # rows to learn from, and those of them that are not missing
 
     def add(self, values: pd.Series, kept: np.ndarray | None = None, rows_from: int = 0) -> None:
         """Further rows.
@@ -92,55 +92,61 @@ class ColumnScan:
                 f"categories names column {self.name!r}, which holds {WORDS[kind]}; remove it there, or convert the "
                 "column with .astype(str)."
             )
-        if kind not in (self.kind, EMPTY) and self.kind != EMPTY:
-            raise MixedKindsError(self.name, self.kind, kind, rows_from)
-        self.kind = self.kind if kind == EMPTY else kind
+        if kind not in (self._kind, EMPTY) and self._kind != EMPTY:
+            raise MixedKindsError(self.name, self._kind, kind, rows_from)
+        self._kind = self._kind if kind == EMPTY else kind
         if kind == DATETIME:
             self._zones |= time_zones(values)
-        known = values.notna().to_numpy()
+        present = values.notna().to_numpy()
         self._num_kept += len(values) if kept is None else int(kept.sum())
-        self._num_known += int((known if kept is None else known & kept).sum())
-        if kind != EMPTY and (kind == LEVELS or self._as_levels):
+        self._num_present += int((present if kept is None else present & kept).sum())
+        if self._has_levels and kind != EMPTY:
             self._is_text |= not self._as_levels and not isinstance(values.dtype, pd.CategoricalDtype)
             self._count(values, kept, rows_from)
 
+    @property
+    def _has_levels(self) -> bool:
+        return self._kind == LEVELS or (self._as_levels and self._kind != EMPTY)
+
     def _count(self, values: pd.Series, kept: np.ndarray | None, rows_from: int) -> None:
-        if self._read is not None:
+        if self._text is not None:
             return
         if len(self._cells) > MOST_VALUES:
-            column = self.column_of_all_rows()
-            if column.kind == LEVELS:
+            self._text, self._cells = self._column_of_all_rows(), {}
+            if self._text.kind == LEVELS:
                 raise ValueError(
                     f"column {self.name!r} has more than {MOST_VALUES:,} levels: it looks like an identifier or free "
                     "text. Drop it, or keep a part of it that occurs in many rows."
                 )
-            self._read, self._cells = TextKind(column.kind, column.format), {}
             return
-        codes, found = pd.factorize(values)
-        _check_codes(self.name, found)
-        counts = np.bincount(codes[codes >= 0], minlength=len(found))
-        counts_kept = counts if kept is None else np.bincount(codes[(codes >= 0) & kept], minlength=len(found))
-        first = np.empty(len(found), dtype=np.int64)
-        rows = np.flatnonzero(codes >= 0)[::-1]
-        first[codes[rows]] = rows  # of several assignments the last one counts
-        for value, count, row, count_kept in zip(found, counts, first, counts_kept, strict=True):
-            old = self._cells.get(value, _Cells(0, rows_from + int(row), 0))
+        codes, distinct = pd.factorize(values)
+        _check_codes(self.name, distinct)
+        rows = np.flatnonzero(codes >= 0)
+        counts = np.bincount(codes[rows], minlength=len(distinct))
+        counts_kept = counts if kept is None else np.bincount(codes[rows[kept[rows]]], minlength=len(distinct))
+        first = rows_from + rows[np.unique(codes[rows], return_index=True)[1]]
+        for value, count, row, count_kept in zip(distinct, counts, first, counts_kept, strict=True):
+            old = self._cells.get(value, _Cells(0, int(row), 0))
             self._cells[value] = _Cells(old.count + int(count), old.first_row, old.count_kept + int(count_kept))
 
-    def column_of_all_rows(self) -> Column:
+    def _column_of_all_rows(self) -> Column:
         """The name, kind, levels and format of the column; a column of missing values counts as numbers."""
-        if self._read is not None:
-            return self._as_read(self._read)
-        if self.kind == EMPTY or (self.kind != LEVELS and not self._as_levels):
-            zone = one_zone(self.name, self._zones) if self.kind == DATETIME else ""
-            return Column(self.name, NUMBER if self.kind == EMPTY else self.kind, time_zone=zone)
-        found = list(self._cells)
-        read = kind_of_text(pd.Series(found, dtype=object).astype(str), self.name) if self._is_text else None
-        if read is not None:
-            if read.kind == DATETIME:
-                self._zones |= time_zones(pd.Series(found, dtype=object))
-            return self._as_read(read)
-        levels = sorted(map(_label, found))
+        if self._text is not None:
+            return self._text
+        kind, form = NUMBER if self._kind == EMPTY else self._kind, ""
+        if self._has_levels:
+            distinct = list(self._cells)
+            text = format_of(pd.Series(distinct, dtype=object).astype(str), self.name) if self._is_text else None
+            if text is None:
+                return Column(self.name, LEVELS, tuple(self._levels()))
+            kind, form = text.kind, text.name
+            if kind == DATETIME:
+                self._zones |= time_zones(pd.Series(distinct, dtype=object))
+        zone = one_zone(self.name, self._zones) if kind == DATETIME else ""
+        return Column(self.name, kind, format=form, time_zone=zone)
+
+    def _levels(self) -> list[str]:
+        levels = sorted(map(_label, self._cells))
         if self._is_text:
             _check_text(self.name, levels, self._cells)
         if len(set(levels)) < len(levels):
@@ -148,22 +154,21 @@ class ColumnScan:
             raise ValueError(
                 f"column {self.name!r} has the level {twice!r} in several types; convert its categories to one type."
             )
-        return Column(self.name, LEVELS, tuple(levels))
-
-    def _as_read(self, read: TextKind) -> Column:
-        zone = one_zone(self.name, self._zones) if read.kind == DATETIME else ""
-        return Column(self.name, read.kind, format=read.format, time_zone=zone)
+        return levels
 
     def column(self) -> Column:
-        """The column as the rows to learn from show it: their levels, and whether values are missing."""
-        column = self.column_of_all_rows()
-        counts: dict[str, int] = {}
-        if column.kind == LEVELS:
-            counts = {_label(value): cells.count_kept for value, cells in self._cells.items() if cells.count_kept}
-            column = column._replace(levels=tuple(sorted(counts)))
-        return _with_counts(
-            column, np.array([counts[level] for level in column.levels]), self._num_known, self._num_kept
-        )
+        """The column as the rows to learn from show it: its kind, levels, and whether values are missing."""
+        column = self._column_of_all_rows()
+        if self._num_present == 0:
+            raise ValueError(f"column {self.name!r} has only missing values in the rows to learn from; drop it.")
+        column = column._replace(missing=self._num_present < self._num_kept)
+        if column.kind != LEVELS:
+            return column
+        counts = {_label(value): cells.count_kept for value, cells in self._cells.items() if cells.count_kept}
+        levels, common = tuple(sorted(counts)), ()
+        if len(levels) > MAX_LEVELS:  # of those that are as frequent, the first by name
+            common = tuple(sorted(sorted(levels, key=lambda level: -counts[level])[:MAX_LEVELS]))
+        return column._replace(levels=levels, common=common)
 
 
 class MixedKindsError(ValueError):
@@ -175,37 +180,6 @@ class MixedKindsError(ValueError):
             "one type, e.g. with .astype(str) for levels, or pandas.to_numeric for numbers."
         )
         self.name = name
-
-
-def fitted_column(values: pd.Series, name: str, as_levels: bool) -> Column:
-    """The name, kind, levels and format of a column; a column of missing values counts as numbers.
-
-    Args:
-        as_levels: take numbers, too, as levels.
-    """
-    scan = ColumnScan(name, as_levels)
-    scan.add(values)
-    return scan.column_of_all_rows()
-
-
-def with_statistics(column: Column, codes: np.ndarray) -> Column:
-    """The column as these rows show it: whether values are missing, its quantiles, which of many levels are common."""
-    known = codes[~np.isnan(codes)]
-    many = len(column.levels) > MAX_LEVELS
-    counts = np.bincount(known.astype(np.int64), minlength=len(column.levels)) if many else np.empty(0)
-    counted = _with_counts(column, counts, len(known), len(codes))
-    return with_quantiles(counted, known[:: quantile_stride(len(known))])
-
-
-def _with_counts(column: Column, counts: np.ndarray, num_known: int, num_rows: int) -> Column:
-    """The column with its common levels, by the number of rows that have each, and with what is missing."""
-    if num_known == 0:
-        raise ValueError(f"column {column.name!r} has only missing values in the rows to learn from; drop it.")
-    common: tuple[str, ...] = ()
-    if len(column.levels) > MAX_LEVELS:
-        most = np.argsort(-counts, kind="stable")[:MAX_LEVELS]  # of those that are as frequent, the first by name
-        common = tuple(column.levels[place] for place in np.sort(most))
-    return column._replace(common=common, missing=num_known < num_rows)
 
 
 def quantile_stride(num_rows: int) -> int:
@@ -226,42 +200,30 @@ def with_quantiles(column: Column, values: np.ndarray) -> Column:
     return column._replace(quantiles=tuple(map(float, found)))
 
 
-def with_levels_of(column: Column, codes: np.ndarray, rows: np.ndarray) -> tuple[Column, np.ndarray]:
-    """The column with the levels of some rows alone, and the codes of all rows for it."""
-    if column.kind != LEVELS:
-        return column, codes
-    seen = np.unique(codes[rows])
-    seen = seen[seen < len(column.levels)].astype(np.int64)  # neither missing values nor unknown levels
-    places = np.full(len(column.levels) + 2, float(len(seen)))
-    places[seen], places[-1] = np.arange(len(seen)), np.nan
-    again = places[np.where(np.isnan(codes), -1, codes).astype(np.int64)]
-    return column._replace(levels=tuple(column.levels[place] for place in seen)), again
-
-
 def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarray:
     """The column as one number for each row, (n,); NaN for missing values.
 
     Levels become their places 0, 1, 2, ...; those that did not occur at fit get the next number.
     """
-    kind = kind_of(values, column.name)
-    if column.kind == EXPOSURE:
-        column = column._replace(kind=NUMBER)
-    if column.kind == DATETIME and column.time_zone and kind in (DATETIME, LEVELS):
+    kind, expected = kind_of(values, column.name), NUMBER if column.kind == EXPOSURE else column.kind
+    if expected == DATETIME and column.time_zone and kind in (DATETIME, LEVELS):
         _check_zone(column, values)
-    if column.kind == LEVELS and kind in (LEVELS, NUMBER, EMPTY):
+    if expected == LEVELS and kind in (LEVELS, NUMBER, EMPTY):
         return _level_codes(column, values)
-    if kind == LEVELS and (column.kind == DATETIME or column.format):
-        values, kind = _read(column, values, rows_from), column.kind
-    if kind not in (column.kind, EMPTY):
+    if kind == LEVELS and (expected == DATETIME or column.format):
+        values, kind = _read(column, values, rows_from), expected
+    if kind not in (expected, EMPTY):
         raise ValueError(
-            f"column {column.name!r} holds {WORDS[kind]}, at fit it held {WORDS[column.kind]}"
+            f"column {column.name!r} holds {WORDS[kind]}, at fit it held {WORDS[expected]}"
             f"{first_text(values, rows_from) if kind == LEVELS else ''}; convert it."
         )
     if kind == EMPTY:
         return np.full(len(values), np.nan)
     if kind == NUMBER:
         return numbers_of(values, column.name, rows_from)
-    return {DATETIME: _days_since_epoch, TIMEDELTA: _days}[kind](values)
+    if kind == DATETIME:
+        return _days(pd.to_datetime(values, utc=True).dt.tz_localize(None).to_numpy())
+    return _days(pd.to_timedelta(values).to_numpy())
 
 
 def expanded_column(column: Column, codes: np.ndarray) -> np.ndarray:
@@ -308,11 +270,11 @@ def first_text(values: pd.Series, rows_from: int) -> str:
 
 
 def _level_codes(column: Column, values: pd.Series) -> np.ndarray:
-    codes, found = pd.factorize(values)
-    _check_codes(column.name, found)
+    codes, distinct = pd.factorize(values)
+    _check_codes(column.name, distinct)
     place = {level: j for j, level in enumerate(column.levels)}
     whole = {_without_point(level): j for level, j in place.items()}
-    labels = (_label(level) for level in found)
+    labels = (_label(level) for level in distinct)
     unknown = len(column.levels)
     places = [place.get(label, whole.get(_without_point(label), unknown)) for label in labels]
     return np.array([*places, np.nan])[codes]  # missing: code -1, the last entry
@@ -367,7 +329,7 @@ def _check_text(name: str, levels: list[str], cells: dict[Any, _Cells]) -> None:
                 f"column {name!r} holds text that mostly looks like {what}; {odd} does not. Correct such cells or "
                 f"leave them empty, and convert the column. {remedy}"
             )
-    num_values = sum(found.count for found in cells.values())
+    num_values = sum(cell.count for cell in cells.values())
     if 2 * len(levels) > num_values:
         raise ValueError(
             f"column {name!r} has {len(levels):,} levels in {num_values:,} rows: it looks like an identifier or free "
@@ -377,8 +339,8 @@ def _check_text(name: str, levels: list[str], cells: dict[Any, _Cells]) -> None:
 
 def _odd_cell(cells: dict[Any, _Cells], looks_right: Callable[[str], bool]) -> str | None:
     """The first cell that is not like most of the others, and its row; None where there are none or many."""
-    odd = {value: found for value, found in cells.items() if not looks_right(str(value))}
-    if not odd or 2 * sum(found.count for found in odd.values()) > sum(found.count for found in cells.values()):
+    odd = {value: cell for value, cell in cells.items() if not looks_right(str(value))}
+    if not odd or 2 * sum(cell.count for cell in odd.values()) > sum(cell.count for cell in cells.values()):
         return None
     value = next(iter(odd))
     return f"{short(str(value))} at row {odd[value].first_row}"
@@ -409,33 +371,22 @@ def _check_zone(column: Column, values: pd.Series) -> None:
         )
 
 
-def _days_since_epoch(values: pd.Series) -> np.ndarray:
-    """Days since 1970-01-01 in UTC; every unit of the dates gives the same bits."""
-    instants = pd.to_datetime(values, utc=True).dt.tz_localize(None).to_numpy()
-    midnights = instants.astype("datetime64[D]")
-    days = np.where(np.isnat(instants), np.nan, midnights.astype(np.int64))
-    return days + (instants - midnights) / np.timedelta64(1, "D")
-
-
-def _days(values: pd.Series) -> np.ndarray:
-    durations = pd.to_timedelta(values).to_numpy()
-    whole = durations.astype("timedelta64[D]")
-    days = np.where(np.isnat(durations), np.nan, whole.astype(np.int64))
-    return days + (durations - whole) / np.timedelta64(1, "D")
+def _days(values: np.ndarray) -> np.ndarray:
+    """Days of durations, or from 1970-01-01 to dates; every unit of time gives the same bits."""
+    whole = values.astype(f"{values.dtype.kind}8[D]")
+    days = np.where(np.isnat(values), np.nan, whole.astype(np.int64))
+    return days + (values - whole) / np.timedelta64(1, "D")
 
 
 def _read(column: Column, values: pd.Series, rows_from: int) -> pd.Series:
     """Numbers or dates from text, in the format that they had at fit; dates also in that of ISO 8601."""
-    read = read_text(values, TextKind(column.kind, column.format))
+    text = TEXT_FORMATS[column.format]
+    read = text.read(values)
     wrong = (read.isna() & ~values.isna()).to_numpy()
     if wrong.any():
         first = int(wrong.argmax())
-        what = f"column {column.name!r} holds {short(values.iloc[first])} at row {rows_from + first}, at fit it held "
-        if column.kind == NUMBER:
-            raise ValueError(f"{what}numbers with decimal commas; write numbers like 3,14, or convert the column.")
-        written = f" as {column.format}" if column.format else ""
         raise ValueError(
-            f"{what}dates{written}; write dates like 2024-03-31 or 2024-03-31T12:00:00, or convert them with "
-            "pandas.to_datetime."
+            f"column {column.name!r} holds {short(values.iloc[first])} at row {rows_from + first}, at fit it held "
+            f"{text.words}; write {text.example}."
         )
     return read

@@ -8,32 +8,28 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float64, Int64
 
-from cagp.column_kinds import DATETIME, DECIMAL_COMMA, EXPOSURE, LEVELS, NAIVE, NUMBER, TIMEDELTA, WORDS, Column
+from cagp.column_kinds import DATETIME, DECIMAL_COMMA, EXPOSURE, LEVELS, NUMBER, WORDS, Column
 from cagp.data.column_values import (
     ColumnScan,
     column_codes,
     expanded_column,
-    fitted_column,
     is_unknown,
     kind_of,
+    quantile_stride,
     stand_ins,
-    with_levels_of,
     with_quantiles,
-    with_statistics,
 )
 from cagp.data.table_checks import (
     Table,
     as_table,
-    category_places,
     check_exposure,
-    check_frame,
     check_values,
+    column_places,
     columns_text,
-    exposure_place,
     listed,
     names_of,
 )
-from cagp.data.text_values import TextKind, read_text
+from cagp.data.text_values import TEXT_FORMATS
 
 MOST_NAMES = 8
 """Columns that a sentence lists."""
@@ -92,41 +88,23 @@ class Encoder:
         return encoder, encoder.expand(codes)
 
     @classmethod
-    def fit_codes(cls, X: Any, categories: Sequence[Any] = ()) -> tuple["Encoder", Float64[np.ndarray, "n c"]]:
-        """The encoder for tables like ``X``, and the rows of ``X`` as its ``codes`` gives them."""
-        table = as_table(X)
-        if isinstance(table, pd.DataFrame):
-            check_frame(table)
-            names = names_of(table)
-            chosen = category_places(categories, names, by_position=False)
-            columns = [fitted_column(table.iloc[:, j], name, j in chosen) for j, name in enumerate(names)]
-        else:
-            kind = {"M": DATETIME, "m": TIMEDELTA}.get(table.dtype.kind, NUMBER)
-            zone = NAIVE if kind == DATETIME else ""
-            names = [f"x{j}" for j in range(table.shape[1])]
-            chosen = category_places(categories, names, by_position=True)
-            columns = [
-                fitted_column(pd.Series(table[:, j]), name, as_levels=True)
-                if j in chosen
-                else Column(name, kind, time_zone=zone)
-                for j, name in enumerate(names)
-            ]
-        encoder = cls(columns, has_names=isinstance(table, pd.DataFrame))
-        codes = encoder._read(table, 0)
-        columns = [with_statistics(column, codes[:, j]) for j, column in enumerate(columns)]
-        check_values(codes, columns, 0)
-        return cls(columns, encoder._has_names), codes
-
-    def for_rows(self, codes: Float64[np.ndarray, "n c"], rows: Any) -> tuple["Encoder", Float64[np.ndarray, "n c"]]:
-        """The encoder that ``fit`` gives for some rows alone, and all rows in its codes.
+    def fit_codes(
+        cls, X: Any, categories: Sequence[Any] = (), kept: Bool[np.ndarray, " n"] | None = None
+    ) -> tuple["Encoder", Float64[np.ndarray, "n c"]]:
+        """The encoder for tables like ``X``, and the rows of ``X`` as its ``codes`` gives them.
 
         Args:
-            codes: of all rows.
-            rows: those to learn from, as an index of arrays.
+            kept: which rows to learn from; None for all. All rows decide what kind of values a column holds.
         """
-        parts = [with_levels_of(column, codes[:, j], rows) for j, column in enumerate(self._columns)]
-        columns = [with_statistics(column, part[rows]) for column, part in parts]
-        return Encoder(columns, self._has_names), np.column_stack([part for _, part in parts])
+        table, scan = as_table(X), EncoderScan(categories)
+        kept = None if kept is not None and len(kept) == len(table) and kept.all() else kept
+        scan.add(table, kept)
+        encoder = scan.encoder()
+        codes = encoder._read(table, 0)
+        rows = codes if kept is None else codes[kept]
+        encoder = encoder.with_quantiles(rows[:: quantile_stride(len(rows))])
+        check_values(codes, encoder._columns, 0)
+        return encoder, codes
 
     def with_exposure(self, exposure: Any, codes: Float64[np.ndarray, "n c"]) -> "Encoder":
         """The same encoder with a column of exposures, which is not an input; all must be positive.
@@ -135,7 +113,10 @@ class Encoder:
             exposure: the name of the column in a frame, its position in an array.
             codes: of the rows to learn from.
         """
-        place = exposure_place(exposure, [column.name for column in self._columns], not self._has_names)
+        names = [column.name for column in self._columns]
+        (place,) = column_places("exposure", [exposure], names, by_position=not self._has_names)
+        if len(names) == 1:
+            raise ValueError("X has no column besides the exposure; add one to predict from.")
         column = self._columns[place]
         if column.kind != NUMBER:
             raise ValueError(f"the exposure, column {column.name!r}, holds {WORDS[column.kind]}, expected numbers.")
@@ -154,9 +135,9 @@ class Encoder:
         """Codes in which every exposure is one, and the exposures; None where there are none."""
         for place, column in enumerate(self._columns):
             if column.kind == EXPOSURE:
-                alike = codes.copy()
-                alike[:, place] = 1.0
-                return alike, codes[:, place].copy()
+                constant = codes.copy()
+                constant[:, place] = 1.0
+                return constant, codes[:, place].copy()
         return codes, None
 
     def with_quantiles(self, codes: Float64[np.ndarray, "m c"]) -> "Encoder":
@@ -207,10 +188,7 @@ class Encoder:
 
         The L levels of a column are 0 to L - 1; L is a level that did not occur at fit.
         """
-        table = as_table(X)
-        if isinstance(table, pd.DataFrame):
-            check_frame(table)
-        codes = self._read(table, rows_from)
+        codes = self._read(as_table(X), rows_from)
         for j, column in enumerate(self._columns):
             if column.kind == EXPOSURE:
                 check_exposure(codes[:, j], column.name, rows_from)
@@ -237,37 +215,38 @@ class Encoder:
         combinations of their stand-ins are taken. Where these are many, each column goes several times through its
         stand-ins, in random orders of its own: columns then vary nearly independently.
         """
-        unknown = {
-            j: found
-            for j, column in enumerate(self._columns)
-            if column.has_stand_ins and (found := is_unknown(column, codes[:, j])).any()
-        }
+        unknown = {j: is_unknown(column, codes[:, j]) for j, column in enumerate(self._columns) if column.has_stand_ins}
+        unknown = {j: rows for j, rows in unknown.items() if rows.any()}
         if not unknown:
             return codes, np.arange(len(codes))
         values = {j: stand_ins(self._columns[j]) for j in unknown}
         longest, product, strides = np.ones(len(codes), dtype=np.int64), np.ones(len(codes)), {}
-        for j, found in unknown.items():
-            strides[j] = product  # of the combinations, of which this column changes every so many
-            longest = np.where(found, np.maximum(longest, len(values[j])), longest)
-            product = np.where(found, product * len(values[j]), product)
+        for j, rows in unknown.items():
+            strides[j] = product  # combinations after which this column takes its next stand-in
+            longest = np.where(rows, np.maximum(longest, len(values[j])), longest)
+            product = np.where(rows, product * len(values[j]), product)
         all_of_them = (product <= MOST_COMBINATIONS) | (np.sum(list(unknown.values()), axis=0) == 1)
         counts = np.where(all_of_them, np.minimum(product, 2**31), ROUNDS * longest).astype(np.int64)
         numbers = np.repeat(np.arange(len(codes)), counts)
         turn = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = codes[numbers]
-        for j, found in unknown.items():
-            random_order = _rounds(len(values[j]), int(counts[found].max()), seed=j)
+        replaced = codes[numbers]
+        for j, rows in unknown.items():
+            random_order = _rounds(len(values[j]), int(counts[rows].max()), seed=j)
             in_turn = (turn // strides[j][numbers]).astype(np.int64) % len(values[j])
             place = np.where(all_of_them[numbers], in_turn, random_order[turn % len(random_order)])
-            rows[:, j] = np.where(found[numbers], values[j][place], rows[:, j])
-        return rows, numbers
+            replaced[:, j] = np.where(rows[numbers], values[j][place], replaced[:, j])
+        return replaced, numbers
 
     def num_unknown(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
         """In how many rows each column of levels has a level that did not occur at fit; only columns with such rows."""
-        counts = {
-            self._columns[j].name: int((codes[:, j] == len(self._columns[j].levels)).sum()) for j in self.categorical
-        }
-        return {name: count for name, count in counts.items() if count}
+        return self._counted({j: codes[:, j] == len(self._columns[j].levels) for j in self.categorical})
+
+    def num_missing(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
+        """In how many rows each column that had no missing value at fit has one; only columns with such rows."""
+        return self._counted({j: np.isnan(codes[:, j]) for j, c in enumerate(self._columns) if not c.missing})
+
+    def _counted(self, rows: dict[int, Bool[np.ndarray, " n"]]) -> dict[str, int]:
+        return {self._columns[j].name: int(which.sum()) for j, which in rows.items() if which.any()}
 
     def typed(self, frame: Any) -> Any:
         """A frame with dates and numbers for text columns that are read as such; any other table as it is."""
@@ -279,7 +258,7 @@ class Encoder:
             j = place.get(column.name)
             if j is None or column.kind not in (NUMBER, DATETIME) or kind_of(columns[j], column.name) != LEVELS:
                 continue
-            values = read_text(columns[j], TextKind(column.kind, column.format))
+            values = TEXT_FORMATS[column.format].read(columns[j])
             columns[j] = values if column.kind == NUMBER else values.dt.tz_localize(None)
         return pd.concat(columns, axis=1).set_axis(frame.columns, axis=1)
 
@@ -290,17 +269,12 @@ class Encoder:
 
     def missing_in_words(self, counts: Int64[np.ndarray, " c"], num_rows: int) -> str:
         """The same for a number of missing values in each column, of which one at least is not zero."""
-        found = [f"{column.name!r} in {n:,}" for column, n in zip(self._columns, counts, strict=True) if n]
-        rest = f" and {len(found) - MOST_NAMES:,} more columns" if len(found) > MOST_NAMES else ""
+        parts = [f"{column.name!r} in {n:,}" for column, n in zip(self._columns, counts, strict=True) if n]
+        rest = f" and {len(parts) - MOST_NAMES:,} more columns" if len(parts) > MOST_NAMES else ""
         return (
-            f"Missing values: {', '.join(found[:MOST_NAMES])}{rest} of {num_rows:,} rows. Each of these columns has "
+            f"Missing values: {', '.join(parts[:MOST_NAMES])}{rest} of {num_rows:,} rows. Each of these columns has "
             "a further input that says where."
         )
-
-    def num_missing(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
-        """In how many rows each column that had no missing value at fit has one; only columns with such rows."""
-        counts = {c.name: int(np.isnan(codes[:, j]).sum()) for j, c in enumerate(self._columns) if not c.missing}
-        return {name: count for name, count in counts.items() if count}
 
     def state(self) -> dict[str, Any]:
         """The whole encoder as dicts, lists, text and booleans, for ``from_state``."""
@@ -373,18 +347,21 @@ class EncoderScan:
         """
         table = as_table(X)
         is_frame = isinstance(table, pd.DataFrame)
+        if kept is not None and len(kept) != len(table):
+            raise ValueError(
+                f"Found input variables with inconsistent numbers of samples: X has {len(table):,} rows, "
+                f"y has {len(kept):,}."
+            )
         names = names_of(table) if is_frame else tuple(f"x{j}" for j in range(table.shape[1]))
-        if is_frame:
-            check_frame(table)
         if not self._scans:
-            chosen = category_places(self._categories, names, by_position=not is_frame)
+            chosen = column_places("categories", self._categories, names, by_position=not is_frame)
             self._has_names = is_frame
             self._scans = [ColumnScan(name, j in chosen) for j, name in enumerate(names)]
-        known = [scan.name for scan in self._scans]
-        if is_frame != self._has_names or sorted(names) != sorted(known):
+        before = [scan.name for scan in self._scans]
+        if is_frame != self._has_names or sorted(names) != sorted(before):
             raise ValueError(
-                f"the rows from {rows_from} on have the columns {listed(names)}, those before had {listed(known)}; all "
-                "parts of a table have the same columns."
+                f"the rows from {rows_from} on have the columns {listed(names)}, those before had {listed(before)}; "
+                "all parts of a table have the same columns."
             )
         place = {name: j for j, name in enumerate(names)}
         for scan in self._scans:

@@ -63,8 +63,8 @@ class RowRule:
         if self.kind == "time":
             return ["Models are validated on the latest rows, which they predict from earlier rows."]
         return [
-            f"Models are validated on whole groups, of {len(np.unique(self.values)):,}, which they predict from rows of "
-            "other groups."
+            f"Models are validated on whole groups, of {len(np.unique(self.values)):,}, which they predict from rows "
+            "of other groups."
         ]
 
 

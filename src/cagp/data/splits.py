@@ -11,7 +11,7 @@ from torch import Tensor
 from cagp.column_kinds import DATETIME, LEVELS, Column
 from cagp.data.column_values import column_codes, first_text, kind_of, one_zone
 from cagp.data.table_checks import as_array
-from cagp.data.text_values import kind_of_text, read_text, time_zones
+from cagp.data.text_values import format_of, time_zones
 
 
 class Split(NamedTuple):
@@ -146,13 +146,10 @@ def _name(values: Any, otherwise: str) -> str:
 def times_of(values: Any) -> Float64[np.ndarray, " n"]:
     """Numbers, or days for dates and durations; text is read as the encoder reads it. ValueError if one is missing."""
     series, name = as_column(values), _name(values, "time")
-    kind = kind_of(series, str(series.name))
+    kind, text = kind_of(series, str(series.name)), None
     if kind == LEVELS and not isinstance(series.dtype, pd.CategoricalDtype):
-        found = kind_of_text(series.dropna().astype(str), str(series.name))
-        if found is not None:
-            if found.kind == DATETIME:
-                one_zone(str(series.name), time_zones(series))
-            series, kind = read_text(series, found), found.kind
+        text = format_of(series.dropna().astype(str), str(series.name))
+        kind = kind if text is None else text.kind
     if kind == LEVELS:
         raise ValueError(
             f"{name} holds text or categories{first_text(series, 0)}; time needs numbers or dates. Write dates like "
@@ -161,7 +158,7 @@ def times_of(values: Any) -> Float64[np.ndarray, " n"]:
     _check_present(series, name)
     if kind == DATETIME:
         one_zone(str(series.name), time_zones(series))
-    return column_codes(Column(str(series.name), kind), series, 0)
+    return column_codes(Column(str(series.name), kind, format="" if text is None else text.name), series, 0)
 
 
 def _check_present(series: pd.Series, name: str) -> None:

@@ -20,15 +20,22 @@ Table = pd.DataFrame | np.ndarray
 
 
 def as_table(X: Any) -> Table:
-    """A frame, or a matrix of float64 (which may hold NaN and infinities), dates or durations."""
-    if isinstance(X, pd.DataFrame):
-        return X
+    """A frame, or a matrix of float64 (which may hold NaN and infinities), dates or durations.
+
+    Raises ValueError for tables without columns or rows, and for frames in which columns have the same name.
+    """
     check_dense(X, "X")
-    if hasattr(X, "to_pandas"):  # frames of other libraries
-        return X.to_pandas()
-    array = as_array(X, "X")
-    if array.dtype.names is not None and array.ndim == 1:
-        return pd.DataFrame(array)
+    if not isinstance(X, pd.DataFrame) and hasattr(X, "to_pandas"):  # frames of other libraries
+        X = X.to_pandas()
+    array = X if isinstance(X, pd.DataFrame) else as_array(X, "X")
+    if isinstance(array, np.ndarray) and array.dtype.names is not None and array.ndim == 1:
+        array = pd.DataFrame(array)
+    if isinstance(array, pd.DataFrame):
+        for size, what in ((array.shape[1], "feature"), (len(array), "sample")):
+            if size == 0:
+                raise ValueError(f"X has 0 {what}(s) (shape={array.shape}) while a minimum of 1 is required.")
+        check_duplicates(names_of(array), "X")
+        return array
     if array.ndim != 2:
         raise ValueError(
             f"Expected 2D array, got {array.ndim}D of shape {array.shape} as X. Reshape your data: "
@@ -145,15 +152,6 @@ def _object_numbers(array: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def check_frame(frame: pd.DataFrame) -> None:
-    """Raise ValueError for a frame without columns or rows, and for columns with the same name."""
-    if frame.shape[1] == 0:
-        raise ValueError(f"X has 0 feature(s) (shape={frame.shape}) while a minimum of 1 is required.")
-    if len(frame) == 0:
-        raise ValueError(f"X has 0 sample(s) (shape={frame.shape}) while a minimum of 1 is required.")
-    check_duplicates(names_of(frame), "X")
-
-
 def check_duplicates(names: Sequence[str], table: str) -> None:
     """Raise ValueError if a name occurs twice."""
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
@@ -161,42 +159,25 @@ def check_duplicates(names: Sequence[str], table: str) -> None:
         raise ValueError(f"{table} has more than one {columns_text(twice)}; drop or rename the others.")
 
 
-def category_places(categories: Any, names: Sequence[str], by_position: bool) -> set[int]:
-    """The places of the columns that ``categories`` names; ValueError for columns that are not there."""
-    if isinstance(categories, str | bytes) or not np.iterable(categories):
-        raise ValueError(f"categories is {categories!r}, expected a list of columns, e.g. [{categories!r}].")
-    wanted = list(categories)
+def column_places(option: str, wanted: Any, names: Sequence[str], by_position: bool) -> list[int]:
+    """The places of the columns that an option names; ValueError for columns that are not there."""
+    if isinstance(wanted, str | bytes) or not np.iterable(wanted):
+        raise ValueError(f"{option} is {wanted!r}, expected a list of columns, e.g. [{wanted!r}].")
     if by_position:
         whole = [c for c in wanted if isinstance(c, int | np.integer) and not isinstance(c, bool)]
         wrong = [c for c in wanted if c not in whole or not 0 <= c < len(names)]
         if wrong:
             raise ValueError(
-                f"categories has {', '.join(map(short, wrong))}, expected positions of columns from 0 to "
+                f"{option} has {', '.join(map(short, wrong))}, expected positions of columns from 0 to "
                 f"{len(names) - 1}: X is an array, without names."
             )
-        return {int(place) for place in wanted}
-    place = {name: j for j, name in enumerate(names)}
-    absent = [str(name) for name in wanted if str(name) not in place]
+        return [int(place) for place in wanted]
+    absent = [str(name) for name in wanted if str(name) not in names]
     if absent:
         raise ValueError(
-            f"categories names {columns_text(absent)}, which X does not have; its columns are {listed(names)}."
+            f"{option} names {columns_text(absent)}, which X does not have; its columns are {listed(names)}."
         )
-    return {place[str(name)] for name in wanted}
-
-
-def exposure_place(exposure: Any, names: Sequence[str], by_position: bool) -> int:
-    """The place of the column of exposures; ValueError where it is not there, or the only one."""
-    whole = isinstance(exposure, int | np.integer) and not isinstance(exposure, bool)
-    if by_position and not (whole and 0 <= exposure < len(names)):
-        raise ValueError(
-            f"exposure is {exposure!r}, expected the position of a column from 0 to {len(names) - 1}: X is an array, "
-            "without names."
-        )
-    if not by_position and str(exposure) not in names:
-        raise ValueError(f"exposure is {exposure!r}, which X does not have; its columns are {listed(names)}.")
-    if len(names) == 1:
-        raise ValueError("X has no column besides the exposure; add one to predict from.")
-    return int(exposure) if by_position else list(names).index(str(exposure))
+    return [list(names).index(str(name)) for name in wanted]
 
 
 def check_exposure(values: Float64[np.ndarray, " n"], name: str, rows_from: int) -> None:

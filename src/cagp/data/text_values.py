@@ -25,36 +25,71 @@ DATE_FORMATS = [
 ]
 """Dates besides those of ISO 8601, each with or without a time of day. Numbers with points have the day first."""
 
-
 OFFSET = r".*[T ]\s*\d{1,2}(:?\d\d)*([.,]\d+)?\s*(Z|z|[+-]\d\d(:?\d\d)?)\s*"
 """A date with a time of day and a time zone, in the format of ISO 8601."""
 
 
-class TextKind(NamedTuple):
-    """What a column of text holds."""
+class TextFormat(NamedTuple):
+    """How numbers or dates are written as text."""
 
+    name: str  # as ``Column.format`` has it
     kind: str
-    format: str  # see Column
+    pattern: str
+    words: str  # what it holds, for messages
+    example: str
+
+    def read(self, values: Any) -> pd.Series:
+        """Text as numbers or dates (in UTC), missing where it cannot be read; dates may be in ISO 8601 as well."""
+        if self.kind == NUMBER:
+            texts = _strings(values)
+            numbers: Any = texts.where(texts.str.fullmatch(self.pattern), "").str.replace(",", ".", regex=False)
+            return pd.Series(pd.to_numeric(numbers, errors="coerce"))
+        if not self.name:
+            return iso_dates(values)
+        parts = _strings(values).str.extract(f"^{self.pattern}$")
+        time = parts["time"].fillna("00:00").str.zfill(5).str.replace(r"^(\d:)", r"0\1", regex=True)
+        dates = parts["year"] + "-" + parts["month"].str.zfill(2) + "-" + parts["day"].str.zfill(2) + "T" + time
+        return iso_dates(dates.where(dates.notna(), values.astype(object)))
+
+    def holds(self, texts: pd.Series) -> bool:
+        """Whether all texts, of which none is missing, have this format."""
+        return re.fullmatch(self.pattern, texts.iloc[0]) is not None and bool(self.read(texts).notna().all())
 
 
-def kind_of_text(texts: pd.Series, name: str) -> TextKind | None:
-    """Whether all texts, of which none is missing, are dates or numbers with decimal commas; None if they are neither.
+def _date_format(name: str) -> TextFormat:
+    pattern = re.escape(name)
+    for part, expression in PARTS.items():
+        pattern = pattern.replace(part, expression)
+    pattern, words = (rf"\s*{pattern}{TIME}\s*", f"dates as {name}") if name else (ISO_DATE, "dates")
+    example = "dates like 2024-03-31 or 2024-03-31T12:00:00, or convert them with pandas.to_datetime"
+    return TextFormat(name, DATETIME, pattern, words, example)
+
+
+DATES = [_date_format(name) for name in ("", *DATE_FORMATS)]
+COMMAS = TextFormat(
+    DECIMAL_COMMA, NUMBER, COMMA_NUMBER, "numbers with decimal commas", "numbers like 3,14, or convert the column"
+)
+TEXT_FORMATS = {form.name: form for form in (COMMAS, *DATES)}
+"""By ``Column.format``."""
+
+
+def format_of(texts: pd.Series, name: str) -> TextFormat | None:
+    """The format of texts, of which none is missing, if all are dates or all are numbers with decimal commas.
 
     Raises ValueError where they can be read in two ways.
     """
     if texts.empty:
         return None
     if _has_decimal_commas(texts, name):
-        return TextKind(NUMBER, DECIMAL_COMMA)
-    if re.fullmatch(ISO_DATE, texts.iloc[0]) and iso_dates(texts).notna().all():
-        return TextKind(DATETIME, "")
-    formats = [f for f in DATE_FORMATS if re.fullmatch(_pattern(f), texts.iloc[0]) and _dates(texts, f).notna().all()]
+        return COMMAS
+    formats = [form for form in DATES if form.holds(texts)]
     if len(formats) > 1:
         raise ValueError(
-            f"column {name!r} holds dates like {texts.iloc[0]!r}, which can be read as {' and as '.join(formats)}. "
-            "Write them like 2024-03-31, or convert them with pandas.to_datetime(..., dayfirst=True) or dayfirst=False."
+            f"column {name!r} holds dates like {texts.iloc[0]!r}, which can be read as "
+            f"{' and as '.join(form.name for form in formats)}. Write them like 2024-03-31, or convert them with "
+            "pandas.to_datetime(..., dayfirst=True) or dayfirst=False."
         )
-    return TextKind(DATETIME, formats[0]) if formats else None
+    return formats[0] if formats else None
 
 
 def is_number(text: str) -> bool:
@@ -64,16 +99,7 @@ def is_number(text: str) -> bool:
 
 def is_date(text: str) -> bool:
     """Whether text looks like a date in one of the formats."""
-    return any(re.fullmatch(pattern, text) for pattern in [ISO_DATE, *map(_pattern, DATE_FORMATS)])
-
-
-def read_text(values: pd.Series, kind: TextKind) -> pd.Series:
-    """Text as numbers or dates (in UTC); missing where it cannot be read. ISO 8601 is read besides any other format."""
-    if kind.kind == NUMBER:
-        texts = _strings(values)
-        numbers: Any = texts.where(texts.str.fullmatch(COMMA_NUMBER), "").str.replace(",", ".", regex=False)
-        return pd.Series(pd.to_numeric(numbers, errors="coerce"))
-    return _dates(values, kind.format) if kind.format else iso_dates(values)
+    return any(re.fullmatch(form.pattern, text) for form in DATES)
 
 
 def iso_dates(values: Any) -> pd.Series:
@@ -85,15 +111,9 @@ def time_zones(values: Any) -> set[str]:
     """Whether dates, or text that is read as dates, are ``AWARE`` or ``NAIVE``, or some of each."""
     if values.dtype.kind == "M" or isinstance(values.dtype, pd.DatetimeTZDtype):
         return {NAIVE if getattr(values.dt, "tz", None) is None else AWARE} if values.notna().any() else set()
-    known = pd.Series(values.dropna().unique(), dtype=object)
-    is_aware = known.map(
-        lambda date: (
-            re.fullmatch(OFFSET, date) is not None
-            if isinstance(date, str)
-            else getattr(date, "tzinfo", None) is not None
-        )
-    )
-    return {AWARE if aware else NAIVE for aware in is_aware.unique()}
+    dates = values.dropna().unique()
+    zones = (re.fullmatch(OFFSET, date) if isinstance(date, str) else getattr(date, "tzinfo", None) for date in dates)
+    return {NAIVE if zone is None else AWARE for zone in zones}
 
 
 def with_decimal_commas_read(values: Any, name: str) -> pd.Series:
@@ -101,13 +121,11 @@ def with_decimal_commas_read(values: Any, name: str) -> pd.Series:
     if pd.api.types.infer_dtype(values, skipna=True) != "string":
         return values
     texts = _strings(values.dropna())
-    if texts.empty or not _has_decimal_commas(texts, name):
-        return values
-    return read_text(values, TextKind(NUMBER, DECIMAL_COMMA))
+    return COMMAS.read(values) if len(texts) and _has_decimal_commas(texts, name) else values
 
 
 def _has_decimal_commas(texts: pd.Series, name: str) -> bool:
-    if not (re.fullmatch(COMMA_NUMBER, texts.iloc[0]) or re.fullmatch(THOUSANDS, texts.iloc[0])):
+    if not re.fullmatch(f"{COMMA_NUMBER}|{THOUSANDS}", texts.iloc[0]):
         return False
     commas: Any = texts[texts.str.contains(",", regex=False)]
     if commas.empty:
@@ -121,22 +139,6 @@ def _has_decimal_commas(texts: pd.Series, name: str) -> bool:
     return bool(texts.str.fullmatch(COMMA_NUMBER).all())
 
 
-def _pattern(form: str) -> str:
-    """The regular expression of a format of dates."""
-    pattern = re.escape(form)
-    for part, expression in PARTS.items():
-        pattern = pattern.replace(part, expression)
-    return rf"\s*{pattern}{TIME}\s*"
-
-
 def _strings(values: pd.Series) -> Any:
     """The values as Python's text, "" for missing ones."""
     return values.astype(object).where(~values.isna(), "").astype(str)
-
-
-def _dates(values: pd.Series, form: str) -> pd.Series:
-    """Text as dates in this format, or in that of ISO 8601; missing where it cannot be read."""
-    found = _strings(values).str.extract(f"^{_pattern(form)}$")
-    time = found["time"].fillna("00:00").str.zfill(5).str.replace(r"^(\d:)", r"0\1", regex=True)
-    dates = found["year"] + "-" + found["month"].str.zfill(2) + "-" + found["day"].str.zfill(2) + "T" + time
-    return iso_dates(dates.where(dates.notna(), values.astype(object)))

@@ -173,11 +173,11 @@ class Units:
         Args:
             exposure: the column of exposures, for counts.
         """
-        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X, categories)
+        target = encode_target(y)
+        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X, categories, ~target.empty)
         inputs = np.ascontiguousarray(inputs)
         if exposure is not None and not isinstance(X, EncodedTable):
             encoder = encoder.with_exposure(exposure, inputs)
-        target = encode_target(y)
         values = target.values[:, None] if target.values.ndim == 1 else target.values
         if len(values) != len(inputs):
             raise ValueError(
@@ -187,8 +187,6 @@ class Units:
         noise = known_variances(sample_noise, values.shape)
         kept = np.flatnonzero(~target.empty)
         if len(kept) < len(inputs):
-            if not isinstance(X, EncodedTable) and len(kept):
-                encoder, inputs = encoder.for_rows(inputs, kept)
             inputs, values, noise = inputs[kept], values[kept], None if noise is None else noise[kept]
         if len(inputs) < 2:
             raise ValueError(f"Found n_samples={len(inputs)} with a target, while a minimum of 2 is required to learn.")
