@@ -51,7 +51,7 @@ class Option:
         metavar: what stands for its value in help texts; "" for a switch, which is False or True and takes no value.
         targets: the kinds of targets that it is for.
         neutral: values besides the default that are accepted with every kind of targets, because they ask for nothing.
-        only_flag: its name on the command line where it has another one than in Python.
+        only_flag: its name on the command line where it differs from that in Python.
     """
 
     name: str
