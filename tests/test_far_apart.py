@@ -62,7 +62,7 @@ def test_many_rows_are_learned_from_a_sample_and_all_of_them_predict():
     model = CaGPRegressor("exact", kernel="periodic")
     assert_good(*forecast(model, 3000))
     assert model.method_ == "exact"
-    assert "Chose exact inference: the kernel links rows however far apart" in model.choice_
+    assert "Chose exact inference: the kernel links rows at any distance" in model.choice_
     assert "exact likelihood of 300 of the 2,400 rows, near and far" in model.fit_report_
 
 
@@ -92,7 +92,26 @@ def test_local_methods_learn_the_period_of_a_kernel_that_starts_elsewhere(method
 def test_kernels_that_decay_learn_from_nearest_rows_as_before():
     X, y = seasons(200)
     model = CaGPRegressor("local", kernel="matern32", max_epochs=2).fit(X, y)
-    assert "links rows however far apart" not in model.fit_report_
+    assert "links rows at any distance" not in model.fit_report_
+
+
+class Rough(kernels.Kernel):
+    """exp(-r), as a user would write it: nothing says whether it decays."""
+
+    def __init__(self, lengthscale: float):
+        super().__init__()
+        self.lengthscale = torch.nn.Parameter(torch.tensor(lengthscale))
+
+    def forward(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+        return torch.exp(-(X.unsqueeze(-2) - Z.unsqueeze(-3)).abs().sum(-1) / self.lengthscale.to(X))
+
+
+@pytest.mark.parametrize("method", ["local", "auto"])
+def test_a_kernel_of_which_it_is_unknown_learns_like_one_that_decays(method):
+    X, y = seasons(200)
+    model = CaGPRegressor(method, kernel=Scale(Rough(0.5)), max_epochs=2).fit(X, y)
+    assert "links rows at any distance" not in model.fit_report_
+    assert np.isfinite(model.lengthscales_).all()
 
 
 def task(X: torch.Tensor, y: torch.Tensor, kernel: kernels.Kernel, **changes) -> Task:
@@ -118,7 +137,7 @@ def test_nearest_rows_refine_the_parts_that_decay_and_no_others():
     kernel = Scale(ActiveDims(Matern32(1, 0.5), [0])) + Linear(2) + Scale(Matern12(2, 3.0))
     whole = task(X, y, kernel, max_epochs=8)
     assert not kernel.decays(2)
-    endless = far_apart.endless_parameters(kernel, 2)
+    endless = kernel.endless_parameters(2)
     decaying = set(map(id, kernel.parts[1].parameters()))
     assert {id(p) for p in kernel.parameters()} - set(map(id, endless)) == decaying
     priors = whole.priors()

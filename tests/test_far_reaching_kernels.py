@@ -15,6 +15,7 @@ from cagp.kernels import (
     ActiveDims,
     Constant,
     Cosine,
+    Decay,
     GreatCircle,
     InputUnits,
     Kernel,
@@ -23,11 +24,9 @@ from cagp.kernels import (
     Matern32,
     Periodic,
     RationalQuadratic,
-    Reach,
     Scale,
     named_kernel,
 )
-from cagp.methods.common import lengthscale_of
 
 UNITS = InputUnits(torch.tensor([10.0, 45.0]).double(), torch.tensor([30.0, 20.0]).double())
 
@@ -121,19 +120,19 @@ def test_places_as_rows_of_longitude_and_latitude_differ_from_flat_distances():
         assert eigenvalues[0] > -1e-10
 
 
-def test_how_far_kernels_reach():
-    decays, endless, none = Reach.DECAYS, Reach.ENDLESS, Reach.NONE
+def test_whether_kernels_decay_along_each_column():
+    decays, endless, none, unknown = Decay.DECAYS, Decay.ENDLESS, Decay.NONE, Decay.UNKNOWN
 
     class Own(Kernel):
         def forward(self, X, Z):
             return X @ Z.mT
 
     class Local(Own):
-        def reach(self, column):
-            return Reach.DECAYS
+        def decay(self, column):
+            return Decay.DECAYS
 
     some = ActiveDims(Matern32(1), [1])
-    for kernel, reaches in (
+    for kernel, along in (
         (RBF(2), [decays, decays]),
         (Scale(RationalQuadratic(2)), [decays, decays]),
         (GreatCircle(), [decays, decays]),
@@ -141,7 +140,7 @@ def test_how_far_kernels_reach():
         (Cosine(2), [endless, endless]),
         (Linear(2), [endless, endless]),
         (Constant(), [none, none]),
-        (Own(), [endless, endless]),
+        (Own(), [unknown, unknown]),
         (Local(), [decays, decays]),
         (some, [none, decays]),
         (RBF(2) + Matern12(2), [decays, decays]),
@@ -151,21 +150,42 @@ def test_how_far_kernels_reach():
         (RBF(2) * Periodic(2), [endless, endless]),  # a season may fade over many periods
         (RBF(2) * ActiveDims(Periodic(1), [0]), [endless, decays]),
         (some * ActiveDims(RBF(1), [0]), [decays, decays]),
+        (Own() + RBF(2), [unknown, unknown]),
+        (Own() * RBF(2) + Linear(2), [endless, endless]),
+        (Own() * Periodic(2), [endless, endless]),
+        (Own() * some + RBF(2), [unknown, unknown]),
     ):
-        assert [kernel.reach(j) for j in range(2)] == reaches, kernel
-        assert kernel.decays(2) is (reaches == [decays, decays])
+        assert [kernel.decay(j) for j in range(2)] == along, kernel
+        assert kernel.decays(2) is (None if unknown in along else along == [decays, decays])
 
 
 def test_lengthscales_of_parts_of_the_columns_are_put_together():
     kernel = ActiveDims(Matern32(2, [0.5, 2.0]), [3, 0]) * ActiveDims(Periodic(1), [1])
-    assert lengthscale_of(kernel) is None  # nobody knows how many columns there are
-    kernel.tell(InputUnits(torch.zeros(4).double(), torch.ones(4).double()))
-    assert lengthscale_of(Scale(kernel)).tolist() == pytest.approx([2.0, math.inf, math.inf, 0.5])
+    assert kernel.lengthscales() is None  # nobody knows how many columns there are
+    assert Scale(kernel).lengthscales(4).tolist() == pytest.approx([2.0, math.inf, math.inf, 0.5])
     both = kernel + RBF(4, [7.0, 8.0, 9.0, 10.0])
-    assert lengthscale_of(both).tolist() == pytest.approx([2.0, 8.0, 9.0, 0.5])
+    assert both.lengthscales(4).tolist() == pytest.approx([2.0, 8.0, 9.0, 0.5])
     places = told(GreatCircle(10.0))
     # 10 degrees north are half a standard deviation; east, at 45 degrees, degrees are shorter by √½.
-    assert lengthscale_of(places).tolist() == pytest.approx([10 / 30 * math.sqrt(2), 0.5])
+    assert places.lengthscales(2).tolist() == pytest.approx([10 / 30 * math.sqrt(2), 0.5])
+
+
+def test_a_parameter_called_lengthscale_counts_as_one():
+    class Own(Kernel):
+        def __init__(self, lengthscale):
+            super().__init__()
+            self.lengthscale = torch.nn.Parameter(torch.tensor(lengthscale))
+
+        def forward(self, X, Z):
+            return torch.exp(-torch.cdist(X / self.lengthscale, Z / self.lengthscale))
+
+    assert Scale(Own([0.5, 2.0])).lengthscales(2).tolist() == [0.5, 2.0]
+    assert Own(0.5).lengthscales() is None
+    assert Own(0.5).lengthscales(3).tolist() == [0.5] * 3
+    assert Own([0.5, 2.0]).lengthscales(3) is None
+    assert Own([0.5, -2.0]).lengthscales(2) is None
+    model = ExactGPRegressor(Scale(Own([0.5, 2.0])), max_epochs=1).fit(frame()[["lat", "lon"]], frame()["year"])
+    assert np.isfinite(model.lengthscales_).all()
 
 
 @pytest.mark.usefixtures("annotations_off")
@@ -256,7 +276,7 @@ def test_a_regressor_speaks_of_columns_by_name_and_in_their_units(tmp_path):
 def test_a_name_stands_for_a_season_a_smooth_rest_and_a_line():
     kernel = named_kernel("periodic", 2)
     assert [type(part).__name__ for part in kernel.parts] == ["Scale", "Scale", "Linear"]
-    assert not kernel.decays(2)
+    assert kernel.decays(2) is False
     assert named_kernel("rbf", 2).decays(2)
     rng = np.random.default_rng(0)
     X = torch.tensor(np.c_[rng.uniform(0, 1, 400), rng.normal(size=400)])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cagp.actions import BlockActions
 from cagp.engine import COMPILED, TORCH, BlockWeights, kernel_product
-from cagp.engine.reach import reach_of, round_off
+from cagp.engine.product import round_off
 from cagp.kernels import RBF, Constant, Cosine, Kernel, Linear, Matern32, Periodic, RationalQuadratic, Scale
 
 
@@ -138,13 +138,13 @@ def test_rows_that_are_not_finite_show_in_the_result():
 
 @pytest.mark.parametrize("tolerance", [1e-3, round_off(torch.float32), round_off(torch.float64)])
 @pytest.mark.parametrize("kernel", STATIONARY)
-def test_a_kernel_is_as_small_as_it_should_be_from_its_reach_on(kernel, tolerance):
+def test_a_kernel_is_as_small_as_it_should_be_beyond_its_support_radius(kernel, tolerance):
     k: Kernel = KERNELS[kernel](1, 1.0)
-    reach = reach_of(k, tolerance)
+    radius = k.support_radius(tolerance)
     origin = torch.zeros(1, 1, dtype=torch.float64)
-    near, at = (float(k(origin, origin + r).detach()) for r in (0.999 * reach, reach))
+    near, at = (float(k(origin, origin + r).detach()) for r in (0.999 * radius, radius))
     assert at <= tolerance * (1 + 1e-6) < near
-    assert reach_of(k, 0.0) == math.inf
+    assert k.support_radius(0.0) == math.inf
 
 
 def test_kernels_that_nobody_knows_to_fall_with_distance_have_no_end():
@@ -154,9 +154,9 @@ def test_kernels_that_nobody_knows_to_fall_with_distance_have_no_end():
 
     endless = [Own(2), Periodic(2), Cosine(2), Linear(2), Constant(), own_kernel(), Scale(RBF(2)), Matern32(2) * RBF(2)]
     for kernel in (*endless, RationalQuadratic(2, alpha=1e-3)):
-        assert reach_of(kernel, 1e-3) == math.inf
+        assert kernel.support_radius(1e-3) == math.inf
     with pytest.raises(ValueError, match=r"expected 0 \(leave nothing out\)"):
-        reach_of(RBF(2), -1.0)
+        RBF(2).support_radius(-1.0)
     X = torch.linspace(0, 1e4, 64, dtype=torch.float64)[:, None]
     W = BlockWeights(torch.ones(64, dtype=torch.float64), torch.arange(0, 65, 8))
     for kernel in (Periodic(1, 3.0), Own(1)):

@@ -20,7 +20,6 @@ from cagp.iterative import top_eigenvectors
 from cagp.limits import EXACT_ROWS
 from cagp.linalg import JitterWarning, conjugate_gradients, safe_cholesky
 from cagp.methods import CaGPLocal, CholeskyGP
-from cagp.methods.common import lengthscale_of
 from cagp.notices import collected
 from cagp.posteriors import AveragedPosterior, CaGPPosterior, LocalPosterior, Posterior
 from cagp.prior import KnownNoise
@@ -192,7 +191,7 @@ def action_fit(
 
 def _block_spacing(posterior: CaGPPosterior, W: BlockWeights) -> float:
     """The median over the blocks of the distance to the nearest other one, between their means, in lengthscales."""
-    lengthscale = lengthscale_of(posterior.prior.kernel)
+    lengthscale = posterior.prior.kernel.lengthscales(posterior.X.shape[1])
     if lengthscale is None or W.num_columns == 1:
         return math.nan
     equal = W._replace(values=torch.ones_like(W.values))

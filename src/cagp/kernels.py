@@ -20,9 +20,9 @@ package are also compiled. ``forward`` is the reference formula: large products 
 
 from typing import Any
 
-from cagp.covariances.base import InputUnits, Kernel, Product, Reach, Scale, Sum
-from cagp.covariances.columns import ActiveDims, GreatCircle, with_columns
-from cagp.covariances.far_reaching import Constant, Cosine, Linear, Periodic
+from cagp.covariances.base import Constant, Decay, InputUnits, Kernel, Product, Scale, StartingData, Sum
+from cagp.covariances.columns import ActiveDims, GreatCircle
+from cagp.covariances.far_reaching import Cosine, Linear, Periodic, repeating_parts
 from cagp.covariances.stationary import RBF, Matern12, Matern32, Matern52, RationalQuadratic, Stationary
 from cagp.kernel_registry import KERNELS, NAMES, KernelEntry
 
@@ -51,6 +51,7 @@ __all__ = [
     "ActiveDims",
     "Constant",
     "Cosine",
+    "Decay",
     "GreatCircle",
     "InputUnits",
     "Kernel",
@@ -61,12 +62,12 @@ __all__ = [
     "Periodic",
     "Product",
     "RationalQuadratic",
-    "Reach",
     "Scale",
+    "StartingData",
     "Stationary",
     "Sum",
     "entry_of",
     "kernel_class",
     "named_kernel",
-    "with_columns",
+    "repeating_parts",
 ]

@@ -143,6 +143,12 @@ class GP(nn.Module):
         self.mean = ZeroMean() if mean is None else mean
         self.noise = GaussianNoise() if noise is None else noise
 
+    def take_over(self, other: "GP") -> None:
+        """Start at the hyperparameters of another prior, whose kernel may be of another family."""
+        self.kernel.take_over(other.kernel)
+        self.mean.load_state_dict(other.mean.state_dict())
+        self.noise.load_state_dict(other.noise.state_dict())
+
     def noise_variance(
         self, X: Float[Tensor, "n d"], row_noise: Float[Tensor, " n"] | None = None
     ) -> Float[Tensor, " n"]:

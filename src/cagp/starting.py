@@ -6,15 +6,11 @@ from torch import Tensor
 
 from cagp.checks import check_data
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.kernels import Cosine, Periodic, Scale, Stationary, with_columns
+from cagp.kernels import StartingData
 from cagp.mapped import column_statistics
 from cagp.methods import CaGPLocal
-from cagp.periodogram import CHANCE, peaks
 from cagp.prior import GP, ConstantMean, GaussianNoise, LinearMean
 from cagp.training import fit
-
-LENGTHSCALE = 2.0
-"""Lengthscales start at this times √d standard deviations of their input; see docs/training.md for the evidence."""
 
 NOISE = 0.3
 """The noise variance starts at this share of the targets' variance."""
@@ -24,46 +20,37 @@ LOCAL_STEPS = 100
 
 
 @torch.no_grad()
-def start_from_data(prior: GP, X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> GP:
+def start_from_data(
+    prior: GP,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    *,
+    stretch: float = 1.0,
+    outputscale: float | None = None,
+) -> GP:
     """Set the prior's lengthscales, outputscales, noise and mean to values that suit the data; return the prior.
 
     Typical distances between points in d dimensions grow with √d, hence so do lengthscales. Inputs that do not vary
     keep their lengthscale. Periods start at the strongest ones of the targets.
+
+    Args:
+        stretch: multiplies the lengthscales.
+        outputscale: where outputscales start; None for the variance of the targets.
     """
     check_data(X, y)
     spread = column_statistics(X).variance.sqrt().cpu()
     variance = float(column_statistics(y[:, None]).variance) or 1.0
-    for part, columns in with_columns(prior.kernel, range(X.shape[1])):
-        if isinstance(part, Stationary):
-            scaled = LENGTHSCALE * len(columns) ** 0.5 * spread[columns]
-            part.lengthscale = torch.where(spread[columns] > 0, scaled, part.lengthscale.cpu())
-        elif isinstance(part, Scale):
-            part.outputscale = variance
-        elif isinstance(part, Periodic | Cosine):
-            part.period = starting_periods(part, X[:, columns], y)
+    prior.kernel.start_from(StartingData(X, y, spread, variance))
+    if stretch != 1.0:
+        prior.kernel.stretch(stretch)
+    if outputscale is not None:
+        prior.kernel.rescale(outputscale)
     for part in prior.modules():
         if isinstance(part, GaussianNoise):
             part.noise = max(NOISE * variance, 2 * part.noise_floor)
         elif isinstance(part, ConstantMean | LinearMean):
             part.constant.fill_(float(y.double().mean()))
     return prior
-
-
-def starting_periods(
-    kernel: Periodic | Cosine, X: Float[Tensor, "n d"], y: Float[Tensor, "n *q"]
-) -> Float[Tensor, " d"]:
-    """The strongest period of the targets along each column; twice the range of a column where there is none.
-
-    Over half a period a periodic function can take any shape: such a column does not repeat.
-    """
-    periods = kernel.period.detach().cpu().clone()
-    for j, x in enumerate(X.double().cpu().unbind(1)):
-        found, span = peaks(x, y), float(x.max() - x.min())
-        if found and found[0].by_chance < CHANCE:
-            periods[j] = found[0].period * kernel.unit[j]
-        elif span > 0:
-            periods[j] = 2 * span * kernel.unit[j]
-    return periods
 
 
 def start_from_neighbours(

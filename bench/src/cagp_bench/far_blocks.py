@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cagp.actions import BlockActions
 from cagp.data import standardized
-from cagp.engine.reach import reach_of, round_off
+from cagp.engine.product import round_off
 from cagp.kernels import Scale, Stationary, kernel_class
 from cagp.methods import CaGPOpt
 from cagp.neighbours import NeighbourIndex
@@ -109,7 +109,7 @@ def count_pairs(
     groups = torch.cat([torch.arange(0, len(rows), TOGETHER), torch.tensor([len(rows)])])
     blocks, tiles = boxes(support, actions.offsets), boxes(rows, groups)
     sizes, tile_sizes = actions.offsets.diff(), groups.diff()
-    reach = reach_of(kernel, round_off(X.dtype))
+    reach = kernel.support_radius(round_off(X.dtype))
     among = (box_distances(blocks, blocks) <= reach).triu()
     beside = box_distances(tiles, blocks) <= reach
     corners = boxes(scaled, torch.tensor([0, len(scaled)]))

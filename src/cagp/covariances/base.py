@@ -1,8 +1,9 @@
-"""What a kernel is: a matrix k(X, Z), its diagonal, how far it reaches; and kernels scaled, added and multiplied."""
+"""What a kernel is: a matrix k(X, Z), and what it says about itself; and kernels scaled, added and multiplied."""
 
+import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from functools import reduce
 from typing import Any, NamedTuple
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 from cagp.parameters import Positive
 
 
-class Reach(Enum):
+class Decay(Enum):
     """How a kernel varies along a column of the inputs."""
 
     DECAYS = "decays"  # the covariance goes to zero with distance: nearest rows say nearly all
-    ENDLESS = "endless"  # it does not, so that rows far away matter as well; or nobody knows
+    ENDLESS = "endless"  # it does not, so that rows far away matter as well
     NONE = "none"  # the kernel does not depend on the column
+    UNKNOWN = "unknown"  # the class of the kernel does not say
 
 
 class InputUnits(NamedTuple):
@@ -30,8 +32,28 @@ class InputUnits(NamedTuple):
     names: tuple[str, ...] | None = None
 
 
+class StartingData(NamedTuple):
+    """What a kernel takes its starting values from: the columns that it sees, and the targets."""
+
+    X: Float[Tensor, "n d"]
+    y: Float[Tensor, " n"]
+    spread: Float[Tensor, " d"]  # the standard deviation of each column, on the CPU
+    variance: float  # of the targets
+
+    def columns(self, positions: Sequence[int]) -> "StartingData":
+        """The same of some columns."""
+        return self._replace(X=self.X[:, positions], spread=self.spread[positions])
+
+
 class Kernel(nn.Module, ABC):
-    """A positive semi-definite function of two inputs; add and multiply kernels with ``+`` and ``*``."""
+    """A positive semi-definite function of two inputs; add and multiply kernels with ``+`` and ``*``.
+
+    Everything that this package asks of a kernel is a method here. A class of your own defines ``forward`` alone: what
+    it does not say counts as unknown, never as no.
+    """
+
+    num_dims: int | None = None
+    """The number of input columns that the kernel was made for; None for any number."""
 
     @abstractmethod
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
@@ -58,29 +80,110 @@ class Kernel(nn.Module, ABC):
         """F(X) with k(X, Z) = F(X) F(Z)ᵀ where that is cheaper than k(X, Z), otherwise None."""
         return None
 
-    def reach(self, column: int) -> Reach:
-        """How the kernel varies along a column; ``Reach.ENDLESS`` unless a class says more of itself."""
-        return Reach.ENDLESS
+    # ---- what a kernel consists of ----
 
-    def decays(self, num_dims: int) -> bool:
-        """Whether all parts go to zero with distance along each of ``num_dims`` columns.
+    def subkernels(self) -> "list[Kernel]":
+        """The kernels that this one contains."""
+        inside = [[child] if isinstance(child, Kernel) else list(child.children()) for child in self.children()]
+        return [part for parts in inside for part in parts if isinstance(part, Kernel)]
 
-        If so, nearest rows are enough to learn the hyperparameters. If not, regressors learn from rows far apart too.
+    def columns_inside(self, columns: Sequence[int]) -> list[int]:
+        """Of these columns, which this kernel sees, those that the kernels inside see."""
+        return list(columns)
+
+    def linear_parts(self, coefficient: Tensor | None = None) -> "Iterator[tuple[Tensor | None, Kernel]]":
+        """(c, k') with ``coefficient`` k = Σ c k', so that each part takes its own fastest path; c is None for one."""
+        yield coefficient, self
+
+    def constant_value(self) -> Tensor | None:
+        """The value of a kernel that is the same everywhere; None for any other kernel."""
+        return None
+
+    def check_columns(self, X: Float[Tensor, "n d"]) -> None:
+        """Raise ValueError unless the kernel was made for as many columns as ``X`` has."""
+        if self.num_dims is not None and X.shape[1] != self.num_dims:
+            name = type(self).__name__
+            raise ValueError(f"X has {X.shape[1]} columns, the {name} kernel was made for num_dims = {self.num_dims}.")
+
+    # ---- distances ----
+
+    def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
+        """The lengthscale along each column, float64, detached; None where the class does not say.
+
+        An infinite one stands for a column on which the kernel, or its first part with lengthscales, does not depend.
+        By default a parameter called ``lengthscale`` with one positive value for each column, or one for all.
+
+        Args:
+            num_dims: the number of columns; None where nobody knows, which can make the answer None.
         """
-        return all(self.reach(column) is Reach.DECAYS for column in range(num_dims))
+        values = getattr(self, "lengthscale", None)
+        if not isinstance(values, Tensor) or not bool((values > 0).all()):
+            return None
+        num_dims = num_dims or self.num_dims or (values.numel() if values.numel() > 1 else None)
+        if num_dims is None or values.numel() not in (1, num_dims):
+            return None
+        return values.detach().double().reshape(-1).expand(num_dims)
+
+    def decay(self, column: int) -> Decay:
+        """How the kernel varies along a column; ``Decay.UNKNOWN`` unless the class says more."""
+        return Decay.UNKNOWN
+
+    def decays(self, num_dims: int) -> bool | None:
+        """Whether the kernel goes to zero with distance along each of ``num_dims`` columns; None if unknown.
+
+        If it does, nearest rows are enough to learn the hyperparameters. If it does not, regressors learn from rows
+        far from each other as well. A kernel of which it is unknown is learned like one that decays.
+        """
+        along = {self.decay(column) for column in range(num_dims)}
+        if along & {Decay.ENDLESS, Decay.NONE}:
+            return False
+        return None if Decay.UNKNOWN in along else True
+
+    def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
+        """The parameters that nearest rows cannot tell: those of the added parts that do not decay."""
+        return list(self.parameters()) if self.decays(num_dims) is False else []
+
+    def support_radius(self, tolerance: float) -> float:
+        """The distance in lengthscales beyond which the kernel is at most ``tolerance`` times its variance.
+
+        Infinity for a tolerance of zero, and for kernels that are not known to fall with distance.
+        """
+        if tolerance < 0:
+            raise ValueError(f"tolerance is {tolerance}, expected 0 (leave nothing out) or more.")
+        return math.inf
+
+    # ---- hyperparameters ----
+
+    def start_from(self, data: StartingData) -> None:
+        """Take starting values from data; by default the kernels inside do."""
+        for part in self.subkernels():
+            part.start_from(data)
+
+    def stretch(self, factor: float) -> None:
+        """Multiply the lengthscales by a factor; by default those of the kernels inside."""
+        for part in self.subkernels():
+            part.stretch(factor)
+
+    def rescale(self, outputscale: float) -> None:
+        """Set each outputscale; by default those of the kernels inside."""
+        for part in self.subkernels():
+            part.rescale(outputscale)
+
+    def take_over(self, other: "Kernel") -> None:
+        """Start at the hyperparameters of another kernel; ``Stationary`` takes those of another family too."""
+        if type(self) is not type(other):
+            raise ValueError(
+                f"a {type(self).__name__} kernel cannot take over the hyperparameters of a {type(other).__name__}."
+            )
+        self.load_state_dict(other.state_dict())
 
     def tell(self, units: InputUnits) -> None:
         """Learn how the inputs were standardised; regressors tell their copy of a kernel.
 
         Periods and degrees are then in the units of the table. A kernel that contains others passes it on.
         """
-        for part in self.kernels_inside():
+        for part in self.subkernels():
             part.tell(units)
-
-    def kernels_inside(self) -> "list[Kernel]":
-        """The kernels that this one contains."""
-        found = [[child] if isinstance(child, Kernel) else list(child.children()) for child in self.children()]
-        return [part for parts in found for part in parts if isinstance(part, Kernel)]
 
     def plain_arguments(self) -> dict[str, Any]:
         """The plain arguments, besides kernels and sizes of parameters, that make a kernel of this package again."""
@@ -91,6 +194,31 @@ class Kernel(nn.Module, ABC):
 
     def __mul__(self, other: "Kernel") -> "Product":
         return Product(self, other)
+
+
+class Constant(Kernel):
+    """k(x, z) = variance: an unknown offset."""
+
+    variance: Positive = Positive()
+
+    def __init__(self, variance: float = 1.0):
+        super().__init__()
+        self.variance = variance
+
+    def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
+        return self.variance.to(X).expand(*X.shape[:-1], Z.shape[-2])
+
+    def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        return self.variance.to(X).expand(X.shape[0])
+
+    def features(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
+        return self.variance.to(X).sqrt().expand(X.shape[0], 1)
+
+    def constant_value(self) -> Tensor | None:
+        return self.variance
+
+    def decay(self, column: int) -> Decay:
+        return Decay.NONE
 
 
 class Scale(Kernel):
@@ -109,8 +237,37 @@ class Scale(Kernel):
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return self.outputscale.to(X) * self.kernel.diag(X)
 
-    def reach(self, column: int) -> Reach:
-        return self.kernel.reach(column)
+    def linear_parts(self, coefficient: Tensor | None = None) -> Iterator[tuple[Tensor | None, Kernel]]:
+        scale = self.outputscale
+        yield from self.kernel.linear_parts(scale if coefficient is None else coefficient * scale)
+
+    def check_columns(self, X: Float[Tensor, "n d"]) -> None:
+        self.kernel.check_columns(X)
+
+    def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
+        return self.kernel.lengthscales(num_dims)
+
+    def decay(self, column: int) -> Decay:
+        return self.kernel.decay(column)
+
+    def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
+        if self.decays(num_dims) is not False:
+            return []
+        return [self.get_parameter("raw_outputscale"), *self.kernel.endless_parameters(num_dims)]
+
+    def start_from(self, data: StartingData) -> None:
+        self.outputscale = data.variance
+        self.kernel.start_from(data)
+
+    def rescale(self, outputscale: float) -> None:
+        self.outputscale = outputscale
+        self.kernel.rescale(outputscale)
+
+    def take_over(self, other: Kernel) -> None:
+        if not isinstance(other, Scale):
+            return super().take_over(other)
+        self.get_parameter("raw_outputscale").data.copy_(other.get_parameter("raw_outputscale"))
+        self.kernel.take_over(other.kernel)
 
 
 class _Kernels(nn.ModuleList):
@@ -133,10 +290,28 @@ class Sum(Kernel):
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return reduce(operator.add, (k.diag(X) for k in self.parts))
 
-    def reach(self, column: int) -> Reach:
-        """Decays if every part does: a part that does not depend on the column links rows however far apart."""
-        found = {part.reach(column) for part in self.parts}
-        return found.pop() if len(found) == 1 else Reach.ENDLESS
+    def linear_parts(self, coefficient: Tensor | None = None) -> Iterator[tuple[Tensor | None, Kernel]]:
+        for part in self.parts:
+            yield from part.linear_parts(coefficient)
+
+    def check_columns(self, X: Float[Tensor, "n d"]) -> None:
+        for part in self.parts:
+            part.check_columns(X)
+
+    def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
+        return _first_lengthscales(self.parts, num_dims)
+
+    def decay(self, column: int) -> Decay:
+        """Decays if every part does: a part that does not depend on the column links rows at any distance."""
+        along = {part.decay(column) for part in self.parts}
+        if len(along) == 1:
+            return along.pop()
+        return Decay.ENDLESS if Decay.ENDLESS in along or {Decay.DECAYS, Decay.NONE} <= along else Decay.UNKNOWN
+
+    def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
+        if self.decays(num_dims) is not False:
+            return []
+        return [parameter for part in self.parts for parameter in part.endless_parameters(num_dims)]
 
 
 class Product(Kernel):
@@ -152,10 +327,33 @@ class Product(Kernel):
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return reduce(operator.mul, (k.diag(X) for k in self.parts))
 
-    def reach(self, column: int) -> Reach:
+    def linear_parts(self, coefficient: Tensor | None = None) -> Iterator[tuple[Tensor | None, Kernel]]:
+        numbers = [part.constant_value() for part in self.parts]
+        others = [part for part, number in zip(self.parts, numbers, strict=True) if number is None]
+        for number in (number for number in numbers if number is not None):
+            coefficient = number if coefficient is None else coefficient * number
+        if len(others) == 1:
+            yield from others[0].linear_parts(coefficient)
+        else:
+            yield coefficient, Product(*others) if others else Constant().requires_grad_(False)
+
+    def check_columns(self, X: Float[Tensor, "n d"]) -> None:
+        for part in self.parts:
+            part.check_columns(X)
+
+    def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
+        return _first_lengthscales(self.parts, num_dims)
+
+    def decay(self, column: int) -> Decay:
         """Endless if a part is, even beside one that decays: a season that fades over many periods is not local."""
-        found = {part.reach(column) for part in self.parts}
-        return next(reach for reach in (Reach.ENDLESS, Reach.DECAYS, Reach.NONE) if reach in found)
+        along = {part.decay(column) for part in self.parts}
+        return next(decay for decay in (Decay.ENDLESS, Decay.UNKNOWN, Decay.DECAYS, Decay.NONE) if decay in along)
+
+
+def _first_lengthscales(parts: Iterable[Kernel], num_dims: int | None) -> Tensor | None:
+    """Along each column, the lengthscale of the first part that has a finite one."""
+    each = [values for part in parts if (values := part.lengthscales(num_dims)) is not None]
+    return reduce(lambda first, other: torch.where(first.isinf(), other, first), each) if each else None
 
 
 def for_each(value: float | Sequence[float] | Tensor, name: str, num_dims: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp.covariances.base import InputUnits, Kernel, Reach
+from cagp.covariances.base import Decay, InputUnits, Kernel, StartingData
 from cagp.parameters import Positive
 
 
@@ -62,9 +62,25 @@ class ActiveDims(Kernel):
     def features(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"] | None:
         return self.kernel.features(self.take(X))
 
-    def reach(self, column: int) -> Reach:
+    def columns_inside(self, columns: Sequence[int]) -> list[int]:
+        return [columns[j] for j in self.positions]
+
+    def check_columns(self, X: Float[Tensor, "n d"]) -> None:
+        self.kernel.check_columns(self.take(X[:1]))
+
+    def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
+        inside = self.kernel.lengthscales(len(self.columns))
+        num_dims = num_dims or self.num_dims
+        if inside is None or num_dims is None:
+            return None
+        return inside.new_full((num_dims,), math.inf).index_copy(0, inside.new_tensor(self.positions).long(), inside)
+
+    def decay(self, column: int) -> Decay:
         positions = self.positions
-        return self.kernel.reach(positions.index(column)) if column in positions else Reach.NONE
+        return self.kernel.decay(positions.index(column)) if column in positions else Decay.NONE
+
+    def start_from(self, data: StartingData) -> None:
+        self.kernel.start_from(data.columns(self.positions))
 
     def tell(self, units: InputUnits) -> None:
         self.columns, self.num_dims = _positions(self.columns, units), len(units.mean)
@@ -94,9 +110,8 @@ def _positions(columns: Sequence[int | str], units: InputUnits) -> tuple[int, ..
 def with_columns(kernel: Kernel, columns: Sequence[int]) -> Iterator[tuple[Kernel, list[int]]]:
     """A kernel and those inside it, each with the columns it sees: ``columns`` are those that ``kernel`` sees."""
     yield kernel, list(columns)
-    inside = [columns[j] for j in kernel.positions] if isinstance(kernel, ActiveDims) else columns
-    for part in kernel.kernels_inside():
-        yield from with_columns(part, inside)
+    for part in kernel.subkernels():
+        yield from with_columns(part, kernel.columns_inside(columns))
 
 
 class GreatCircle(Kernel):
@@ -142,8 +157,13 @@ class GreatCircle(Kernel):
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return X.new_ones(X.shape[0])
 
-    def reach(self, column: int) -> Reach:
-        return Reach.DECAYS  # as far as a sphere goes
+    def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
+        # Degrees of longitude are shorter by cos(latitude).
+        shrunk = torch.stack([torch.deg2rad(self.origin[1]).cos().clamp_min(1e-3), torch.ones_like(self.origin[1])])
+        return self.lengthscale.detach() / (self.unit * shrunk)
+
+    def decay(self, column: int) -> Decay:
+        return Decay.DECAYS  # as far as a sphere goes
 
     def tell(self, units: InputUnits) -> None:
         mean, std, _ = units

@@ -1,4 +1,4 @@
-"""Kernels that link rows however far apart: offsets, lines, seasons and waves."""
+"""Kernels that link rows at any distance: lines, seasons and waves."""
 
 import math
 import operator
@@ -9,30 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp.covariances.base import InputUnits, Kernel, Reach, for_each
+from cagp.covariances.base import Decay, InputUnits, Kernel, StartingData, for_each
+from cagp.covariances.columns import with_columns
 from cagp.parameters import Positive
-
-
-class Constant(Kernel):
-    """k(x, z) = variance: an unknown offset."""
-
-    variance: Positive = Positive()
-
-    def __init__(self, variance: float = 1.0):
-        super().__init__()
-        self.variance = variance
-
-    def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
-        return self.variance.to(X).expand(*X.shape[:-1], Z.shape[-2])
-
-    def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        return self.variance.to(X).expand(X.shape[0])
-
-    def features(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
-        return self.variance.to(X).sqrt().expand(X.shape[0], 1)
-
-    def reach(self, column: int) -> Reach:
-        return Reach.NONE
+from cagp.periodogram import CHANCE, peaks
 
 
 class Linear(Kernel):
@@ -53,6 +33,9 @@ class Linear(Kernel):
 
     def features(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         return X * self.variance.to(X).sqrt()
+
+    def decay(self, column: int) -> Decay:
+        return Decay.ENDLESS
 
 
 class Periodic(Kernel):
@@ -90,6 +73,15 @@ class Periodic(Kernel):
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return X.new_ones(X.shape[0])
+
+    def lengthscales(self, num_dims: int | None = None) -> None:
+        return None  # its lengthscales are not distances of inputs
+
+    def decay(self, column: int) -> Decay:
+        return Decay.ENDLESS
+
+    def start_from(self, data: StartingData) -> None:
+        self.period = _starting_periods(self, data)
 
     def tell(self, units: InputUnits) -> None:
         self.unit = _units_of_columns(self, units)
@@ -130,12 +122,39 @@ class Cosine(Kernel):
         return X.new_ones(X.shape[0])
 
     def features(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"] | None:
-        if 2**self.num_dims > self.MOST_FEATURES:
+        if 2 ** len(self.period) > self.MOST_FEATURES:
             return None
         return reduce(lambda F, G: (F.unsqueeze(-1) * G.unsqueeze(-2)).flatten(-2), self._waves(X))
 
+    def decay(self, column: int) -> Decay:
+        return Decay.ENDLESS
+
+    def start_from(self, data: StartingData) -> None:
+        self.period = _starting_periods(self, data)
+
     def tell(self, units: InputUnits) -> None:
         self.unit = _units_of_columns(self, units)
+
+
+def repeating_parts(kernel: Kernel, num_dims: int) -> list[tuple[Periodic | Cosine, list[int]]]:
+    """The parts of a kernel that have periods, each with the columns that it sees."""
+    parts = with_columns(kernel, range(num_dims))
+    return [(part, columns) for part, columns in parts if isinstance(part, Periodic | Cosine)]
+
+
+def _starting_periods(kernel: Periodic | Cosine, data: StartingData) -> Float[Tensor, " d"]:
+    """The strongest period of the targets along each column; twice the range of a column where there is none.
+
+    Over half a period a periodic function can take any shape: such a column does not repeat.
+    """
+    periods = kernel.period.detach().cpu().clone()
+    for j, x in enumerate(data.X.double().cpu().unbind(1)):
+        strongest, span = peaks(x, data.y), float(x.max() - x.min())
+        if strongest and strongest[0].by_chance < CHANCE:
+            periods[j] = strongest[0].period * kernel.unit[j]
+        elif span > 0:
+            periods[j] = 2 * span * kernel.unit[j]
+    return periods
 
 
 def _phase(X: Tensor, period: Tensor, unit: Tensor) -> Tensor:

@@ -3,19 +3,33 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp.covariances.base import Kernel, Reach, for_each
+from cagp.covariances.base import Decay, Kernel, StartingData, for_each
 from cagp.parameters import Positive
+
+START = 2.0
+"""Lengthscales start at this times √d standard deviations of their input; see docs/training.md for the evidence."""
+
+FARTHEST = 1e9
+"""Lengthscales: a kernel that has not vanished there has no end."""
 
 
 class Stationary(Kernel):
-    """k(x, z) = profile(r) with r = ‖(x - z) / lengthscale‖, one lengthscale per input column."""
+    """k(x, z) = profile(r) with r = ‖(x - z) / lengthscale‖, one lengthscale per input column.
+
+    A class says with ``falls = True`` that its own profile falls with distance and has no parameters, and with
+    ``relative_lengthscale`` how long its lengthscales are for the same function; a start, not a law.
+    """
 
     lengthscale: Positive = Positive()
+    falls: ClassVar[bool] = False
+    relative_lengthscale: ClassVar[float] = 1.0
 
     def __init__(self, num_dims: int, lengthscale: float | Sequence[float] | Tensor = 1.0):
         super().__init__()
@@ -40,12 +54,33 @@ class Stationary(Kernel):
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return X.new_ones(X.shape[0])
 
-    def reach(self, column: int) -> Reach:
-        return Reach.DECAYS
+    def decay(self, column: int) -> Decay:
+        return Decay.DECAYS
+
+    def support_radius(self, tolerance: float) -> float:
+        end = super().support_radius(tolerance)
+        # The class itself must say that it falls: a subclass may have another profile.
+        return _by_bisection(type(self), tolerance) if tolerance > 0 and vars(type(self)).get("falls") else end
+
+    def start_from(self, data: StartingData) -> None:
+        """Typical distances in d columns grow with √d; a column that does not vary keeps its lengthscale."""
+        scaled = START * len(data.spread) ** 0.5 * data.spread
+        self.lengthscale = torch.where(data.spread > 0, scaled, self.lengthscale.cpu())
+
+    def stretch(self, factor: float) -> None:
+        self.lengthscale = factor * self.lengthscale.detach()
+
+    def take_over(self, other: Kernel) -> None:
+        if type(self) is type(other) or not isinstance(other, Stationary):
+            super().take_over(other)
+        else:
+            self.lengthscale = other.lengthscale.detach() * (self.relative_lengthscale / other.relative_lengthscale)
 
 
 class RBF(Stationary):
     """exp(-r² / 2): infinitely smooth functions."""
+
+    falls, relative_lengthscale = True, 0.6
 
     def profile(self, r: Tensor) -> Tensor:
         return torch.exp(-0.5 * r.square())
@@ -54,12 +89,16 @@ class RBF(Stationary):
 class Matern12(Stationary):
     """exp(-r): continuous, nowhere differentiable functions."""
 
+    falls, relative_lengthscale = True, 2.0
+
     def profile(self, r: Tensor) -> Tensor:
         return torch.exp(-r)
 
 
 class Matern32(Stationary):
     """(1 + √3 r) exp(-√3 r): once differentiable functions; the paper's kernel."""
+
+    falls = True
 
     def profile(self, r: Tensor) -> Tensor:
         s = math.sqrt(3) * r
@@ -69,6 +108,8 @@ class Matern32(Stationary):
 class Matern52(Stationary):
     """(1 + √5 r + 5r²/3) exp(-√5 r): twice differentiable functions."""
 
+    falls, relative_lengthscale = True, 0.9
+
     def profile(self, r: Tensor) -> Tensor:
         s = math.sqrt(5) * r
         return (1 + s + s.square() / 3) * torch.exp(-s)
@@ -77,6 +118,7 @@ class Matern52(Stationary):
 class RationalQuadratic(Stationary):
     """(1 + r² / (2 alpha))^-alpha: a mixture of RBF kernels over lengthscales; alpha → ∞ is the RBF kernel."""
 
+    relative_lengthscale = 0.8
     alpha: Positive = Positive()
 
     def __init__(self, num_dims: int, lengthscale: float | Sequence[float] | Tensor = 1.0, alpha: float = 1.0):
@@ -86,3 +128,30 @@ class RationalQuadratic(Stationary):
     def profile(self, r: Tensor) -> Tensor:
         alpha = self.alpha.to(r)
         return torch.exp(-alpha * torch.log1p(r.square() / (2 * alpha)))
+
+    def support_radius(self, tolerance: float) -> float:
+        end = super().support_radius(tolerance)
+        if tolerance == 0 or type(self) is not RationalQuadratic:
+            return end
+        alpha = float(self.alpha.detach())
+        power = -math.log(min(tolerance, 1.0)) / alpha  # (1 + r² / 2α)^-α = tolerance
+        return math.sqrt(2 * alpha * math.expm1(power)) if power < 600 else end
+
+
+@lru_cache(maxsize=64)
+def _by_bisection(kind: type[Stationary], tolerance: float) -> float:
+    """The radius of a profile that falls with distance and has no parameters."""
+    kernel = kind(1)
+
+    def too_near(r: float) -> bool:
+        return float(kernel.profile(torch.tensor(r, dtype=torch.float64))) > tolerance
+
+    low, high = 0.0, 1.0
+    while too_near(high):
+        low, high = high, 2 * high
+        if high > FARTHEST:
+            return math.inf
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_near(middle) else (low, middle)
+    return high

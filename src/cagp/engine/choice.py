@@ -4,7 +4,6 @@ from torch import Tensor
 
 from cagp.engine.backend import Backend
 from cagp.engine.compiled_backend import COMPILED
-from cagp.engine.parts import linear_parts
 from cagp.engine.torch_backend import TORCH
 from cagp.kernels import Kernel
 
@@ -31,7 +30,7 @@ def choose_backend(kernel: Kernel | None, X: Tensor, wanted: Backend | None = No
 
 def backend_for(kernel: Kernel, X: Tensor) -> str:
     """The backend that is chosen, in words: "native (avx2)", or "torch tiles" and why nothing faster applies."""
-    parts = [part for _, part in linear_parts(kernel) if part.features(X[:1]) is None]
+    parts = [part for _, part in kernel.linear_parts() if part.features(X[:1]) is None]
     if not parts:
         return "explicit features"
     slowest = max((choose_backend(part, X) for part in parts), key=BACKENDS.index)

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from cagp.checks import check_first_order
 from cagp.engine.backend import Backend, LocalMoments
-from cagp.engine.parts import linear_parts
-from cagp.engine.reach import reach_of
 from cagp.engine.tiles import by_rows
 from cagp.engine.weights import BlockWeights
 from cagp.kernels import Kernel, kernel_class
@@ -93,7 +91,7 @@ class CompiledBackend(Backend):
             return "the compiled kernels are not installed"
         if kernel is not None and type(kernel) not in _KINDS:
             with torch.no_grad():
-                (_, part), *others = linear_parts(kernel)
+                (_, part), *others = kernel.linear_parts()
             if others:
                 return "the kernel is a sum"
             if type(part) not in _KINDS:
@@ -121,15 +119,15 @@ class CompiledBackend(Backend):
         """Block-sparse ``W`` in one sweep, time O(n m d); dense ``W`` in tiles by BLAS, time O(n m (d + c)).
 
         With block-sparse ``W``, where ``Z`` is ``X``, each pair of rows is evaluated once. A block is left out for a
-        panel of nearby rows, up to 32 of them, if no point of its bounding box is within reach of theirs.
+        panel of nearby rows, up to 32 of them, if no point of its bounding box is within the support radius of theirs.
         """
         if not isinstance(W, BlockWeights):
             elements = min(_TILE_ELEMENTS, max_bytes // (4 * X.element_size()))
             return by_rows(lambda tile: self.matrix(kernel, tile, Z) @ W, X, max(1, elements // Z.shape[0]))
         k = _stationary(kernel)
         arguments = (X, None if Z is X else Z, k.lengthscale, k.alpha, W.values, W.offsets)
-        reach = reach_of(k.part, tolerance)
-        return _times(k.scale, _BlockProduct.apply(*arguments, k.kind, self.instruction_set, reach))
+        radius = k.part.support_radius(tolerance)
+        return _times(k.scale, _BlockProduct.apply(*arguments, k.kind, self.instruction_set, radius))
 
     def conditionals(
         self,
@@ -183,7 +181,7 @@ COMPILED = CompiledBackend(INSTRUCTION_SETS[-1] if INSTRUCTION_SETS else None)
 
 def _stationary(kernel: Kernel) -> _Stationary:
     """A kernel for which ``why_not`` has no reason."""
-    ((scale, part),) = linear_parts(kernel)
+    ((scale, part),) = kernel.linear_parts()
     kind: _Kind = _KINDS[type(part)]
     parameters: Any = part
     return _Stationary(kind.number, parameters.lengthscale, parameters.alpha if kind.has_alpha else None, scale, part)
@@ -279,10 +277,10 @@ class _BlockProduct(torch.autograd.Function):
         offsets: Tensor,
         kind: int,
         instruction_set: str,
-        reach: float,
+        radius: float,
     ) -> Tensor:
         ctx.save_for_backward(X, Z, lengthscale, alpha, values, offsets)
-        ctx.kind, ctx.instruction_set, ctx.reach = kind, instruction_set, reach
+        ctx.kind, ctx.instruction_set, ctx.radius = kind, instruction_set, radius
         out = X.new_empty(X.shape[0], offsets.shape[0] - 1)
         _native.block(
             kind,
@@ -291,7 +289,7 @@ class _BlockProduct(torch.autograd.Function):
             *_arrays(values, offsets, out),
             torch.get_num_threads(),
             instruction_set,
-            reach,
+            radius,
         )
         return out
 
@@ -309,7 +307,7 @@ class _BlockProduct(torch.autograd.Function):
             *_arrays(gradients.square, gradients.alpha, grad_values, gradients.X, gradients.Z),
             torch.get_num_threads(),
             ctx.instruction_set,
-            ctx.reach,
+            ctx.radius,
         )
         grad_X, grad_Z, grad_lengthscale, grad_alpha = gradients.unscaled(alpha)
         if Z is None:

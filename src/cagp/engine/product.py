@@ -1,18 +1,22 @@
 """``kernel_product``: checks its arguments, splits the kernel into parts and hands each to a backend."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cagp.checks import check_same_kind
 from cagp.engine.backend import Backend
 from cagp.engine.choice import choose_backend
-from cagp.engine.parts import linear_parts
-from cagp.engine.reach import round_off
 from cagp.engine.weights import BlockWeights
-from cagp.kernels import ActiveDims, Cosine, GreatCircle, Kernel, Linear, Periodic, Product, Scale, Stationary, Sum
+from cagp.kernels import Kernel
 
 DEFAULT_MAX_BYTES = 2**28
 """Default limit for temporaries: 256 MiB."""
+
+
+def round_off(dtype: torch.dtype) -> float:
+    """Half the distance of 1 to the next number: a kernel below this times its variance counts as zero."""
+    return torch.finfo(dtype).eps / 2
 
 
 def kernel_product(
@@ -45,7 +49,7 @@ def kernel_product(
     tolerance = round_off(X.dtype) if tolerance is None else tolerance
     parts = [
         _part_product(coefficient, part, X, Z, W, backend, max_bytes, tolerance)
-        for coefficient, part in linear_parts(kernel)
+        for coefficient, part in kernel.linear_parts()
     ]
     total = parts[0]
     for part in parts[1:]:
@@ -116,7 +120,7 @@ def _check_product(kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeight
     if Z.shape[0] == 0:
         raise ValueError(f"Z has shape {tuple(Z.shape)}, expected at least one row.")
     check_same_kind(Z, "Z", X, "X")
-    _check_columns(kernel, X)
+    kernel.check_columns(X)
     if W is None:
         return
     values = W.values if isinstance(W, BlockWeights) else W
@@ -127,17 +131,3 @@ def _check_product(kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeight
         ends = W.offsets[0].item(), W.offsets[-1].item()
         if ends != (0, Z.shape[0]) or bool((W.sizes < 0).any()):
             raise ValueError(f"W: offsets must rise from 0 to {Z.shape[0]}, they go from {ends[0]} to {ends[1]}.")
-
-
-def _check_columns(kernel: Kernel, X: Tensor) -> None:
-    """Raise ValueError where a kernel of this package was made for another number of columns."""
-    if isinstance(kernel, Sum | Product):
-        for part in kernel.parts:
-            _check_columns(part, X)
-    elif isinstance(kernel, Scale):
-        _check_columns(kernel.kernel, X)
-    elif isinstance(kernel, ActiveDims):
-        _check_columns(kernel.kernel, kernel.take(X[:1]))
-    elif isinstance(kernel, Stationary | Linear | Periodic | Cosine | GreatCircle) and kernel.num_dims != X.shape[1]:
-        name = type(kernel).__name__
-        raise ValueError(f"X has {X.shape[1]} columns, the {name} kernel was made for num_dims = {kernel.num_dims}.")

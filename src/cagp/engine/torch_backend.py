@@ -55,7 +55,7 @@ class TorchBackend(Backend):
         max_bytes: int,
         tolerance: float,
     ) -> Float[Tensor, "n c"]:
-        """k(X, Z) W, of all rows however far apart.
+        """k(X, Z) W, of all rows at any distance.
 
         Time O(n m (d + c)), O(n m d) for block-sparse W; memory O(tile + n c).
         """

@@ -8,7 +8,6 @@ from jaxtyping import Float
 
 from cagp.estimators.units import Quantity, as_array
 from cagp.kernel_summary import kernel_parts
-from cagp.methods.common import lengthscale_of
 from cagp.persistence import prior_state
 from cagp.posteriors import AveragedPosterior
 from cagp.prior import GaussianNoise
@@ -31,8 +30,9 @@ def guarantee(model: "GPRegressor") -> str:
 
 def lengthscales(model: "Estimator") -> Float[np.ndarray, " p"]:
     """The lengthscale of each encoded input, in its standard deviations; NaN where the kernel has none."""
-    found = lengthscale_of(model.posteriors_[0].prior.kernel)
-    values = np.full(len(model.feature_names_out_), np.nan) if found is None else found.cpu().numpy()
+    num_inputs = len(model.feature_names_out_)
+    found = model.posteriors_[0].prior.kernel.lengthscales(num_inputs)
+    values = np.full(num_inputs, np.nan) if found is None else found.cpu().numpy()
     return np.where(np.isfinite(values), values, np.nan)
 
 

@@ -15,7 +15,6 @@ from cagp.estimators.mapped_rows import MappedRows, learn_chunks
 from cagp.estimators.several_targets import TrainedTargets
 from cagp.estimators.tasks import new_task
 from cagp.estimators.units import Units
-from cagp.methods.common import lengthscale_of
 from cagp.posteriors import LocalPosterior
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
@@ -93,7 +92,7 @@ def _trained(
     # Starting values come from rows of all regions.
     few = MappedRows(sample[:, :-1].contiguous(), sample[:, -1:].contiguous(), None, rows.scratch, 0)
     task = new_task(model, recipe, units, few, began=began, seed=seed, ranks=ranks, with_folder=False)
-    if not task.kernel.decays(part.X.shape[1]):
+    if task.kernel.decays(part.X.shape[1]) is False:
         raise ValueError(
             "the kernel does not decay with distance, and no process has rows that are far apart; with shards=True "
             "use one that does, e.g. matern32."
@@ -106,7 +105,7 @@ def _trained(
     # Neighbours are those of the learned lengthscales: regions are cut again, in these units.
     own = _Part(*(None if values is None else values[: shard.num_own] for values in shard[:3]))  # pyright: ignore[reportArgumentType]
     shard, width, regions = _shard(
-        own, lengthscale_of(priors[0].kernel), num_rows, method.num_neighbours_predict, ranks
+        own, priors[0].kernel.lengthscales(part.X.shape[1]), num_rows, method.num_neighbours_predict, ranks
     )
     noise = None if shard.row_noise is None else shard.row_noise[:, None]
     held = replace(task, X=shard.X, y=shard.y[:, None], row_noise=noise)

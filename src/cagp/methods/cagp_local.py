@@ -14,7 +14,7 @@ from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.local_inference import SharedActions, local_nll
 from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, drawn_rows, trained
-from cagp.methods.common import ACTION_RATE, dtype_name, lengthscale_of, prior_findings
+from cagp.methods.common import ACTION_RATE, dtype_name, prior_findings
 from cagp.methods.local_scale import SCALE_ROWS, ScaleChoice, choose_local_scale
 from cagp.neighbours import IndexKind, NeighbourIndex
 from cagp.posteriors import LocalPosterior, Prediction
@@ -120,7 +120,7 @@ class CaGPLocal(Method):
         self.index_kind: IndexKind = index_kind
         self.refresh_at = None if refresh_at is None else tuple(refresh_at)
         self.max_bytes = max_bytes
-        lengthscale = lengthscale_of(prior.kernel)
+        lengthscale = prior.kernel.lengthscales()
         # Neighbours are those of these lengthscales; a checkpoint holds them, so that a resumed fit finds the same.
         self.register_buffer("search_lengthscale", torch.ones(0) if lengthscale is None else lengthscale.clone())
         self._memo = _Memo()
@@ -151,7 +151,7 @@ class CaGPLocal(Method):
         self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
     ) -> str | None:
         """From now on, if that is due, take neighbours in units of the lengthscales learned so far."""
-        lengthscale = lengthscale_of(self.prior.kernel)
+        lengthscale = self.prior.kernel.lengthscales()
         if self.refresh_at is not None and step in (0, *self.refresh_at) and lengthscale is not None:
             self.search_lengthscale = lengthscale.clone()
         return None
@@ -272,7 +272,7 @@ class CaGPLocal(Method):
         if k < 0:
             raise ValueError(f"num_neighbours is {k}, expected 0 (shared actions alone) or more.")
         prior = copy.deepcopy(self.prior).requires_grad_(False)
-        index = self._index(X, lengthscale_of(prior.kernel))
+        index = self._index(X, prior.kernel.lengthscales())
         shared = None
         if self.shared is not None:
             shared = self._seen(prior, self.shared, X, y, row_noise, self.shared.support.clone())
@@ -310,7 +310,7 @@ class CaGPLocal(Method):
                 the rows of ``X`` do, each predicted from the others.
         """
         self.check(X, y, row_noise)
-        index, k = self._index(X, lengthscale_of(self.prior.kernel)), self.num_neighbours_predict
+        index, k = self._index(X, self.prior.kernel.lengthscales()), self.num_neighbours_predict
         options = {"seed": self.seed, "max_bytes": self.max_bytes, "num_rows": num_rows, "held_out": held_out}
         return choose_local_scale(self.prior, X, y, row_noise, index, k, **options)
 

@@ -14,7 +14,7 @@ from cagp.actions import Actions, BlockActions
 from cagp.checks import check_count
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for
 from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, drawn_rows, trained
-from cagp.methods.common import ACTION_RATE, Loss, check_loss, dtype_name, lengthscale_of, loss_terms, prior_findings
+from cagp.methods.common import ACTION_RATE, Loss, check_loss, dtype_name, loss_terms, prior_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import check_projection, project
@@ -106,7 +106,7 @@ class CaGPOpt(Method):
                 (by default the kernel's).
         """
         choices.setdefault("kernel", prior.kernel)
-        choices.setdefault("lengthscale", lengthscale_of(prior.kernel))
+        choices.setdefault("lengthscale", prior.kernel.lengthscales(X.shape[1]))
         if reblock_at is None:
             reblock_at = DEFAULT_REBLOCK_AT if choices.get("blocks", "spatial") == "spatial" else ()
         grow_to = None if start_actions is None else num_actions
@@ -173,7 +173,7 @@ class CaGPOpt(Method):
         """Double the actions if that is due, or cut blocks again in units of the lengthscales learned so far."""
         if not isinstance(self.actions, BlockActions):
             return None
-        lengthscale = lengthscale_of(self.prior.kernel)
+        lengthscale = self.prior.kernel.lengthscales(X.shape[1])
         if self._growth_is_due(share, flat):
             assert self.grow_to is not None
             self.actions.grow(X, min(2 * self.actions.num_actions, self.grow_to), lengthscale)
@@ -225,7 +225,7 @@ class CaGPOpt(Method):
         grown = copy.deepcopy(self)
         grown.reblock_at, grown.grow_to = (), None
         assert isinstance(grown.actions, BlockActions)
-        grown.actions.grow(X, num_actions, lengthscale_of(self.prior.kernel))
+        grown.actions.grow(X, num_actions, self.prior.kernel.lengthscales(X.shape[1]))
         if refit_steps:
             rates = {"hyperparameters": REFIT_RATE, "actions": 0.0}
             fit(grown, X, y, row_noise, num_steps=refit_steps, lr=rates)

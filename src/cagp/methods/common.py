@@ -1,8 +1,6 @@
 """What the methods of this package share: the losses of actions as named terms, and words about hyperparameters."""
 
-import math
 from collections.abc import Sequence
-from functools import reduce
 from typing import Literal
 
 import torch
@@ -10,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.actions import Actions
-from cagp.kernels import ActiveDims, GreatCircle, Kernel, Product, Scale, Stationary, Sum
+from cagp.kernels import Kernel
 from cagp.losses import elbo, leave_one_out_nll, projected_nll
 from cagp.mapped import column_statistics
 from cagp.prior import GP, GaussianNoise
@@ -101,32 +99,6 @@ def idle_inputs(kernel: Kernel, X: Float[Tensor, "n d"], y: Float[Tensor, " n"])
         change[columns] = kernel.diag(A) - 2 * kernel(A[:, None], B[:, None])[:, 0, 0] + kernel.diag(B)
     idle = (change < IDLE * column_statistics(y[:, None]).variance) & (high > low)
     return idle.nonzero()[:, 0].tolist()
-
-
-def lengthscale_of(kernel: Kernel) -> Float[Tensor, " d"] | None:
-    """The lengthscale of each input in the first part of the kernel that has one; None if no part of this package has.
-
-    An input that no part has a lengthscale for has an infinite one.
-    """
-    if isinstance(kernel, Stationary):
-        return kernel.lengthscale.detach()
-    if isinstance(kernel, GreatCircle):
-        # Degrees of longitude are shorter by cos(latitude).
-        shrunk = torch.stack([torch.deg2rad(kernel.origin[1]).cos().clamp_min(1e-3), torch.ones_like(kernel.origin[1])])
-        return kernel.lengthscale.detach() / (kernel.unit * shrunk)
-    if isinstance(kernel, Scale):
-        return lengthscale_of(kernel.kernel)
-    if isinstance(kernel, ActiveDims):
-        inside = lengthscale_of(kernel.kernel)
-        if inside is None or kernel.num_dims is None:
-            return None
-        return inside.new_full((kernel.num_dims,), math.inf).index_copy(
-            0, inside.new_tensor(kernel.positions).long(), inside
-        )
-    if isinstance(kernel, Sum | Product):
-        found = [inside for part in kernel.parts if (inside := lengthscale_of(part)) is not None]
-        return reduce(lambda first, other: torch.where(first.isinf(), other, first), found) if found else None
-    return None
 
 
 def is_gain(gains: Float[Tensor, " n"], least: float) -> bool:

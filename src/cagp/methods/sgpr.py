@@ -18,7 +18,7 @@ from cagp.inducing import (
 )
 from cagp.linalg import safe_cholesky
 from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, trained
-from cagp.methods.common import dtype_name, lengthscale_of, prior_findings
+from cagp.methods.common import dtype_name, prior_findings
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
 from cagp.training import ParameterGroup
@@ -54,7 +54,7 @@ class SGPR(Method):
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> "SGPR":
         """SGPR whose inducing points start as ``choose_inducing_points`` finds them."""
-        Z = choose_inducing_points(prior, X, num_inducing, choice, lengthscale_of(prior.kernel), seed)
+        Z = choose_inducing_points(prior, X, num_inducing, choice, prior.kernel.lengthscales(X.shape[1]), seed)
         return cls(prior, Z, max_bytes)
 
     def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:

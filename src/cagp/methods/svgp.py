@@ -19,7 +19,7 @@ from cagp.inducing import (
 )
 from cagp.linalg import safe_cholesky
 from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, trained
-from cagp.methods.common import dtype_name, lengthscale_of, prior_findings
+from cagp.methods.common import dtype_name, prior_findings
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
 from cagp.training import ParameterGroup
@@ -93,7 +93,7 @@ class SVGP(Method):
         **choices,
     ) -> "SVGP":
         """SVGP whose inducing points start as ``choose_inducing_points`` finds them; ``choices`` go to the class."""
-        Z = choose_inducing_points(prior, X, num_inducing, choice, lengthscale_of(prior.kernel), seed)
+        Z = choose_inducing_points(prior, X, num_inducing, choice, prior.kernel.lengthscales(X.shape[1]), seed)
         return cls(prior, Z, seed=seed, **choices)
 
     def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:

@@ -120,7 +120,7 @@ class Auto(Recipe):
     def train(self, task: "tasks.Task") -> "tasks.Fitted":
         """Exact for few rows; else local with the kernel, mean and neighbours that predict held-out rows best."""
         n = task.num_rows
-        if not task.kernel.decays(task.X.shape[1]):
+        if task.kernel.decays(task.X.shape[1]) is False:
             options = (self.n_actions, steps.Neighbours.of(self.n_neighbors, self.objective), self.local_scale)
             return means.with_mean(task, lambda rest: far_apart.train_far_apart(rest, *options))
         if n <= limits.EXACT_ROWS and cholesky.memory_needed(n) <= task.memory:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cagp.kernels import Scale, Stationary
 from cagp.likelihoods import Bernoulli, ClassLikelihood
 from cagp.methods import CaGPLocal, CaGPOpt, Method, MultiTarget, ScoreRegression
 from cagp.posteriors import Posterior, predict_columns
@@ -129,12 +128,7 @@ def recipe_neighbours(recipe: Recipe) -> int:
 def _prior(task: Task, outputscale: float) -> GP:
     prior = GP(task.kernel, noise=GaussianNoise(1.0, task.noise_floor))
     if task.from_data:
-        start_from_data(prior, task.X, task.y[:, 0].contiguous())
-        for part in task.kernel.modules():
-            if isinstance(part, Scale):
-                part.outputscale = outputscale
-            elif isinstance(part, Stationary):
-                part.lengthscale = START * part.lengthscale.detach()
+        start_from_data(prior, task.X, task.y[:, 0].contiguous(), stretch=START, outputscale=outputscale)
         prior.noise = GaussianNoise(1.0, task.noise_floor)
     return prior.to(task.X.device)
 

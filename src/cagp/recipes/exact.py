@@ -51,7 +51,7 @@ class Exact(Recipe):
 def exact_method(task: "tasks.Task", prior: "GP") -> "methods.Method":
     """Exact inference, with a wide prior on the outputscale of a kernel that is given by its name."""
     method = methods.CholeskyGP(prior, task.max_bytes)
-    is_named = bool(task.kernels) and isinstance(prior.kernel, kernels.Scale)
+    is_named = bool(task.kernels) and hasattr(prior.kernel, "outputscale")
     return methods.MAP(method, None, outputscale=methods.LogNormal(0.0, PRIOR_SCALE)) if is_named else method
 
 

@@ -28,7 +28,6 @@ from cagp.recipes.race import (
     difference,
     left_out,
     record,
-    take_over,
 )
 from cagp.recipes.steps import Neighbours, hold_out, local_methods
 from cagp.recipes.task import Task
@@ -226,7 +225,7 @@ class _Contest:
         priors, like = task.priors(), self._best
         if like is not None and like.candidate.mean == candidate.mean and task.from_data:
             for prior, known in zip(priors, like.priors, strict=True):
-                take_over(prior, known)
+                prior.take_over(known)
             num_steps = OTHER_STEPS
         else:
             num_steps = LOCAL_STEPS

@@ -1,4 +1,4 @@
-"""Kernels that link rows however far apart: their hyperparameters are learned from rows near and far.
+"""Kernels that link rows at any distance: their hyperparameters are learned from rows near and far.
 
 The nearest rows of a row say next to nothing about a season or a trend. The exact likelihood of a sample of the rows
 does: half of it is drawn from the whole table, and half are groups of rows near each other.
@@ -10,15 +10,14 @@ from itertools import combinations
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from cagp import limits
 from cagp.actions import BlockActions
-from cagp.kernels import Cosine, Kernel, Periodic, Scale, Sum, with_columns
+from cagp.kernels import Cosine, Kernel, Periodic, repeating_parts
 from cagp.local_inference import SharedActions
 from cagp.methods import CholeskyGP, MultiTarget
 from cagp.methods.cholesky import MATRICES, memory_needed
-from cagp.methods.common import lengthscale_of
 from cagp.neighbours import NeighbourIndex
 from cagp.periodogram import peaks
 from cagp.prior import GP
@@ -72,7 +71,7 @@ def train_far_apart(
 ) -> Fitted:
     """Hyperparameters from rows near and far; predictions from all rows, or from shared actions and nearest rows."""
     n, priors, neighbours = task.num_rows, task.priors(), neighbours or Neighbours()
-    reason = "the kernel links rows however far apart"
+    reason = "the kernel links rows at any distance"
     if n <= MOST_EXACT and memory_needed(n) <= task.memory:
         result, notes = learn_far_apart(task, priors)
         choice = f"Chose exact inference: {reason}, and {n:,} rows are few enough (at most {MOST_EXACT:,})."
@@ -97,7 +96,7 @@ def learn_far_apart(task: Task, priors: list[GP], neighbours: Neighbours | None 
     most = max(2, min(limits.EXACT_ROWS, math.isqrt(task.memory // (8 * MATRICES))))
     whole = task.num_rows <= most
     sample = (task if whole else task.rows(near_and_far(task.X, most, task.seed))).in_double()
-    endless = endless_parameters(priors[0].kernel, task.X.shape[1])
+    endless = priors[0].kernel.endless_parameters(task.X.shape[1])
     decaying = {id(p) for p in priors[0].kernel.parameters()} - {id(p) for p in endless}
     refine = neighbours is not None and bool(decaying) and task.num_rows >= NEARBY_FROM * sample.num_rows
     notes = choose_start(sample, priors)
@@ -109,7 +108,7 @@ def learn_far_apart(task: Task, priors: list[GP], neighbours: Neighbours | None 
     result = sample.run(_exact(task, priors), "far", most_steps=MOST_STEPS, **EXACT_SETTINGS, max_time=limit)
     rows = f"all {task.num_rows:,} rows" if whole else f"{most:,} of the {task.num_rows:,} rows, near and far"
     notes.append(
-        f"The kernel links rows however far apart: hyperparameters were learned by the exact likelihood of {rows}."
+        f"The kernel links rows at any distance: hyperparameters were learned by the exact likelihood of {rows}."
     )
     if refine and neighbours is not None and not result.interrupted:
         trained = [p for p in endless if p.requires_grad]
@@ -227,8 +226,8 @@ Start = list[tuple[Periodic | Cosine, Tensor]]
 def period_starts(kernel: Kernel, X: Tensor, y: Tensor) -> list[Start]:
     """The kernel as it is, and with other periods for one of its parts."""
     starts: list[Start] = [[]]
-    for part, columns in with_columns(kernel, range(X.shape[1])):
-        if not isinstance(part, Periodic | Cosine) or not part.get_parameter("raw_period").requires_grad:
+    for part, columns in repeating_parts(kernel, X.shape[1]):
+        if not part.get_parameter("raw_period").requires_grad:
             continue
         now = part.period.detach().cpu()
         found = [(peak, j) for j, column in enumerate(columns) for peak in peaks(X[:, column], y, PEAKS)]
@@ -255,18 +254,7 @@ def _both(first: float, other: float) -> list[float]:
     return [1 / difference] if difference > LEAST_SHARE / min(first, other) else []
 
 
-# ---- parts that decay, and actions that do not mind ----
-
-
-def endless_parameters(kernel: Kernel, num_dims: int) -> list[nn.Parameter]:
-    """The parameters that nearest rows cannot tell: those of the added parts that do not decay."""
-    if kernel.decays(num_dims):
-        return []
-    if isinstance(kernel, Sum):
-        return [p for part in kernel.parts for p in endless_parameters(part, num_dims)]
-    if isinstance(kernel, Scale):
-        return [kernel.get_parameter("raw_outputscale"), *endless_parameters(kernel.kernel, num_dims)]
-    return list(kernel.parameters())
+# ---- actions that do not mind ----
 
 
 @torch.no_grad()
@@ -283,7 +271,7 @@ def shared_actions(prior: GP, task: Task, num_actions: int) -> tuple[BlockAction
         actions = BlockActions.from_data(
             X,
             num_actions,
-            lengthscale=lengthscale_of(prior.kernel),
+            lengthscale=prior.kernel.lengthscales(X.shape[1]),
             support_size=support_size,
             generator=torch.Generator().manual_seed(task.seed),
         )

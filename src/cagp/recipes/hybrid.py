@@ -49,7 +49,7 @@ class Hybrid(Recipe):
         check_neighbours(self.n_neighbors, task.num_rows)
         priors, neighbours = task.priors(), steps.Neighbours.of(self.n_neighbors, self.objective)
         num_shared = steps.number_of_actions(self.n_actions, task)
-        if not task.kernel.decays(task.X.shape[1]):
+        if task.kernel.decays(task.X.shape[1]) is False:
             result, notes = far_apart.learn_far_apart(task, priors, neighbours)
             fitted = far_apart.condition_near_and_far(task, priors, neighbours, self.local_scale, num_shared, result)
             return fitted._replace(notes=[*notes, *fitted.notes])

@@ -10,7 +10,6 @@ import torch
 
 from cagp import notices
 from cagp.actions import BlockActions
-from cagp.kernels import Scale, Stationary
 from cagp.likelihoods import Likelihood
 from cagp.methods import CaGPLocal, MultiTarget
 from cagp.prior import GP, KnownNoise
@@ -195,12 +194,7 @@ def _priors(task: Task, scale: float) -> list[GP]:
     """A prior for each column: the same kernel object."""
     prior = GP(task.kernel, noise=KnownNoise())
     if task.from_data:
-        start_from_data(prior, task.X, task.y[:, 0].contiguous())
-        for part in task.kernel.modules():
-            if isinstance(part, Scale):
-                part.outputscale = scale
-            elif isinstance(part, Stationary) and task.start != 1.0:
-                part.lengthscale = task.start * part.lengthscale.detach()
+        start_from_data(prior, task.X, task.y[:, 0].contiguous(), stretch=task.start, outputscale=scale)
     return [GP(task.kernel, noise=KnownNoise()).to(task.X.device) for _ in range(task.y.shape[1])]
 
 

@@ -47,7 +47,7 @@ class Local(Recipe):
         """Minibatches of rows, each predicted from its neighbours; rows far apart too if the kernel does not decay."""
         check_neighbours(self.n_neighbors, task.num_rows)
         priors, neighbours = task.priors(), steps.Neighbours.of(self.n_neighbors, self.objective)
-        if not task.kernel.decays(task.X.shape[1]):
+        if task.kernel.decays(task.X.shape[1]) is False:
             result, notes = far_apart.learn_far_apart(task, priors, neighbours)
             fitted = steps.condition_local(task, priors, neighbours, self.local_scale, None, result)
             return fitted._replace(notes=[*notes, far_apart.NEAREST_ALONE, *fitted.notes])

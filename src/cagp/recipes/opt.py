@@ -66,7 +66,7 @@ class Opt(Recipe):
         priors, most_steps = parts.train.priors(), None
         if not task.from_data:
             notes = far_apart.choose_start(parts.train.in_double(), priors)
-        elif not task.kernel.decays(task.X.shape[1]):
+        elif task.kernel.decays(task.X.shape[1]) is False:
             result, notes = far_apart.learn_far_apart(parts.train, priors)
             most_steps = 1 if result.interrupted else None
         else:

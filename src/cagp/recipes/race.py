@@ -13,7 +13,6 @@ from torch import Tensor
 
 from cagp import kernel_registry, metrics, trees
 from cagp.actions import BlockActions
-from cagp.kernels import Kernel, Scale, Stationary, entry_of
 from cagp.methods import CaGPLocal, MultiTarget
 from cagp.posteriors.averaged import Pooled
 from cagp.prior import GP
@@ -260,7 +259,7 @@ class Race:
         priors = task.priors()
         if like is not None:
             for prior, known in zip(priors, like.priors, strict=True):
-                take_over(prior, known)
+                prior.take_over(known)
             if like.candidate.neighbours == candidate.neighbours and like.num_rows == task.num_rows:
                 methods = [known.with_prior(prior) for known, prior in zip(like.methods, priors, strict=True)]
                 return self._trained(candidate, task, methods, [], num_steps, began, 0.0)
@@ -360,36 +359,6 @@ def left_out(candidate: Candidate, why: str) -> dict[str, Any]:
 def as_interrupted(result: FitResult) -> FitResult:
     """The result of a fit whose choice Ctrl-C ended."""
     return replace(result, status=FitStatus.INTERRUPTED, reason=f"Interrupted after {len(result.steps):,} steps.")
-
-
-# ---- hyperparameters of one kernel for another ----
-
-REACH = {"matern12": 2.0, "matern32": 1.0, "matern52": 0.9, "rbf": 0.6, "rational_quadratic": 0.8}
-"""A start, not a law: lengthscales of these kernels for the same function are about in this proportion."""
-
-
-@torch.no_grad()
-def take_over(prior: GP, known: GP) -> None:
-    """Start a prior at the hyperparameters of another prior, whose kernel may be of another kind."""
-    if type(_inner(prior.kernel)) is type(_inner(known.kernel)):
-        prior.load_state_dict(known.state_dict())
-        return
-    new, old = _inner(prior.kernel), _inner(known.kernel)
-    assert isinstance(new, Stationary)
-    assert isinstance(old, Stationary)
-    new.lengthscale = old.lengthscale.detach() * (_reach(new) / _reach(old))
-    if isinstance(prior.kernel, Scale) and isinstance(known.kernel, Scale):
-        prior.kernel.outputscale = known.kernel.outputscale.detach()
-    prior.noise.load_state_dict(known.noise.state_dict())
-
-
-def _inner(kernel: Kernel) -> Kernel:
-    return kernel.kernel if isinstance(kernel, Scale) else kernel
-
-
-def _reach(kernel: Kernel) -> float:
-    entry = entry_of(kernel)
-    return 1.0 if entry is None else REACH.get(entry.name, 1.0)
 
 
 def _name(candidate: Candidate) -> str:

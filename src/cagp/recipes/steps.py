@@ -13,7 +13,7 @@ from cagp.inducing import InducingPoints, choose_inducing_points
 from cagp.kernels import Kernel
 from cagp.methods import SGPR, SVGP, CaGPLocal, Method, MultiTarget
 from cagp.methods.cagp_local import Objective
-from cagp.methods.common import is_gain, lengthscale_of
+from cagp.methods.common import is_gain
 from cagp.methods.local_scale import SCALE_ROWS, ScaleChoice
 from cagp.noise_tuning import calibrate_noise
 from cagp.posteriors import Posterior
@@ -91,7 +91,7 @@ def constant_actions(kernel: Kernel, X: Tensor, num_actions: int, seed: int) -> 
     return BlockActions.from_data(
         X,
         num_actions,
-        lengthscale=lengthscale_of(kernel),
+        lengthscale=kernel.lengthscales(X.shape[1]),
         support_size=support_size(len(X)),
         generator=torch.Generator().manual_seed(seed),
     )
@@ -309,7 +309,7 @@ def _first_points(task: Task, prior: GP, num_points: int) -> Tensor:
         if num_rows < len(X):
             rows = torch.randperm(len(X), generator=torch.Generator().manual_seed(task.seed))[:num_rows]
             X = X[rows.to(X.device)]
-        return choose_inducing_points(prior, X, num_points, "greedy", lengthscale_of(prior.kernel), task.seed)
+        return choose_inducing_points(prior, X, num_points, "greedy", prior.kernel.lengthscales(X.shape[1]), task.seed)
 
     few = 2 * num_points
     if task.max_time is None or task.num_rows <= 2 * few:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cagp.data.row_rules import RowRule
-from cagp.kernels import Kernel, Stationary, named_kernel
+from cagp.kernels import Kernel, named_kernel
 from cagp.likelihoods import ClassLikelihood, Likelihood
 from cagp.mapped import gathered
 from cagp.posteriors import Posterior
@@ -95,9 +95,8 @@ class Task:
         if self.from_data:
             for j, prior in enumerate(priors):
                 start_from_data(prior, self.X, self.y[:, j].contiguous())
-            for part in self.kernel.modules():
-                if isinstance(part, Stationary) and self.start != 1.0:
-                    part.lengthscale = self.start * part.lengthscale.detach()
+            if self.start != 1.0:
+                self.kernel.stretch(self.start)
         return [prior.to(self.X.device) for prior in priors]
 
     @property

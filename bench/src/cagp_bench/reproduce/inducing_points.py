@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from cagp.diagnostics import distance_to_data, variance_ratio
 from cagp.methods import SVGP
-from cagp.methods.common import lengthscale_of
 from cagp.plots import INK, SMALL, styled
 from cagp.training import Settings
 from cagp_bench.reproduce.drawing import COLORS, panels, titled
@@ -61,7 +60,7 @@ def measure(size: Size, num_dims: int, seed: int) -> dict[str, Any]:
     method = SVGP(prior, start, gradient="joint", seed=seed)
     trained(method, X, y, Settings(num_steps=size.num_steps, lr=size.lr))
     learned, posterior = method.inducing_points().detach(), method.condition(X, y)
-    lengthscale = lengthscale_of(prior.kernel)
+    lengthscale = prior.kernel.lengthscales(X.shape[1])
     assert lengthscale is not None
     return {
         "distance": float(distance_to_data(learned, X, lengthscale).mean()),
