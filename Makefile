@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY := PASSIVE
 SOURCES := pyproject.toml bench/pyproject.toml CMakeLists.txt constraints.txt $(wildcard src/native/*)
 
-.PHONY: demo test lint format types docs docs-serve bench clean
+.PHONY: demo test test-all lint format types docs docs-serve bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    fit 20,000 elevations, print a table, draw a picture"
-	@echo "make test    lint, types and tests"
+	@echo "make test    lint, types, and the tests that guard every promise"
+	@echo "make test-all the same, with attacks, kills, several processes and whole grids"
 	@echo "make docs    the documentation as a site, in site/index.html"
 	@echo "make bench   speed of the kernels and of a training step"
 	@echo "make format  rewrite the sources in the house style"
@@ -21,7 +22,10 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed-dev lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: test
+	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

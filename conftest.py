@@ -3,6 +3,7 @@
 import os
 import signal
 import warnings
+from collections import defaultdict
 from pathlib import Path
 
 from jaxtyping import install_import_hook
@@ -36,6 +37,19 @@ torch.set_num_threads(int(os.environ.get("CAGP_TEST_THREADS", "1")))
 pytest.register_assert_rewrite(
     "cli_problems", "engine_problems", "fit_problems", "inference_problems", "local_problems", "persistence_problems"
 )
+
+
+@pytest.hookimpl(tryfirst=True)  # before cases are chosen by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a grid that is marked ``thinned(count)``, that many cases, evenly spaced, run always; the others are slow."""
+    grids = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("thinned") is not None:
+            grids[item.nodeid.split("[")[0]].append(item)
+    for grid in grids.values():
+        kept = set(np.linspace(0, len(grid) - 1, grid[0].get_closest_marker("thinned").args[0]).round().astype(int))
+        for place in set(range(len(grid))) - kept:
+            grid[place].add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
