@@ -7,7 +7,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from cagp.estimators import GPRegressor
+from cagp.data.encoding import Encoder
+from cagp.data.scaling import Standardizer
+from cagp.data.transforms import TRANSFORMS
+from cagp.estimators import GPRegressor, Units
+from cagp.estimators.fitted_model import FittedModel
 
 
 class KnownModel:
@@ -27,11 +31,14 @@ class KnownModel:
         self.lengthscales_ = np.arange(1.0, len(names_out) + 1)
         self.noise_std_ = np.full(len(targets), noise)
         mean, std = torch.arange(len(targets)).double(), torch.full((len(targets),), 2.0).double()
-        self.scaler_ = SimpleNamespace(target_mean=mean, target_std=std)
+        transforms = (TRANSFORMS["identity"],) * len(targets)
+        nothing = torch.zeros(0, dtype=torch.float64)
+        scaler = Standardizer(nothing, nothing, mean, std)
+        units = Units(Encoder([], False), scaler, self.target_names_, len(targets) > 1, np.dtype(float), transforms)
+        self.fitted = FittedModel(units, [], [], [], self.n_rows_, ["local"], [])  # it keeps no training rows
         self.kernel_parts_, self.choices_, self.trees_ = [], [], None
-        self.posteriors_ = []  # no training rows
         self.target_transforms_ = ("identity",) * len(targets)
-        self.likelihood_ = self.baseline_ = None
+        self.likelihood_ = None
         self.method_, self.fit_report_ = "local", "Took all 30 steps."
         self.choice_, self.guarantee_ = "Chose local: it was asked for.", "The variance is < that of nobody."
         self.kind = "estimate"

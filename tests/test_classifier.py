@@ -19,8 +19,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cagp import CaGPClassifier, load
 from cagp.class_metrics import class_scores, reliability
-from cagp.estimators.classifier import METHODS
-from cagp.estimators.labels import classes_from_state, classes_state
+from cagp.estimators.labels import Labels
+from cagp.estimators.target_kinds import SITE_METHODS as METHODS
 from cagp.kernels import RBF, Scale
 from cagp.saved_summary import saved_summary
 from cagp.storage import read_state
@@ -123,7 +123,8 @@ def test_labels_of_any_type_come_back():
         model = quick().fit(X, y)
         assert model.predict(X).dtype == y.dtype
         np.testing.assert_array_equal(model.classes_, np.unique(y))
-        np.testing.assert_array_equal(classes_from_state(classes_state(model.classes_)), model.classes_)
+        labels = Labels(model.classes_, "y")
+        np.testing.assert_array_equal(Labels.from_state(labels.state()).classes, model.classes_)
         assert (model.predict(X) == y).mean() > 0.8
     frame = pd.DataFrame({"size": X[:, 0], "shop": np.where(X[:, 1] > 0, "north", None)})
     label = pd.Series(np.where(codes == 1, "big", "small"), dtype="category")
@@ -220,19 +221,21 @@ def test_wrong_parameters_and_labels_at_scoring():
 def test_damaged_labels_in_a_file_are_refused(tmp_path):
     X, y = table(60)
     path = quick().fit(X, y).save(tmp_path / "model.cagp")
-    assert read_state(path, "cagp model", 1)["labels"]["classes"]["values"] == ["no", "yes"]
-    for change in (
-        {"classes": {"dtype": "str", "values": ["no"]}},
-        {"classes": {"dtype": "str", "values": ["no", "no"]}},
-        {"classes": {"dtype": "object", "values": [1, 2]}},
-        {"classes": {"dtype": "int8", "values": [1, 1000]}},
-        {"classes": {"dtype": "str", "values": ["a", "b", "c"]}},
+    assert read_state(path, "cagp model", 1)["likelihood"]["labels"]["classes"]["values"] == ["no", "yes"]
+    for values in (
+        {"dtype": "str", "values": ["no"]},
+        {"dtype": "str", "values": ["no", "no"]},
+        {"dtype": "object", "values": [1, 2]},
+        {"dtype": "int8", "values": [1, 1000]},
+        {"dtype": "str", "values": ["a", "b", "c"]},
         {"offsets": [float("inf")]},
         {"offsets": []},
-        {"likelihood": "probit"},
+        {"name": "probit"},
+        {"labels": None},
     ):
         state = load_state(path, "cagp model", 1)
-        state["labels"] = {**state["labels"], **change}
+        change = values if "dtype" not in values else {"labels": {"classes": values, "target": "y"}}
+        state["likelihood"] = {**state["likelihood"], **change}
         broken = tmp_path / "broken.cagp"
         save_state(broken, state, "cagp model", 1)
         with pytest.raises(ValueError, match=r"broken\.cagp"):

@@ -16,13 +16,17 @@ from cagp.cli import main
 from cagp.parameters import Positive, named_values
 from cagp.storage import read_state, write_state
 
-OLD = Path(__file__).parent / "data"
-
 
 def houses() -> pd.DataFrame:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"area": rng.uniform(30, 200, 60), "floor": rng.integers(0, 9, 60)})
     return frame.assign(price=10 * frame["area"] + 20 * rng.normal(size=60))
+
+
+def saved_houses(folder: Path, method: str) -> Path:
+    frame = houses()
+    model = cagp.CaGPRegressor(method, max_epochs=2, target="identity").fit(frame[["area", "floor"]], frame["price"])
+    return model.save(folder / f"{method}.cagp")
 
 
 class Wave(kernels.Kernel):
@@ -80,8 +84,9 @@ def test_info_describes_every_part_of_a_kernel_and_those_of_your_own(tmp_path, c
     assert [e["lengthscale"] for e in record["encoded_inputs"]] == [None, None]
 
 
-def test_info_says_of_old_files_what_the_models_say(capsys):
-    for path in sorted(OLD.glob("old-*.cagp")):
+def test_info_says_what_the_model_says(tmp_path, capsys):
+    for method in ("exact", "local", "sgpr"):
+        path = saved_houses(tmp_path, method)
         assert main(["info", str(path), "--json"]) == 0
         record, model = json.loads(capsys.readouterr().out), cagp.load(path)
         prior = model.posteriors_[0].prior
@@ -97,9 +102,9 @@ def test_info_says_of_old_files_what_the_models_say(capsys):
 
 
 def test_info_refuses_a_file_that_lacks_something(tmp_path, capsys):
-    state = read_state(OLD / "old-exact.cagp", "cagp model", 1)
+    state = read_state(saved_houses(tmp_path, "exact"), "cagp model", 1)
     path = tmp_path / "m.cagp"
-    for name in ("scaler", "posteriors", "encoder", "result"):
+    for name in ("scaler", "posteriors", "encoder", "results"):
         write_state(path, {**state, name: []}, "cagp model", 1)
         assert main(["info", str(path)]) == 1
         assert "m.cagp is not a complete model" in capsys.readouterr().err
@@ -119,8 +124,8 @@ assert not heavy, heavy
 """
 
 
-def test_info_imports_nothing_heavy():
-    path = OLD / "old-local.cagp"
+def test_info_imports_nothing_heavy(tmp_path):
+    path = saved_houses(tmp_path, "local")
     source = str(Path(cagp.__file__).parent)
     done = subprocess.run([sys.executable, "-c", LIGHT, source, path], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,6 @@ from scipy import stats
 import cagp
 from cagp import CaGPRegressor
 from cagp.cli import main
-from cagp.estimators.conformal import leave_one_out_scores
 
 
 def heavy_tails(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -68,7 +67,7 @@ def test_the_factor_has_the_rank_that_the_guarantee_needs():
 def test_scores_are_those_of_rows_predicted_without_their_target():
     X, y = heavy_tails(120, 0)
     model = CaGPRegressor("exact", max_epochs=10).fit(X, y)
-    (scores,) = leave_one_out_scores(model)
+    (scores,) = model.fitted.left_out_scores
     assert len(scores) == 120
     level = 0.9
     rank = int(np.ceil(level * 121))

@@ -8,7 +8,6 @@ from scipy import stats
 from test_estimators import REGRESSORS, every_regressor, quick, table, used_by
 
 from cagp import GP, CaGPRegressor, CGGPRegressor, CholeskyGP, ExactGPRegressor, GaussianNoise
-from cagp.estimators import answers
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPOpt, MultiTarget
 
@@ -200,7 +199,8 @@ def test_tiles_are_by_place_where_that_costs_less_and_answers_stay_with_their_ro
     tiles = (*model.predict(X, return_std=True, sample_noise=noise), model.noise_std(X))
     for one, other in zip(whole, tiles, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
-    rows = [tile[0] for tile in answers.tiles(model, answers.points_of(model, X))]
+    points = model.fitted.points(X)
+    rows = [rows for rows, _ in model.units_.tiles(points, model.posteriors_[0])]
     assert sorted(np.concatenate(rows)) == list(range(60))
     assert len(rows) == 9
     spread = np.mean([np.linalg.norm(X[part] - X[part].mean(0), axis=1).mean() for part in rows])

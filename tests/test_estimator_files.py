@@ -6,14 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_estimators import REGRESSORS, every_regressor, table
+from test_estimators import REGRESSORS, every_regressor, table, task_of
 
 import cagp
 from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, limits
 from cagp.estimators import Units
-from cagp.estimators.tasks import new_task
 from cagp.kernels import RBF, Kernel, Linear, Scale
-from cagp.ranks import Ranks
 from cagp.recipes import RECIPES, steps
 from cagp.recipes.task import Task
 from cagp.training import history
@@ -344,7 +342,7 @@ def test_memory_limits_the_number_of_actions(monkeypatch):
         CaGPRegressor("opt", n_actions=30, max_memory=13_000, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 30
     )
     units, rows = Units.learn(X, y, None)
-    task = new_task(CaGPRegressor(), RECIPES["auto"](), units, rows, began=0.0, seed=0, ranks=Ranks.alone())
+    task = task_of(CaGPRegressor(), RECIPES["auto"](), units, rows)
     for num_rows, expected in ((10_000, 512), (5, 1)):
         many = replace(task, X=torch.zeros(num_rows, 2), memory=2**40)
         assert steps.number_of_actions("auto", many) == expected

@@ -16,8 +16,14 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor
+from cagp.estimators import Units
+from cagp.estimators.learning import Fit
+from cagp.estimators.options import FitOptions
+from cagp.estimators.rows import TrainingRows
 from cagp.kernels import RBF, Scale
-from cagp.recipes import RECIPES
+from cagp.ranks import Ranks
+from cagp.recipes import RECIPES, Recipe
+from cagp.recipes.task import Task
 
 SMALL = {"n_actions": 8, "n_neighbors": 8, "n_inducing": 8}
 
@@ -48,6 +54,12 @@ def table(num_rows: int = 40, num_columns: int = 2, seed: int = 0) -> tuple[np.n
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(num_rows, num_columns))
     return X, np.sin(X.sum(1)) + 0.1 * rng.normal(size=num_rows)
+
+
+def task_of(model, recipe: Recipe, units: Units, rows: TrainingRows) -> Task:
+    """The task that a fit of the model trains the recipe on."""
+    fit = Fit(FitOptions.of(model), model._check(), 0.0, model.random_state, Ranks.alone())
+    return fit.task(recipe, units, rows)
 
 
 def quick(**choices) -> ExactGPRegressor:
@@ -192,7 +204,7 @@ def test_wrong_arguments_are_named(annotations_off):
 def test_joint_answers_of_many_rows_are_refused(monkeypatch):
     X, y = table()
     model = quick().fit(X, y)
-    monkeypatch.setattr("cagp.estimators.answers.COVARIANCE_ROWS", 39)
+    monkeypatch.setattr("cagp.estimators.fitted_model.COVARIANCE_ROWS", 39)
     with pytest.raises(ValueError, match="the limit is 39 rows"):
         model.predict(X, return_cov=True)
     with pytest.raises(ValueError, match="the limit is 39 rows"):

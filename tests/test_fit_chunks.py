@@ -196,7 +196,7 @@ import numpy as np
 
 from cagp import CaGPRegressor
 from cagp.data import open_chunks
-from cagp.estimators import mapped_rows
+from cagp.estimators import pieces
 
 peak, plans, libraries = [0], [], []
 
@@ -214,7 +214,7 @@ def remembered(*arguments):
     libraries.append(resident("RssFile"))
     return plans[-1]
 
-plan, mapped_rows._plan = mapped_rows._plan, remembered
+plan, pieces._plan = pieces._plan, remembered
 X, y = np.load(sys.argv[1], mmap_mode="r"), np.load(sys.argv[2], mmap_mode="r")
 threading.Thread(target=watch, daemon=True).start()
 model = CaGPRegressor(method="local", max_epochs=1, max_time=1, local_scale=None).fit(open_chunks((X, y)))

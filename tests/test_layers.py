@@ -16,7 +16,7 @@ def order_of_the_map(text: str) -> list[str]:
 
 
 ORDER = order_of_the_map(MAP.read_text(encoding="utf-8"))
-UPWARDS = {"estimators/base.py": {"cagp.report"}, "estimators/classifier.py": {"cagp.report"}}
+UPWARDS = {"estimators/base.py": {"cagp.report"}}
 """``model.report(...)`` writes a page by the layer above; nothing else looks up."""
 
 ROOT = Path(cagp.__file__).parent

@@ -9,7 +9,6 @@ import cagp
 from cagp import CaGPRegressor, ExactGPRegressor
 from cagp.cli import main
 from cagp.data import Encoder
-from cagp.estimators import saved
 
 PROBABILITIES = (np.arange(12) + 0.5) / 12
 
@@ -114,21 +113,10 @@ def test_levels_dates_and_durations_have_stand_ins():
         np.testing.assert_allclose(model.predict(gaps), each.mean(0), rtol=1e-9)
 
 
-def test_files_keep_the_stand_ins_and_older_files_answer_with_an_error(model, tmp_path, monkeypatch):
+def test_files_keep_the_stand_ins(model, tmp_path):
     gaps = table(9, 8)[0].assign(a=np.nan)
     path = model.save(tmp_path / "model.cagp")
     assert cagp.load(path).predict(gaps).tobytes() == model.predict(gaps).tobytes()
-
-    def without_quantiles(self):
-        columns = [{k: v for k, v in column.state().items() if k != "quantiles"} for column in self._columns]
-        return {"has_names": True, "columns": columns}
-
-    monkeypatch.setattr(saved.Encoder, "state", without_quantiles)
-    old = cagp.load(model.save(tmp_path / "old.cagp"))
-    whole = table(9, 8)[0]
-    assert old.predict(whole).tobytes() == model.predict(whole).tobytes()
-    with pytest.raises(ValueError, match=r"in columns that had none at fit: column 'a' has 9 \(first at row 0\)"):
-        old.predict(gaps)
 
 
 def test_folds_that_lack_the_only_gap_are_predicted():

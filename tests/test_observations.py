@@ -13,8 +13,8 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cagp import CaGPRegressor, load
-from cagp.estimators.likelihood_fits import REGRESSION
 from cagp.estimators.observations import Baseline, Observations
+from cagp.estimators.target_kinds import REGRESSION
 from cagp.likelihoods import NegativeBinomial, Poisson, StudentT
 from cagp.metrics import LEVEL
 from cagp.recipes import SITES_GUARANTEE
@@ -373,9 +373,11 @@ def test_targets_of_which_half_are_equal_are_learned():
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        ("likelihood", "student_t"),
-        ("offset", float("nan")),
-        ("offset", "1"),
+        ("name", "student_t"),
+        ("offsets", [float("nan")]),
+        ("offsets", ["1"]),
+        ("offsets", []),
+        ("labels", {}),
         ("parameters", {}),
         ("parameters", {"raw_dispersion": torch.tensor(1e9).double()}),
         ("parameters", {"raw_dispersion": torch.tensor([0.1, 0.2]).double()}),
@@ -387,11 +389,11 @@ def test_damaged_likelihoods_are_refused(place, value, tmp_path):
     X, y = counts(30)
     path = quick("exact", likelihood="negative_binomial").fit(X, y).save(tmp_path / "model.cagp")
     state = load_state(path, "cagp model", 1)
-    state["observed"][place] = value
+    state["likelihood"][place] = value
     save_state(path, state, "cagp model", 1)
     with pytest.raises(ValueError, match="as cagp stores it"):
         load(path)
-    state["observed"] = None
+    state["likelihood"] = None
     save_state(path, state, "cagp model", 1)
     with pytest.raises(ValueError, match="as cagp stores it"):
         load(path)

@@ -53,20 +53,20 @@ def test_rows_that_a_model_keeps_are_recognised(method, tmp_path):
     model = CaGPRegressor(method, max_epochs=2).fit(X[:200], y[:200])
     keeps_targets = method in ("exact", "local", "hybrid")
     asked, targets = np.concatenate([X[:30], X[200:]]), np.concatenate([y[:20], y[20:30] + 1, y[200:]])
-    found = overlap_with(model, asked, targets[:, None])
+    found = overlap_with(model.fitted, asked, targets[:, None])
     assert found == Overlap(70, 30, 20 if keeps_targets else None, 1.0)
     assert found.is_large
     assert not found.is_training
-    whole = overlap_with(model, X[:200], y[:200, None])
+    whole = overlap_with(model.fitted, X[:200], y[:200, None])
     assert whole.num_same_inputs == 200
     assert whole.is_training
     assert whole.words().startswith("These rows" if keeps_targets else "Nearly all of these rows")
-    others = overlap_with(model, X[200:], y[200:, None])
+    others = overlap_with(model.fitted, X[200:], y[200:, None])
     assert others.num_same_inputs == 0
     assert others.words() == ""
     assert not others.is_large
     model.save(tmp_path / "model.cagp", dtype="float32")
-    assert overlap_with(load(tmp_path / "model.cagp"), asked, targets[:, None]) == found
+    assert overlap_with(load(tmp_path / "model.cagp").fitted, asked, targets[:, None]) == found
 
 
 def test_targets_of_an_exact_model_are_those_of_fit():
@@ -75,15 +75,15 @@ def test_targets_of_an_exact_model_are_those_of_fit():
     y = np.stack([y, 5 - 3 * y**2], 1)
     noise = np.random.default_rng(1).uniform(0, 0.3, y.shape)
     model = CaGPRegressor("exact", max_epochs=3).fit(X, y, sample_noise=noise)
-    assert overlap_with(model, X, y) == Overlap(80, 80, 80, 1.0)
-    assert overlap_with(model, X, y + np.array([0.0, 0.01])) == Overlap(80, 80, 0, 1.0)
+    assert overlap_with(model.fitted, X, y) == Overlap(80, 80, 80, 1.0)
+    assert overlap_with(model.fitted, X, y + np.array([0.0, 0.01])) == Overlap(80, 80, 0, 1.0)
 
 
 def test_inducing_points_are_not_rows():
     X, y = table()
     model = CaGPRegressor("sgpr", n_inducing=200, max_epochs=2).fit(X[:200], y[:200])
-    assert overlap_with(model, X[:200], y[:200, None]) == Overlap(200, None, None, 0.0)
-    assert KnownRows.of_model(model) is None
+    assert overlap_with(model.fitted, X[:200], y[:200, None]) == Overlap(200, None, None, 0.0)
+    assert KnownRows.of_model(model.fitted) is None
 
 
 def test_counts_of_pieces_add_up():
@@ -126,5 +126,5 @@ def test_nothing_is_written_to_what_a_model_holds():
     X, y = table(60)
     model = CaGPRegressor("local", max_epochs=1, n_neighbors=8).fit(X, y)
     before = model.posteriors_[0].X.clone()
-    overlap_with(model, X, y[:, None])
+    overlap_with(model.fitted, X, y[:, None])
     assert torch.equal(model.posteriors_[0].X, before)

@@ -99,7 +99,7 @@ def test_known_noise_saving_and_the_report(tmp_path):
     noise = np.linspace(0.01, 0.2, len(X))
     model = CaGPRegressor("local", n_neighbors=8, max_epochs=5).fit(X, Y, sample_noise=noise)
     np.testing.assert_allclose(
-        model._row_noise[1].numpy() * float(model.scaler_.target_std[1]) ** 2, noise[rows_of(Y, 1)], rtol=1e-12
+        model.fitted.row_noise[1].numpy() * float(model.scaler_.target_std[1]) ** 2, noise[rows_of(Y, 1)], rtol=1e-12
     )
     model.save(tmp_path / "model.cagp")
     again = cagp.load(tmp_path / "model.cagp")

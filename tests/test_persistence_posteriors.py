@@ -1,11 +1,7 @@
 """Posteriors in files answer with the same bits; so do files of earlier versions, and broken states are refused."""
 
 import copy
-import json
-from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 from persistence_problems import (
@@ -23,42 +19,10 @@ from persistence_problems import (
 )
 from torch import Tensor
 
-import cagp
 from cagp import GP, CaGPLocal, CaGPOpt, KnownNoise
 from cagp.kernels import Matern52
 from cagp.persistence import posterior_from_state, posterior_state
-from cagp.storage import read_state, write_state
-from cagp.tensor_files import load_state, save_state
-
-# ---- files of earlier versions ----
-
-
-OLD = Path(__file__).parent / "data"  # written by commit b6304b1, with the answers of that commit
-
-
-@pytest.mark.parametrize("name", ["old-local", "old-sgpr", "old-exact"])
-def test_an_old_file_loads_and_predicts_the_same(name):
-    model = cagp.load(OLD / f"{name}.cagp")
-    expected = json.loads((OLD / f"{name}.json").read_text())
-    frame = pd.DataFrame(expected["inputs"])
-    if "built" in frame:
-        frame["built"] = pd.to_datetime(frame["built"])
-    mean, std = model.predict(frame, return_std=True)
-    np.testing.assert_allclose(mean, expected["mean"], rtol=1e-12)
-    np.testing.assert_allclose(std, expected["std"], rtol=1e-12)
-    np.testing.assert_allclose(model.noise_std_, expected["noise_std"], rtol=1e-12)
-    assert set(model.target_transforms_) == {"identity"}
-    assert model.target_rows_ == [model.n_rows_] * model.n_outputs_
-    np.testing.assert_allclose(model.lengthscales_, expected["lengthscales"], rtol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["old-local", "old-sgpr", "old-exact"])
-def test_an_old_file_is_written_again_byte_for_byte(name, tmp_path):
-    old, kind = OLD / f"{name}.cagp", "cagp model"
-    save_state(tmp_path / "tensors", load_state(old, kind, 1), kind, 1)
-    write_state(tmp_path / "arrays", read_state(old, kind, 1), kind, 1)
-    assert (tmp_path / "tensors").read_bytes() == (tmp_path / "arrays").read_bytes() == old.read_bytes()
-
+from cagp.tensor_files import save_state
 
 # ---- posteriors ----
 

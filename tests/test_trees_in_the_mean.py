@@ -10,14 +10,12 @@ import pytest
 import torch
 from cli_problems import houses
 from test_estimator_files import assert_same
-from test_estimators import SMALL, used_by
+from test_estimators import SMALL, task_of, used_by
 
 import cagp
 from cagp import CaGPRegressor, limits, trees
 from cagp.cli import main
-from cagp.estimators.tasks import new_task
 from cagp.estimators.units import Units
-from cagp.ranks import Ranks
 from cagp.recipes import RECIPES, auto, recipe_for
 from cagp.recipes.base import REST_START
 from cagp.report.html import number
@@ -67,7 +65,7 @@ def test_the_process_learns_what_the_trees_leave(method, known_noise):
     recipe = recipe_for("exact" if method == "auto" else method, used_by(method, **SMALL) if method != "auto" else {})
     units, rows = Units.learn(X, y, noise)
     plain = regressor(method, mean="zero", random_state=3)
-    task = new_task(plain, recipe, units, rows, began=0.0, seed=3, ranks=Ranks.alone())
+    task = task_of(plain, recipe, units, rows)
     rest = torch.from_numpy(targets - found.mean).to(task.y)
     fitted = recipe.train(replace(task, y=rest, start=REST_START))  # what trees leave is rough
     Z, _ = step_and_wave(11, seed=5)
@@ -237,27 +235,10 @@ def test_a_loaded_model_answers_with_the_same_bits(method, tmp_path):
     assert loaded.save(tmp_path / "again.cagp").read_bytes() == (tmp_path / "model.cagp").read_bytes()
 
 
-def test_files_from_before_there_were_trees(tmp_path, monkeypatch):
-    X, y = step_and_wave()
-    model = regressor(mean="zero").fit(X, y)
-    save_state = cagp.estimators.saved.save_state
-
-    def as_before(path, state, *rest):
-        parameters = {name: value for name, value in state["parameters"].items() if name != "mean"}
-        old = {name: value for name, value in state.items() if name not in ("trees", "tried")}
-        save_state(path, {**old, "parameters": parameters}, *rest)
-
-    monkeypatch.setattr(cagp.estimators.saved, "save_state", as_before)
-    loaded = cagp.load(model.save(tmp_path / "model.cagp"))
-    assert loaded.trees_ is None
-    assert loaded.choices_ == []
-    assert_same(model, loaded, X[:5])
-
-
 def test_trees_of_another_number_of_targets_are_refused(tmp_path, monkeypatch):
     X, y = step_and_wave()
     model = regressor().fit(X, y)
-    model.trees_ = trees.Trees([*model.trees_.texts, ()])
+    model.fitted_ = replace(model.fitted, trees=trees.Trees([*model.trees_.texts, ()]))
     with pytest.raises(ValueError, match="the model has trees for 2 targets and"):
         cagp.load(model.save(tmp_path / "model.cagp"))
 

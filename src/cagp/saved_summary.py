@@ -43,7 +43,6 @@ def _file(path: Path) -> dict[str, Any]:
 def _summary(state: State) -> dict[str, Any]:
     first, scaler = state["posteriors"][0], state["scaler"]
     posterior = _components(first)[0]
-    own_rows = state.get("target_rows", [state["num_rows"]] * len(state["posteriors"]))
     kernel, num_held = first["prior"]["kernel"], _num_held(posterior)
     held = [_num_held(_components(part)[0]) for part in state["posteriors"]]
     columns = [Column.from_state(column) for column in state["encoder"]["columns"]]
@@ -53,17 +52,17 @@ def _summary(state: State) -> dict[str, Any]:
     return {
         "library_version": state["library"],
         "class": state["class"],
-        "method": state["method"],
-        "mean": "zero" if state.get("trees") is None else "trees",
-        "tried": state.get("tried", []),
+        "method": state["methods"][0],
+        "mean": "zero" if state["trees"] is None else "trees",
+        "tried": state["tried"],
         "guarantee": _guarantee(state),
         "classes": _classes(state),
         "likelihood": _likelihood(state),
-        "likelihood_parameters": {} if state.get("observed") is None else state["observed"]["learned"],
+        "likelihood_parameters": {} if state["likelihood"] is None else state["likelihood"]["learned"],
         "exposure": next((column.name for column in columns if column.kind == EXPOSURE), None),
         "train_rows": state["num_rows"],
-        "methods": state.get("methods", [state["method"]]),
-        "rows_held": 0 if inducing else state["num_rows"] if held == own_rows else max(held),
+        "methods": state["methods"],
+        "rows_held": 0 if inducing else state["num_rows"] if held == state["target_rows"] else max(held),
         "inducing_points": num_held if inducing else 0,
         "holds_training_data": not inducing,
         "rows_beside": state.get("rows") is not None,
@@ -81,8 +80,8 @@ def _summary(state: State) -> dict[str, Any]:
             for name, value in ((f"{path}.{name}", value) for name, value in values_of(module).items())
         },
         "fit_report": state["report"],
-        "fit_seconds": state["result"]["seconds"],
-        "steps": len(state["result"]["steps"]),
+        "fit_seconds": state["results"][0]["seconds"],
+        "steps": len(state["results"][0]["steps"]),
     }
 
 
@@ -93,19 +92,23 @@ def _components(posterior: State) -> list[State]:
 
 def _classes(state: State) -> list[Any] | None:
     """The labels of a classifier; None for a regressor."""
-    labels = state.get("labels")
+    labels = _labels(state)
     return None if labels is None else list(labels["classes"]["values"])
 
 
 def _likelihood(state: State) -> str | None:
     """The name of the likelihood; None for Gaussian noise."""
-    found = state.get("labels") or state.get("observed")
-    return None if found is None else found["likelihood"]
+    return None if state["likelihood"] is None else state["likelihood"]["name"]
+
+
+def _labels(state: State) -> State | None:
+    """The classes and the name of their column; None for a regressor."""
+    return None if state["likelihood"] is None else state["likelihood"]["labels"]
 
 
 def _guarantee(state: State) -> str:
     """What ``guarantee_`` of the loaded model says, also for files whose fit report does not say it."""
-    posteriors, on_log_scale = state["posteriors"], "log" in state.get("target_transforms", [])
+    posteriors, on_log_scale = state["posteriors"], "log" in state["target_transforms"]
     is_average = any("components" in posterior for posterior in posteriors)
     posteriors = [component for posterior in posteriors for component in _components(posterior)]
     scaled = any(posterior.get("local_scale") is not None for posterior in posteriors)
@@ -124,11 +127,10 @@ def _targets(state: State) -> list[dict[str, Any]]:
     """Each target: name, number of rows, the scale of its fit, and its mean, standard deviation and noise there."""
     means, stds = state["scaler"]["target_mean"], state["scaler"]["target_std"]
     variances = [values_of(posterior["prior"]["noise"]).get("noise", 0.0) for posterior in state["posteriors"]]
-    names, number_of_targets = state["target_names"], len(state["target_names"])
-    if state.get("labels") is not None:
-        return [{"name": state["labels"]["target"], "rows": state["num_rows"]}]
-    transforms = state.get("target_transforms", ["identity"] * number_of_targets)
-    rows = state.get("target_rows", [state["num_rows"]] * number_of_targets)
+    labels, names = _labels(state), state["target_names"]
+    if labels is not None:
+        return [{"name": labels["target"], "rows": state["num_rows"]}]
+    transforms, rows = state["target_transforms"], state["target_rows"]
     return [
         {
             "name": name,

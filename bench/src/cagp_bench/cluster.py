@@ -24,7 +24,8 @@ from torch import distributed
 
 from cagp.data import open_chunks
 from cagp.estimators import CaGPRegressor
-from cagp.estimators.mapped_rows import learn_chunks
+from cagp.estimators.options import FitOptions
+from cagp.estimators.pieces import learn_chunks
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPLocal
 from cagp.prior import GP, GaussianNoise
@@ -161,7 +162,7 @@ def _reading(rows: int) -> dict[str, Any]:
         chunks = open_chunks(f"{folder}/*.parquet", table_on_disk.TARGET)
         model = CaGPRegressor(method="local", target="identity")
         start = time.process_time()
-        learn_chunks(model, recipe_for("local", {}), chunks, None, 0, Ranks.alone())
+        learn_chunks(FitOptions.of(model), recipe_for("local", {}), chunks, 0, Ranks.alone())
         return {"read_s": (time.process_time() - start) / rows}
 
 

@@ -14,8 +14,8 @@ from cagp.cli.options import options_of
 from cagp.cli.tables import pieces, read_columns, split_rows
 from cagp.cli.words import UsageError, Voice, count, names, print_json
 from cagp.estimators import CaGPClassifier
-from cagp.estimators.classifier import METHODS, USED_OPTIONS
 from cagp.estimators.labels import codes_of
+from cagp.estimators.target_kinds import SITE_METHODS as METHODS
 from cagp.quantities import size
 from cagp.recipes import OPTIONS
 
@@ -24,7 +24,7 @@ def check_classify(arguments: argparse.Namespace) -> None:
     """Raise UsageError for options that a classifier does not have."""
     if arguments.method not in METHODS:
         raise UsageError(f"--method is {arguments.method}, with --classify it is one of {', '.join(METHODS)}.")
-    others = [OPTIONS[name].flag for name in options_of(arguments) if name not in USED_OPTIONS]
+    others = [OPTIONS[name].flag for name in options_of(arguments) if "classes" not in OPTIONS[name].targets]
     given = {
         "--noise": arguments.noise is not None,
         "--target-transform": arguments.target_transform != "auto",

@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         return classes.evaluate_classes(model, arguments)
     tables.warn_of_noise(model, arguments.noise)
     tallies, sample, num_rows, num_missing = scores.Tallies(model), Sample(REPORT_ROWS), 0, 0
-    known_rows, common = overlaps.KnownRows.of_model(model), None
+    known_rows, common = overlaps.KnownRows.of_model(model.fitted), None
     unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
     start = time.perf_counter()
     with progress_bars.TableProgress("evaluate", enabled=not arguments.quiet) as progress:

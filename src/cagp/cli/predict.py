@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from cagp import ranks as processes
     from cagp.cli import classes, spreadsheets, tables
     from cagp.data import tables as data_tables
-    from cagp.estimators import conformal
 else:
     np, pd, torch, progress_bars = map(lazy_module, ("numpy", "pandas", "torch", "cagp.progress"))
     processes, shards = map(lazy_module, ("cagp.ranks", "cagp.shards"))
     estimators, tables = map(lazy_module, ("cagp.estimators", "cagp.cli.tables"))
     spreadsheets, classes = map(lazy_module, ("cagp.cli.spreadsheets", "cagp.cli.classes"))
-    data_tables, conformal = map(lazy_module, ("cagp.data.tables", "cagp.estimators.conformal"))
+    data_tables = lazy_module("cagp.data.tables")
 
 INTERVALS = ("model", "conformal")
 COLUMNS = ("mean", "std", "lower", "upper")
@@ -226,7 +225,7 @@ def _answers(
     found = model.predictive(piece.inputs, piece.noise)
     ends = found.quantiles([0.5 - level / 2, 0.5 + level / 2])
     if arguments.interval == "conformal":
-        ends = found.at(conformal.conformal_factors(model, level)[:, None] * np.array([-1.0, 1.0]))
+        ends = found.at(model.fitted.conformal_factors(level)[:, None] * np.array([-1.0, 1.0]))
     columns_of = {"mean": found.mean(), "std": found.std(), "lower": ends[..., 0], "upper": ends[..., 1]}
     asked = found.quantiles(quantiles)
     answers = []

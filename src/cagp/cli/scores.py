@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from cagp.estimators import GPRegressor
-from cagp.estimators.observations import constant_prediction, constant_words
 from cagp.likelihood_registry import likelihoods_of
 from cagp.metrics import METRICS, Metric, ScoreSum
 from cagp.quantities import number
@@ -27,7 +26,7 @@ class Tallies:
         if len(y) == 0:
             return
         found = self._model.predictive(inputs, sample_noise)
-        constant = constant_prediction(self._model, len(y), found)
+        constant = self._model.fitted.constant_prediction(len(y), found)
         for j in range(y.shape[1]):
             known = ~np.isnan(y[:, j])
             values = torch.from_numpy(y[known, j])
@@ -56,7 +55,7 @@ class Tallies:
                 lines.append(
                     f"  {metric.label:<16}{values[0]:>12}{values[1]:>12}   {metric.better}{UNITS[metric.unit]}"
                 )
-        lines.append(f"  constant: always predicts {constant_words(self._model)} of the training rows")
+        lines.append(f"  constant: always predicts {self._model.fitted.constant_words} of the training rows")
         if self._model.likelihood in likelihoods_of("counts"):
             lines.append("  intervals of counts hold at least their share, since they end at integers")
         logs = [n for n, t in zip(self._model.target_names_, self._model.target_transforms_, strict=True) if t == "log"]

@@ -14,7 +14,7 @@ from cagp.data import MAX_LEVELS, Encoder, encode_target, read_table, split, str
 from cagp.data.splits import shared_groups
 from cagp.data.text_values import with_decimal_commas_read
 from cagp.estimators import EncodedTable
-from cagp.estimators.contract import Estimator
+from cagp.estimators.base import GPEstimator as Estimator
 from cagp.estimators.overlap import MANY_IN_GROUPS, KnownRows, group_words
 from cagp.split_rules import RANDOM, SplitRule
 
@@ -297,7 +297,7 @@ def pieces(
 
 def warn_of_noise(model: Estimator, noise: str | None) -> None:
     """Say that error bars lack the known noise of rows, where the model was fitted with one and none is given."""
-    if noise is None and any(known is not None for known in model._row_noise):
+    if noise is None and any(known is not None for known in model.fitted.row_noise):
         warn(
             "the model was fitted with known noise variances; error bars of these rows are without theirs unless "
             "--noise names a column of them"

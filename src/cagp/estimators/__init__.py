@@ -1,12 +1,12 @@
 """Regressors for scikit-learn: tables in, answers in the user's units out."""
 
-from cagp.estimators.base import GPRegressor
 from cagp.estimators.classifier import CaGPClassifier
 from cagp.estimators.copies import CopiesWarning
 from cagp.estimators.regressors import (
     CaGPRegressor,
     CGGPRegressor,
     ExactGPRegressor,
+    GPRegressor,
     SGPRRegressor,
     SVGPRegressor,
     load,

@@ -9,11 +9,11 @@ from torch import Tensor
 from cagp.column_kinds import NUMBER, WORDS, Column
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import ColumnMoments
-from cagp.estimators.units import TrainingRows
+from cagp.estimators.rows import TrainingRows
 from cagp.ranks import Ranks
 
 if TYPE_CHECKING:
-    from cagp.estimators.mapped_rows import Moments, Scan
+    from cagp.estimators.pieces import Moments, Scan
 
 FAILURES: tuple[type[Exception], ...] = (ValueError, OSError)
 """What reading a part of a table can raise: then all processes raise it."""

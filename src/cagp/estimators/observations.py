@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from cagp.data.transforms import TRANSFORMS
 from cagp.estimators.predictive import Predictive
 from cagp.likelihoods import Likelihood, NegativeBinomial, Poisson, StudentT
 from cagp.metrics import LEVEL, RowScores, Scores, ScoreSum
-
-if TYPE_CHECKING:
-    from cagp.estimators.base import GPRegressor
 
 Matrix = Float[np.ndarray, "n 1"]
 
@@ -188,30 +185,3 @@ class Baseline:
 
 
 BASELINE_DF, LEAST_DISPERSION, LARGEST_DISPERSION, LARGEST_LOCATION = 4.0, 1e-4, 1e3, 1e6
-
-
-def constant_prediction(
-    model: "GPRegressor", num_rows: int, found: Predictive | Observations | None = None
-) -> Predictive | Observations:
-    """What the training targets alone say about every row: with Gaussian noise, their mean and standard deviation.
-
-    Args:
-        found: what the model predicts for these rows, which knows their exposures.
-    """
-    scaler, baseline = model.scaler_, model.baseline_
-    if baseline is None:
-        location, scale = (np.tile(np.ravel(part), (num_rows, 1)) for part in (scaler.target_mean, scaler.target_std))
-        return Predictive(location, scale, tuple(TRANSFORMS[name] for name in model.target_transforms_))
-    known = found.known if isinstance(found, Observations) else None
-    location = np.full((num_rows, 1), baseline.location) + (0.0 if known is None else known[:, None])
-    unit = float(scaler.target_mean[0]), float(scaler.target_std[0])
-    return Observations(location, np.zeros((num_rows, 1)), baseline.likelihood, *unit, known)
-
-
-def constant_words(model: "GPRegressor") -> str:
-    """What ``constant_prediction`` takes from the training rows."""
-    if model.likelihood_ is None:
-        return "the mean and standard deviation"
-    if not model.likelihood_.are_counts:
-        return "the median and the median absolute deviation"
-    return "the mean and the variance" if model.exposure is None else "the mean per unit of exposure, and the variance,"

@@ -1,7 +1,7 @@
 """Whether rows that a model is tested on were used to train it, as far as anyone can tell."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,11 +9,9 @@ import torch
 from cagp.data.duplicates import NEAR, RowIndex
 from cagp.data.scaling import Standardizer
 from cagp.engine import kernel_product
+from cagp.estimators.fitted_model import FittedModel
 from cagp.posteriors import InducingPosterior, LocalPosterior, Posterior
 from cagp.shards import RegionPosterior
-
-if TYPE_CHECKING:
-    from cagp.estimators.base import GPRegressor
 
 MANY_COPIES, MANY_SAME_INPUTS = 0.05, 0.2
 """From these shares of the tested rows there is a warning: the same inputs alone can be chance, if they are few numbers
@@ -121,27 +119,27 @@ class KnownRows:
         return cls(standard, *standard(inputs, targets))
 
     @classmethod
-    def of_model(cls, model: "GPRegressor") -> "KnownRows | None":
+    def of_model(cls, model: FittedModel) -> "KnownRows | None":
         """The rows that a fitted model keeps; None where it keeps none, or no process has all.
 
         Models of nearest rows keep the targets. Those of exact inference follow from the weights w of the mean:
         y = m(X) + K̂w. Others keep some rows or all of them, but no targets; so do models with trees in the mean, which
-        keep what trees leave of the targets, and those whose likelihood is not Gaussian, which keep sites.
+        keep the residuals of the trees, and those whose likelihood is not Gaussian, which keep sites.
         """
-        posteriors = model.posteriors_
+        posteriors = model.posteriors
         if not posteriors or isinstance(posteriors[0], InducingPosterior | RegionPosterior):
             return None  # inducing points are not rows, and of a model in regions no process has all rows
-        without = model.trees_ is not None or model.likelihood_ is not None
+        without = model.trees is not None or model.likelihood is not None
         kept = [None] * len(posteriors) if without else range(len(posteriors))
         known = [None if j is None else _targets(posteriors[j], model, j) for j in kept]
         targets = [column for column in known if column is not None]
         inputs = posteriors[0].X.detach().double().cpu().numpy()
-        share = min(1.0, len(inputs) / model.n_rows_)
+        share = min(1.0, len(inputs) / model.num_rows)
         whole = len(targets) == len(known) and len({len(column) for column in targets}) == 1
 
         def standard(codes: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            own = [t.forward(y[:, j]) for j, t in enumerate(model.units_.transforms)]
-            return model.units_.scaled(codes).numpy(), model.scaler_.targets(torch.from_numpy(np.stack(own, 1))).numpy()
+            own = [t.forward(y[:, j]) for j, t in enumerate(model.units.transforms)]
+            return model.units.scaled(codes).numpy(), model.scaler.targets(torch.from_numpy(np.stack(own, 1))).numpy()
 
         return cls(standard, inputs, np.stack(targets, 1) if whole else None, share)
 
@@ -155,12 +153,12 @@ class KnownRows:
         return Overlap(len(X), num_same, num_copies, self._share)
 
 
-def overlap_with(model: "GPRegressor", X: Any, y: np.ndarray) -> Overlap:
+def overlap_with(model: FittedModel, X: Any, y: np.ndarray) -> Overlap:
     """What rows of a table have in common with the training rows that a fitted model keeps; y is (n, q)."""
     known = KnownRows.of_model(model)
     if known is None:
         return Overlap(len(y), None, None, 0.0)
-    return known.overlap(model.encoder_.codes(X), y)
+    return known.overlap(model.encoder.codes(X), y)
 
 
 def group_words(name: str, share: float) -> str:
@@ -171,15 +169,15 @@ def group_words(name: str, share: float) -> str:
     )
 
 
-def _targets(posterior: Posterior, model: "GPRegressor", j: int) -> np.ndarray | None:
+def _targets(posterior: Posterior, model: FittedModel, j: int) -> np.ndarray | None:
     """The targets of the rows that a posterior keeps, in standard units."""
     if isinstance(posterior, LocalPosterior):
         return posterior.y.double().cpu().numpy()
-    if model.method_ != "exact":
+    if model.methods[0] != "exact":
         return None
     X, weights = posterior.X, posterior._representer.double()
     product = kernel_product(posterior.prior.kernel, X, X, weights.to(X)[:, None], max_bytes=posterior.max_bytes)
-    noise = posterior.prior.noise_variance(X, model._row_noise[j])
+    noise = posterior.prior.noise_variance(X, model.row_noise[j])
     return (posterior.prior.mean(X) + product[:, 0] + noise * weights).double().detach().cpu().numpy()
 
 

@@ -1,24 +1,22 @@
-"""A regressor in regions: every process learns from its part of a table, and answers a region of the inputs."""
+"""A table in regions: every process learns from its part of a table, and answers a region of the inputs."""
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from cagp.data.chunks import Chunks, open_chunks
-from cagp.estimators.mapped_rows import MappedRows, learn_chunks
-from cagp.estimators.several_targets import TrainedTargets
-from cagp.estimators.tasks import new_task
+from cagp.data.chunks import Chunks
+from cagp.estimators.options import FitOptions
+from cagp.estimators.pieces import learn_chunks
+from cagp.estimators.rows import MappedRows, Prepared
 from cagp.estimators.units import Units
-from cagp.posteriors import LocalPosterior
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
-from cagp.recipes import steps
+from cagp.recipes import Recipe, steps
 from cagp.recipes.checks import check_neighbours
 from cagp.recipes.local import Local
 from cagp.recipes.task import Fitted, Task
@@ -26,46 +24,27 @@ from cagp.shards import LocalShard, RegionPosterior, Regions, Shard, exchange_ro
 from cagp.storage import fingerprint, write_atomically
 from cagp.training import FitResult, fit
 
-if TYPE_CHECKING:
-    from cagp.estimators.base import GPRegressor
-
 PROCESSES = "processes.json"
 """Beside the checkpoints of a fit in regions: how many processes it has."""
 
 
-class LearnedRegions(NamedTuple):
-    """What a fit in regions leaves behind."""
-
-    units: Units
-    trained: TrainedTargets
-    num_rows: int  # of all processes
-    notes: list[str]
-    scales: list[str]  # what the fit report says about the scale of the target
-
-
-def learn_regions(
-    model: "GPRegressor", recipe: Local, X: Any, y: Any, sample_noise: Any, seed: int, began: float, ranks: Ranks
-) -> LearnedRegions:
-    """Units of the whole table, and CaGP-Local in regions; on all processes.
+def learn_regions(options: FitOptions, recipe: Local, chunks: Chunks, seed: int, ranks: Ranks) -> Prepared:
+    """The units of the whole table, a sample of its rows, and CaGP-Local in regions; on all processes.
 
     Args:
-        X: a table in pieces, of which each process reads its part; or, with ``y``, the part that it is given.
+        chunks: the part of the table that this process reads.
     """
-    chunks = X.part(ranks.rank, ranks.size) if isinstance(X, Chunks) else open_chunks([_piece(X, y, sample_noise)])
-    noise = sample_noise if isinstance(X, Chunks) else None
-    units, rows, notes, scales = learn_chunks(model, recipe, chunks, noise, seed, ranks, in_parts=True)
+    units, rows, _, _, notes, scales, _ = learn_chunks(options, recipe, chunks, seed, ranks, in_parts=True)
+    assert isinstance(rows, MappedRows)
     num_rows = int(ranks.add_up(torch.tensor([float(rows.num_rows)], dtype=torch.float64))[0])
     notes = [*notes, f"All {ranks.size:,} processes together have {num_rows:,} rows."]
     check_neighbours(recipe.n_neighbors, num_rows)
     part = _Part(rows.X, rows.y[:, 0].contiguous(), None if rows.row_noise is None else rows.row_noise[:, 0])
-    fitted = _trained(model, recipe, units, rows, part, num_rows, seed, began, ranks)
-    words = [*fitted.notes, str(fitted.result)]
-    trained = TrainedTargets([fitted], fitted.posteriors, [None], [num_rows], words, None)
-    return LearnedRegions(units, trained, num_rows, notes, scales)
-
-
-def _piece(X: Any, y: Any, sample_noise: Any) -> tuple[Any, ...]:
-    return (X, y) if sample_noise is None else (X, y, sample_noise)
+    sample = sample_of_parts(torch.cat([part.X, part.y[:, None]], 1), ranks)
+    # Starting values come from rows of all regions.
+    few = MappedRows(sample[:, :-1].contiguous(), sample[:, -1:].contiguous(), None, rows.scratch, rows.num_missing)
+    in_regions = InRegions(recipe, part, num_rows, units, options.checkpoint_dir)
+    return Prepared(units, few, in_regions, num_rows, notes, scales)
 
 
 class _Part(NamedTuple):
@@ -76,88 +55,97 @@ class _Part(NamedTuple):
     row_noise: Tensor | None
 
 
-def _trained(
-    model: "GPRegressor",
-    recipe: Local,
-    units: Units,
-    rows: MappedRows,
-    part: _Part,
-    num_rows: int,
-    seed: int,
-    began: float,
-    ranks: Ranks,
-) -> Fitted:
-    neighbours = steps.Neighbours.of(recipe.n_neighbors, recipe.objective)
-    sample = sample_of_parts(torch.cat([part.X, part.y[:, None]], 1), ranks)
-    # Starting values come from rows of all regions.
-    few = MappedRows(sample[:, :-1].contiguous(), sample[:, -1:].contiguous(), None, rows.scratch, 0)
-    task = new_task(model, recipe, units, few, began=began, seed=seed, ranks=ranks, with_folder=False)
-    if task.kernel.decays(part.X.shape[1]) is False:
-        raise ValueError(
-            "the kernel does not decay with distance, and no process has rows that are far apart; with shards=True "
-            "use one that does, e.g. matern32."
+@final
+@dataclass(frozen=True)
+class InRegions(Recipe):
+    """CaGP-Local in regions: every process learns from its part of a table, and answers a region of the inputs."""
+
+    name, words, summary = Local.name, Local.words, Local.summary
+    shares_rows = True
+    local: Local
+    part: _Part  # of this process
+    num_rows: int  # of all processes
+    units: Units
+    checkpoint_dir: str | Path | None
+
+    def default_dtype(self, num_rows: int) -> str:
+        return self.local.default_dtype(num_rows)
+
+    def train(self, task: Task) -> Fitted:
+        """Learn hyperparameters together, and condition on the rows of a region.
+
+        Args:
+            task: with a sample of the rows of all regions.
+        """
+        recipe, part, ranks = self.local, self.part, task.ranks
+        neighbours = steps.Neighbours.of(recipe.n_neighbors, recipe.objective)
+        if task.kernel.decays(part.X.shape[1]) is False:
+            raise ValueError(
+                "the kernel does not decay with distance, and no process has rows that are far apart; with shards=True "
+                "use one that does, e.g. matern32."
+            )
+        task = replace(task, folder=None if self.checkpoint_dir is None else self._folder(self.checkpoint_dir, task))
+        priors = task.priors()
+        (method,) = steps.local_methods(task, priors, neighbours)
+        shard = self._shard(part, None, method.num_neighbours_predict, ranks)[0]
+        result = self._fit(task, LocalShard(method, shard, ranks.rank), shard, method.batch_size)
+        # Neighbours are those of the learned lengthscales: regions are cut again, in these units.
+        noise = None if shard.row_noise is None else shard.row_noise[: shard.num_own]
+        own = _Part(shard.X[: shard.num_own], shard.y[: shard.num_own], noise)
+        lengthscales = priors[0].kernel.lengthscales(part.X.shape[1])
+        shard, width, regions = self._shard(own, lengthscales, method.num_neighbours_predict, ranks)
+        noise = None if shard.row_noise is None else shard.row_noise[:, None]
+        held = replace(task, X=shard.X, y=shard.y[:, None], row_noise=noise)
+        (method,) = steps.local_methods(held, priors, neighbours, recipe.local_scale)
+        notes = [_words(shard, width, ranks)]
+        few = ranks.any(method.num_neighbours_predict >= held.num_rows)[0]
+        if recipe.local_scale == "auto" and not few:  # the scale that suits the rows of process 0, for all
+            (method,), words = steps.with_local_scales([method], held)
+            notes += words
+        posterior = method.condition(shard.X, shard.y, shard.row_noise, shares_rows=True)
+        options = (posterior.X, method.local_scale, lambda _: posterior, task.max_bytes)
+        return Fitted("local", [RegionPosterior(posterior.prior, regions, ranks, *options)], result, notes, None)
+
+    def _shard(
+        self, part: _Part, lengthscale: Tensor | None, num_neighbours: int, ranks: Ranks
+    ) -> tuple[Shard, float, Regions]:
+        """The shard of this process, the width of its halo, and all regions."""
+        regions = Regions.of_parts(part.X, ranks, lengthscale)
+        width = 0.0
+        if ranks.size > 1:
+            sample = sample_of_parts(part.X, ranks)
+            width = ranks.broadcast(halo_width(sample, self.num_rows, num_neighbours, regions.unit))
+        return exchange_rows(regions, width, ranks, *part), width, regions
+
+    def _fit(self, task: Task, method: LocalShard, shard: Shard, batch_size: int) -> FitResult:
+        """Train as ``Task.run`` does, with as many steps as all rows of the table ask for."""
+        changes = {}
+        if task.max_epochs is not None:
+            changes["num_steps"] = math.ceil(task.max_epochs * max(1.0, self.num_rows / batch_size))
+        reserve = 0.0 if task.max_time is None else steps.LOCAL_RESERVE * seconds_of(task.max_time)
+        return fit(
+            method,
+            shard.X,
+            shard.y,
+            shard.row_noise,
+            deadline=task.deadline - reserve,
+            progress=task.verbose,
+            checkpoint_dir=None if task.folder is None else task.folder / "local",
+            input_names=task.names,
+            ranks=task.ranks,
+            **changes,
         )
-    task = replace(task, folder=_folder(model, recipe, units, task, num_rows, ranks))
-    priors = task.priors()
-    (method,) = steps.local_methods(task, priors, neighbours)
-    shard, width = _shard(part, None, num_rows, method.num_neighbours_predict, ranks)[:2]
-    result = _fit(task, LocalShard(method, shard, ranks.rank), shard, method.batch_size, num_rows)
-    # Neighbours are those of the learned lengthscales: regions are cut again, in these units.
-    own = _Part(*(None if values is None else values[: shard.num_own] for values in shard[:3]))  # pyright: ignore[reportArgumentType]
-    shard, width, regions = _shard(
-        own, priors[0].kernel.lengthscales(part.X.shape[1]), num_rows, method.num_neighbours_predict, ranks
-    )
-    noise = None if shard.row_noise is None else shard.row_noise[:, None]
-    held = replace(task, X=shard.X, y=shard.y[:, None], row_noise=noise)
-    (method,) = steps.local_methods(held, priors, neighbours, recipe.local_scale)
-    notes = [_words(shard, width, ranks)]
-    if recipe.local_scale == "auto":
-        (method,), found = _with_local_scale(method, held, ranks)
-        notes += found
-    posterior = method.condition(shard.X, shard.y, shard.row_noise, shares_rows=True)
-    options = (posterior.X, method.local_scale, _always(posterior), task.max_bytes)
-    return Fitted("local", [RegionPosterior(posterior.prior, regions, ranks, *options)], result, notes, None)
 
-
-def _always(posterior: LocalPosterior) -> Callable[[int], LocalPosterior]:
-    return lambda _: posterior
-
-
-def _shard(
-    part: _Part, lengthscale: Tensor | None, num_rows: int, num_neighbours: int, ranks: Ranks
-) -> tuple[Shard, float, Regions]:
-    """The shard of this process, the width of its halo, and all regions."""
-    regions = Regions.of_parts(part.X, ranks, lengthscale)
-    width = 0.0
-    if ranks.size > 1:
-        width = ranks.broadcast(halo_width(sample_of_parts(part.X, ranks), num_rows, num_neighbours, regions.unit))
-    return exchange_rows(regions, width, ranks, *part), width, regions
-
-
-def _fit(task: Task, method: LocalShard, shard: Shard, batch_size: int, num_rows: int) -> FitResult:
-    """Train as ``Task.run`` does, with as many steps as all rows of the table ask for."""
-    changes = {}
-    if task.max_epochs is not None:
-        changes["num_steps"] = math.ceil(task.max_epochs * max(1.0, num_rows / batch_size))
-    reserve = 0.0 if task.max_time is None else steps.LOCAL_RESERVE * seconds_of(task.max_time)
-    return fit(
-        method,
-        shard.X,
-        shard.y,
-        shard.row_noise,
-        deadline=task.deadline - reserve,
-        progress=task.verbose,
-        checkpoint_dir=None if task.folder is None else task.folder / "local",
-        input_names=task.names,
-        ranks=task.ranks,
-        **changes,
-    )
-
-
-def _with_local_scale(method: Any, held: Task, ranks: Ranks) -> tuple[list[Any], list[str]]:
-    """The local scale that suits the rows of process 0, for all; none where a region has few rows."""
-    few = ranks.any(method.num_neighbours_predict >= held.num_rows)[0]
-    return ([method], []) if few else steps.with_local_scales([method], held)
+    def _folder(self, checkpoint_dir: str | Path, task: Task) -> Path:
+        """The folder of this fit; ValueError on all processes if it was begun by another number of processes."""
+        # Other numbers of processes add up in another order: digits that this changes do not count.
+        scaler = [[f"{value:.6g}" for value in part.tolist()] for part in self.units.scaler]
+        kernel = [type(part).__name__ for part in task.kernel.modules()]
+        plain = [self.name, vars(self.local), kernel, task.seed, task.max_epochs, self.num_rows]
+        plain += [self.units.encoder.names_out, scaler]
+        folder = Path(checkpoint_dir) / f"regions-{fingerprint(plain)[:12]}"
+        task.ranks.from_first(lambda: {"checked": _check_number(folder, task.ranks.size)})
+        return folder
 
 
 def _words(shard: Shard, width: float, ranks: Ranks) -> str:
@@ -170,22 +158,6 @@ def _words(shard: Shard, width: float, ranks: Ranks) -> str:
         f"{ranks.size:,} regions, one for each process, of {int(own.min()):,} to {int(own.max()):,} rows, and up to "
         f"{int(near.max()):,} rows within {width:.2g} lengthscales of a region as neighbours."
     )
-
-
-# ---- checkpoints ----
-
-
-def _folder(model: "GPRegressor", recipe: Local, units: Units, task: Task, num_rows: int, ranks: Ranks) -> Path | None:
-    """The folder of this fit; ValueError on all processes if it was begun by another number of processes."""
-    if model.checkpoint_dir is None:
-        return None
-    # Other numbers of processes add up in another order: digits that this changes do not count.
-    scaler = [[f"{value:.6g}" for value in part.tolist()] for part in units.scaler]
-    kernel = [type(part).__name__ for part in task.kernel.modules()]
-    plain = [recipe.name, vars(recipe), kernel, task.seed, task.max_epochs, num_rows, units.encoder.names_out, scaler]
-    folder = Path(model.checkpoint_dir) / f"regions-{fingerprint(plain)[:12]}"
-    ranks.from_first(lambda: {"checked": _check_number(folder, ranks.size)})
-    return folder
 
 
 def _check_number(folder: Path, size: int) -> bool:

@@ -1,21 +1,291 @@
-"""The regressors. Each names its recipe; everything else is in ``base``."""
+"""The regressors: tables in, answers in the user's units out."""
 
+from abc import ABC
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, final
 
-import torch
+import numpy as np
+from jaxtyping import Float
+from sklearn.base import RegressorMixin
 
-from cagp.estimators.base import GPRegressor
+from cagp.estimators.base import GPEstimator, Learned, refuse_keywords, report_page
 from cagp.estimators.classifier import CaGPClassifier
-from cagp.estimators.likelihood_fits import likelihood_recipe
+from cagp.estimators.observations import Observations
+from cagp.estimators.options import FitOptions, seed_of
+from cagp.estimators.predictive import Predictive
 from cagp.estimators.saved import load_model
+from cagp.estimators.sources import table_source
+from cagp.estimators.target_kinds import TargetKind
+from cagp.estimators.units import Points
 from cagp.kernels import Kernel
-from cagp.likelihood_registry import GAUSSIAN
-from cagp.recipes import OPTIONS, Recipe, recipe_for
+from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
+from cagp.metrics import Calibration
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class GPRegressor(RegressorMixin, GPEstimator, ABC):
+    """What all regressors share.
+
+    Attributes, after ``fit``, besides those of ``GPEstimator``:
+        target_transforms_: "identity" or "log" for each target, the scale on which it is fitted; see ``target``.
+        noise_std_: the learned standard deviation of the noise of each target, in its unit; of its logarithm on a log
+            scale, NaN for counts.
+        offset_: where the likelihood is not Gaussian, the constant part of the function.
+    """
+
+    warm_start: bool = False
+    target: str = "auto"
+    copies: str = "keep"
+
+    likelihood, exposure = GAUSSIAN, None  # unless a regressor can choose them
+
+    target_transforms_ = Learned(lambda m: tuple(transform.name for transform in m.units.transforms))
+    noise_std_ = Learned(lambda m: m.noise_std)
+    offset_ = Learned(lambda m: m.offsets[0] if m.offsets else 0.0)
+    baseline_ = Learned(lambda m: m.baseline)
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = self.likelihood == GAUSSIAN
+        tags.target_tags.positive_only = self.likelihood in likelihoods_of("counts")
+        tags.input_tags.allow_nan = True
+        return tags
+
+    # ---- fit ----
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_noise: Any = None,
+        *,
+        time: Any = None,
+        group: Any = None,
+        **unknown: Any,
+    ) -> "GPRegressor":
+        """Learn from a table.
+
+        Args:
+            X: rows and columns: an array, a tensor, or a data frame, whose text and categories are encoded (see
+                ``cagp.data.Encoder``). Values may be missing: such a column gets a further input that says where, and
+                the fit report says how many. Or a table in pieces, with its targets (``cagp.data.open_chunks``): its
+                rows stay on disk, so that they can be more than fit into memory.
+            y: one target for each row, or several columns of them. Rows without any target are left out, and the fit
+                report says how many. Where rows have some targets but not all, each target is fitted alone, with its
+                own kernel, on the rows that have it.
+            sample_noise: known noise variance of each row, in squared units of y, on top of the learned one.
+            time: a number or date for each row, where later rows are to be predicted: the rows that judge models are
+                then the latest ones. It is an input only if ``X`` has it as a column.
+            group: anything that is the same for the rows of a person, place or thing, where others are to be predicted:
+                the rows that judge models are then whole groups. Without time and group they are drawn at random.
+            unknown: nothing else is accepted. For weights with Gaussian noise, pass ``sample_noise=variance / weight``.
+        """
+        refuse_keywords(unknown)
+        options, kind = FitOptions.of(self), self._check()
+        self._learn(table_source(type(self).__name__, kind, X, y, sample_noise, time, group), kind, options)
+        return self
+
+    # ---- answers ----
+
+    def _asked(self, X: Any, sample_noise: Any = None, noise: bool = True) -> tuple[Points, Any]:
+        """The rows of a table as test points, and their known noise."""
+        points = self._points(X)
+        return points, self.fitted.known_noise(sample_noise, points, noise)
+
+    def predict(
+        self,
+        X: Any,
+        return_std: bool = False,
+        return_cov: bool = False,
+        return_components: bool = False,
+        sample_noise: Any = None,
+        noise: bool = True,
+    ) -> Any:
+        """The mean at each row; with more asked for, a tuple that begins with it.
+
+        Args:
+            return_std: also the standard deviation of a new observation. It includes the noise, what more data would
+                tell, and what more computation would tell.
+            return_cov: also the joint covariance of new observations at all rows (at most 20,000 rows).
+            return_components: also a dict of the parts of the variance of each row: "noise"; "latent", which more data
+                would lower; "computational", which more computation would lower; and "computational_kind": "exact",
+                "estimate" (from below) or "unknown".
+            sample_noise: known noise variance of the rows of ``X``.
+            noise: False for the standard deviation or covariance of the function, without the noise.
+
+        A target that was fitted on a log scale is lognormal: its mean is above its median, ``predict_quantiles(X,
+        0.5)``. Its function is exp(f), whose mean with ``noise=False`` is lower than that of new observations, and the
+        parts of its variance are those of the law of total variance; see docs/targets.md.
+
+        Answers are float32 where the targets of fit were; covariances and variances are float64. Tensors give tensors.
+        """
+        if sum((return_std, return_cov, return_components)) > 1:
+            raise ValueError("At most one of return_std, return_cov and return_components can be requested.")
+        if return_components and not noise:
+            raise ValueError('return_components gives the noise as a part: leave noise=False out and read "noise".')
+        points, known = self._asked(X, sample_noise, noise)
+        fitted, answer = self.fitted, self.fitted.units.answer
+        if return_std:
+            predicted = fitted.predictive(points, known, noise)
+            return answer(predicted.mean(), points), answer(predicted.std(), points)
+        mean = fitted.mean(points, known, noise)
+        if return_cov:
+            joint = fitted.covariance(points, known, noise, mean)
+            return answer(mean, points), answer(joint, points, 2, squared=True)
+        if return_components:
+            parts, kind = fitted.variance_parts(points, known, mean)
+            shown = {name: answer(part, points, squared=True) for name, part in parts.items()}
+            return answer(mean, points), {**shown, "computational_kind": kind}
+        return answer(mean, points)
+
+    def predictive(self, X: Any, sample_noise: Any = None) -> Predictive | Observations:
+        """The distribution of a new observation of every target at every row, as arrays of rows by targets."""
+        return self.fitted.predictive(*self._asked(X, sample_noise))
+
+    def prior_mean(self, X: Any) -> Any:
+        """The prior mean at each row, in the unit of the targets: what trees predict, or a constant without them.
+
+        In an average of a model with trees and one without, it is the prior mean of the one with trees. On a log scale
+        it is the median that the prior mean of the logarithm stands for.
+        """
+        points = self._points(X)
+        return self.units_.answer(self.fitted.prior_mean(points), points)
+
+    def predict_interval(
+        self,
+        X: Any,
+        level: float = 0.95,
+        sample_noise: Any = None,
+        noise: bool = True,
+        method: str = "model",
+        calibration: Any = None,
+    ) -> tuple[Any, Any]:
+        """Lower and upper end of an interval that holds a new observation with probability ``level``.
+
+        Args:
+            noise: False for the interval of the function.
+            method: "model" takes the predicted distribution at its word. "conformal" widens or narrows all intervals by
+                one factor for each target, so that they hold ``level`` of rows that were predicted without their own
+                target: of training rows (methods "local", "hybrid" and "exact"), or of ``calibration``.
+            calibration: for "conformal", rows that were not trained on: (X, y), or (X, y, sample_noise). Intervals then
+                hold a new row with at least probability ``level`` if it is exchangeable with these rows; see
+                docs/uncertainty.md.
+        """
+        points, known = self._asked(X, sample_noise, noise)
+        self._check_interval(level, noise, method, calibration)
+        predicted = self.fitted.predictive(points, known, noise)
+        if method == "model":
+            ends = predicted.quantiles([0.5 - level / 2, 0.5 + level / 2])
+        else:
+            scores = None if calibration is None else self._scores_of(calibration)
+            factors = self.fitted.conformal_factors(float(level), scores)
+            ends = predicted.at(factors[:, None] * np.array([-1.0, 1.0]))
+        counts = noise and self.fitted.predicts_counts
+        low, high = (self.units_.answer(ends[..., k], points, counts=counts) for k in (0, 1))
+        return low, high
+
+    def _check_interval(self, level: float, noise: bool, method: str, calibration: Any) -> None:
+        """Raise ValueError for arguments of ``predict_interval`` that are wrong or do not go together."""
+        if not isinstance(level, Real) or not 0 < level < 1:
+            raise ValueError(
+                f"level is {level!r}, expected one probability between 0 and 1, e.g. 0.95; for several, use "
+                "predict_quantiles."
+            )
+        if method not in ("model", "conformal"):
+            raise ValueError(f'method is {method!r}, expected "model" or "conformal".')
+        if method == "model" and calibration is not None:
+            raise ValueError('calibration is for method="conformal"; remove it or ask for that method.')
+        if method == "conformal" and not noise:
+            raise ValueError("conformal intervals are of new observations; noise=False asks for the function.")
+        if method == "conformal" and self.likelihood_ is not None:
+            raise ValueError(
+                f'method is "conformal", which is for Gaussian noise; the likelihood is {self.likelihood!r}: use '
+                '"model".'
+            )
+
+    def _scores_of(self, calibration: Any) -> list[np.ndarray]:
+        """|y - mean| / std of rows that were not trained on; one array for each target."""
+        if not isinstance(calibration, tuple | list) or len(calibration) not in (2, 3):
+            raise ValueError(f"calibration is a {type(calibration).__name__}, expected (X, y) or (X, y, sample_noise).")
+        X, y, *noise = calibration
+        points, known = self._asked(X, *noise)
+        return list(np.abs(self.fitted.predictive(points, known).standardized(self.units_.observed(points, y))).T)
+
+    def predict_quantiles(
+        self,
+        X: Any,
+        quantiles: float | Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95),
+        sample_noise: Any = None,
+        noise: bool = True,
+    ) -> Any:
+        """Quantiles of a new observation at each row, in the last axis; without that axis for a single number.
+
+        With ``noise=False``, quantiles of the function.
+        """
+        wanted = _probabilities(quantiles)
+        points, known = self._asked(X, sample_noise, noise)
+        values = self.fitted.predictive(points, known, noise).quantiles(np.atleast_1d(wanted).tolist())
+        answer = self.units_.answer(values, points, counts=noise and self.fitted.predicts_counts)
+        return answer if wanted.ndim else answer[..., 0]
+
+    def sample_y(
+        self, X: Any, n_samples: int = 1, random_state: Any = 0, sample_noise: Any = None, noise: bool = True
+    ) -> Any:
+        """Joint draws of new observations, in the last axis; with ``noise=False``, of the function."""
+        points, known = self._asked(X, sample_noise, noise)
+        values = self.fitted.samples(points, n_samples, seed_of(random_state), known, noise)
+        return self.units_.answer(values, points, counts=noise and self.fitted.predicts_counts)
+
+    def log_predictive_density(self, X: Any, y: Any, sample_noise: Any = None) -> Any:
+        """log p(y | X) of each row, in nats; higher is better. With several targets, a column for each."""
+        points, known = self._asked(X, sample_noise)
+        values = self.units_.observed(points, y)
+        return self.units_.answer(self.fitted.predictive(points, known).log_density(values), points)
+
+    def calibration(
+        self, X: Any, y: Any, levels: Sequence[float] | None = None, sample_noise: Any = None
+    ) -> Calibration:
+        """Promised and observed coverage of central intervals, over all rows and targets."""
+        points, known = self._asked(X, sample_noise)
+        return self.fitted.calibration(points, self.units_.observed(points, y), levels, known)
+
+    def noise_std(self, X: Any) -> Any:
+        """The standard deviation of the noise at each row, in the unit of the target.
+
+        It is ``noise_std_``, unless error bars follow a local scale or the target is fitted on a log scale.
+        """
+        points = self._points(X)
+        return self.units_.answer(self.fitted.noise_deviations(points), points)
+
+    def report(
+        self,
+        X: Any,
+        y: Any,
+        path: str | Path = "report.html",
+        title: str | None = None,
+        sample_noise: Any = None,
+    ) -> Path:
+        """Write one HTML page on how well the model predicts these test rows, and why; see docs/report.md."""
+        X = self.encoder_.typed(X)
+        return report_page.write_report(self, X, y, path, title=title, sample_noise=sample_noise)
+
+
+def _probabilities(quantiles: float | Sequence[float]) -> Float[np.ndarray, "*k"]:
+    """The probabilities of quantiles, one number or several; raises ValueError for others."""
+    try:
+        wanted = np.asarray(quantiles, dtype=float)
+    except (TypeError, ValueError):
+        wanted = np.empty(0)
+    if wanted.ndim > 1 or wanted.size == 0 or not ((wanted > 0) & (wanted < 1)).all():
+        raise ValueError(f"quantiles are {quantiles!r}, expected probabilities between 0 and 1.")
+    return wanted
 
 
 @final
+@dataclass(eq=False, repr=False)
 class CaGPRegressor(GPRegressor):
     """Gaussian process regression whose error bars include what was not computed.
 
@@ -85,124 +355,80 @@ class CaGPRegressor(GPRegressor):
             name, or its position where ``X`` is an array. It is not an input.
     """
 
-    def __init__(
-        self,
-        method: str = "auto",
-        n_actions: int | Literal["auto"] = "auto",
-        n_neighbors: int | Literal["auto"] = "auto",
-        local_scale: float | Literal["auto"] | None = "auto",
-        kernel: str | Kernel = "auto",
-        max_epochs: int | None = None,
-        max_time: float | str | None = None,
-        max_memory: int | str | None = None,
-        device: str | torch.device = "cpu",
-        dtype: str = "auto",
-        random_state: Any = 0,
-        verbose: bool = False,
-        warm_start: bool = False,
-        checkpoint_dir: str | Path | None = None,
-        n_inducing: int = 512,
-        mean: str = "auto",
-        effort: str = "default",
-        objective: str = "auto",
-        target: str = "auto",
-        categories: Sequence[Any] = (),
-        shards: bool = False,
-        copies: str = "keep",
-        likelihood: str = "gaussian",
-        exposure: Any = None,
-    ):
-        self.method = method
-        self.likelihood = likelihood
-        self.exposure = exposure
-        self.n_actions = n_actions
-        self.n_neighbors = n_neighbors
-        self.local_scale = local_scale
-        self.n_inducing = n_inducing
-        self.effort = effort
-        self.objective = objective
-        self.shards = shards
-        limits = (max_epochs, max_time, max_memory)
-        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target, categories, copies)
-        super().__init__(kernel, *limits, *general)
+    method: str = "auto"
+    _: KW_ONLY
+    n_actions: int | Literal["auto"] = "auto"
+    n_neighbors: int | Literal["auto"] = "auto"
+    local_scale: float | Literal["auto"] | None = "auto"
+    n_inducing: int = 512
+    effort: str = "default"
+    objective: str = "auto"
+    shards: bool = False
+    likelihood: str = GAUSSIAN
+    exposure: Any = None
 
-    def _recipe(self) -> Recipe:
-        if self.likelihood != GAUSSIAN:
-            return likelihood_recipe(self)
-        return recipe_for(self.method, {name: getattr(self, name) for name in OPTIONS})
+    def _check(self) -> TargetKind:
+        return TargetKind.of(self.get_params(deep=False))
 
 
 @final
+@dataclass(eq=False, repr=False)
 class ExactGPRegressor(GPRegressor):
     """The exact Gaussian process, by Cholesky factorisation: for a few thousand rows. Time O(n³), memory O(n²).
 
     The parameters are those of ``CaGPRegressor``.
     """
 
-    def _recipe(self) -> Recipe:
-        return recipe_for("exact", {})
+    kernel: str | Kernel = "auto"
+
+    def _check(self) -> TargetKind:
+        return TargetKind(GAUSSIAN, "exact", {})
 
 
 @final
+@dataclass(eq=False, repr=False)
 class CGGPRegressor(GPRegressor):
     """The exact model with every solve by conjugate gradients (CGGP): O(n²) an iteration, in float64.
 
     The parameters are those of ``CaGPRegressor``.
     """
 
-    def _recipe(self) -> Recipe:
-        return recipe_for("cggp", {})
+    kernel: str | Kernel = "auto"
 
-
-class InducingRegressor(GPRegressor):
-    """What the regressors with inducing points share: their parameters."""
-
-    def __init__(
-        self,
-        n_inducing: int = 512,
-        kernel: str | Kernel = "auto",
-        max_epochs: int | None = None,
-        max_time: float | str | None = None,
-        max_memory: int | str | None = None,
-        device: str | torch.device = "cpu",
-        dtype: str = "auto",
-        random_state: Any = 0,
-        verbose: bool = False,
-        warm_start: bool = False,
-        checkpoint_dir: str | Path | None = None,
-        mean: str = "auto",
-        target: str = "auto",
-        categories: Sequence[Any] = (),
-        copies: str = "keep",
-    ):
-        self.n_inducing = n_inducing
-        limits = (max_epochs, max_time, max_memory)
-        general = (device, dtype, random_state, verbose, warm_start, checkpoint_dir, mean, target, categories, copies)
-        super().__init__(kernel, *limits, *general)
+    def _check(self) -> TargetKind:
+        return TargetKind(GAUSSIAN, "cggp", {})
 
 
 @final
-class SGPRRegressor(InducingRegressor):
+@dataclass(eq=False, repr=False)
+class SGPRRegressor(GPRegressor):
     """Inducing points with the best Gaussian in closed form (SGPR). Time O(n m²). Its variance can be too small.
 
     Args:
         n_inducing: m; fewer where there are fewer rows. The other parameters are those of ``CaGPRegressor``.
     """
 
-    def _recipe(self) -> Recipe:
-        return recipe_for("sgpr", {"n_inducing": self.n_inducing})
+    n_inducing: int = 512
+    kernel: str | Kernel = "auto"
+
+    def _check(self) -> TargetKind:
+        return TargetKind.of({"likelihood": GAUSSIAN, "method": "sgpr", "n_inducing": self.n_inducing})
 
 
 @final
-class SVGPRegressor(InducingRegressor):
+@dataclass(eq=False, repr=False)
+class SVGPRegressor(GPRegressor):
     """Inducing points with a learned Gaussian, trained on minibatches (SVGP). Its variance can be too small.
 
     Args:
         n_inducing: m; fewer where there are fewer rows. The other parameters are those of ``CaGPRegressor``.
     """
 
-    def _recipe(self) -> Recipe:
-        return recipe_for("svgp", {"n_inducing": self.n_inducing})
+    n_inducing: int = 512
+    kernel: str | Kernel = "auto"
+
+    def _check(self) -> TargetKind:
+        return TargetKind.of({"likelihood": GAUSSIAN, "method": "svgp", "n_inducing": self.n_inducing})
 
 
 REGRESSORS: dict[str, type[GPRegressor]] = {

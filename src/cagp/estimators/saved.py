@@ -1,38 +1,30 @@
-"""Saved models: one file with all that a fitted regressor needs to predict, and nothing that can run."""
+"""Saved models: one file with all that a fitted estimator needs to predict, and nothing that can run."""
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from sklearn.base import BaseEstimator
 
-from cagp.data.encoding import Encoder
-from cagp.data.scaling import Standardizer
-from cagp.data.transforms import TRANSFORMS, Transform
-from cagp.estimators.labels import labels_state, restore_labels
-from cagp.estimators.saved_checks import check_parameters, check_posteriors, check_scaler, check_values
-from cagp.estimators.saved_likelihoods import observed_state, restore_observed
+from cagp.estimators.fitted_model import FittedModel
+from cagp.estimators.fitted_state import fitted_from_state, fitted_state, is_text, require
+from cagp.estimators.options import FitOptions
 from cagp.estimators.saved_regions import is_in_regions, regions_from_state, save_regions
-from cagp.estimators.units import Units
 from cagp.files import checked_destination, one_at_a_time, rename_durably
 from cagp.kernels import Kernel
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.persistence import Sharing, posterior_from_state, posterior_state, prior_from_state, prior_state
 from cagp.prior import GP
-from cagp.recipes.means import state_of, trees_from_state
 from cagp.saved_summary import KIND, VERSION
 from cagp.shards import RegionPosterior
 from cagp.storage import stored_digest
 from cagp.tensor_files import load_state, save_state
-from cagp.training import FitResult
-
-if TYPE_CHECKING:
-    from cagp.estimators.contract import Estimator
-
 
 _BROKEN = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, AssertionError, NotPositiveDefiniteError)
 ROWS_KIND, ROWS_VERSION = "cagp rows", 1
@@ -50,53 +42,33 @@ def new_rows_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.rows.new")
 
 
-def save_model(model: "Estimator", path: str | Path, dtype: str | None, library: str, rows: str = "inside") -> Path:
-    """Write a fitted regressor; see ``GPRegressor.save``."""
+def save_model(
+    estimator: BaseEstimator, fitted: FittedModel, path: str | Path, dtype: str | None, library: str, rows: str
+) -> Path:
+    """Write a fitted estimator; see ``GPEstimator.save``."""
     if rows not in ("inside", "beside"):
         raise ValueError(f'rows is {rows!r}, expected "inside" (one file) or "beside" (rows in a file of their own).')
     if dtype not in (None, "float32"):
         raise ValueError(f'dtype is {dtype!r}, expected None (as fitted) or "float32" (smaller, rounded rows).')
-    stored = None if dtype is None else torch.float32
-    parameters, units, result = model.get_params(deep=False), model.units_, model.fit_result_
-    names = getattr(model, "feature_names_in_", None)
+    stored, path = None if dtype is None else torch.float32, Path(path)
+    parameters, names = estimator.get_params(deep=False), getattr(estimator, "feature_names_in_", None)
+    kernel = parameters["kernel"]
     state = {
-        "class": type(model).__name__,
+        "class": type(estimator).__name__,
         "library": library,
         "parameters": {name: _plain(value) for name, value in parameters.items() if name != "checkpoint_dir"},
-        "kernel": prior_state(GP(model.kernel)) if isinstance(model.kernel, Kernel) else None,
-        "encoder": units.encoder.state(),
-        "scaler": dict(units.scaler._asdict()),
-        "target_names": list(units.target_names),
-        "target_is_matrix": units.target_is_matrix,
-        "target_dtype": units.target_dtype.name,
-        "target_transforms": [transform.name for transform in units.transforms],
-        "target_rows": list(model.target_rows_),
-        "num_rows": model.n_rows_,
+        "kernel": prior_state(GP(kernel)) if isinstance(kernel, Kernel) else None,
         "feature_names": None if names is None else [str(name) for name in names],
-        "num_features": model.n_features_in_,
-        "method": model.method_,
-        "methods": list(model.methods_),
-        "choice": model.choice_,
-        "tried": model.choices_,
-        "trees": None if model.trees_ is None else state_of(model.trees_),
-        "report": model.fit_report_,
-        "status": result.status.value,
-        "result": result.state(),
-        "further_results": [{**r.state(), "status": r.status.value} for r in model.fit_results_[1:]],
-        "row_noise": list(model._row_noise),
-        "posteriors": [],
         "stored_dtype": dtype,
-        "labels": labels_state(model) if hasattr(model, "classes_") else None,
-        "observed": observed_state(model),
+        **fitted_state(fitted),
     }
-    path = Path(path)
-    if isinstance(model.posteriors_[0], RegionPosterior):
-        posterior = model.posteriors_[0]
-        state["posteriors"] = [save_regions(posterior, path, stored)]
+    first = fitted.posteriors[0]
+    if isinstance(first, RegionPosterior):
+        state["posteriors"] = [save_regions(first, path, stored)]
         # All files of regions first: a model is never without them.
-        posterior.ranks.from_first(lambda: {"saved": save_state(path, state, KIND, VERSION)})
+        first.ranks.from_first(lambda: {"saved": save_state(path, state, KIND, VERSION)})
         return path
-    state["posteriors"] = [posterior_state(posterior, stored) for posterior in model.posteriors_]
+    state["posteriors"] = [posterior_state(posterior, stored) for posterior in fitted.posteriors]
     with one_at_a_time(checked_destination(path).parent):
         _write(path, state, rows)
     return path
@@ -194,8 +166,8 @@ def _arrays(state: dict[str, Any], path: Path) -> list[torch.Tensor]:
     return arrays
 
 
-def load_model(path: str | Path, classes: "dict[str, type[Estimator]]", kernel: Kernel | None = None) -> "Estimator":
-    """Read a regressor back; see ``cagp.load``."""
+def load_model(path: str | Path, classes: dict[str, type[Any]], kernel: Kernel | None = None) -> Any:
+    """Read an estimator back; see ``cagp.load``."""
     path = Path(path)
     state, beside = _read(path)
     try:
@@ -224,74 +196,49 @@ def _read(path: Path) -> tuple[dict[str, Any], list[torch.Tensor]]:
                 raise
 
 
-def _restored(
-    state: dict[str, Any], path: Path, classes: "dict[str, type[Estimator]]", kernel: Kernel | None
-) -> "Estimator":
+def _restored(state: dict[str, Any], path: Path, classes: dict[str, type[Any]], kernel: Kernel | None) -> Any:
     if state["class"] not in classes:
         raise ValueError(f"the model is a {state['class']!r}, this version of cagp knows {', '.join(classes)}.")
-    check_values(state)
+    rows, parts, library = state.get("rows"), state["posteriors"], state["library"]
+    require(rows is None or (is_text(rows) and re.fullmatch("[0-9a-f]{32}", rows) is not None), "rows")
+    require(state["stored_dtype"] in (None, "float32"), "stored_dtype")
+    require(isinstance(parts, list) and all(isinstance(part, dict) for part in parts), "posteriors")
+    require(is_text(library) and len(library) < 100, "library")
     sharing = Sharing(2**26 + 40 * path.stat().st_size)
     posteriors = [
         regions_from_state(part, path, kernel) if is_in_regions(part) else posterior_from_state(part, kernel, sharing)
-        for part in state["posteriors"]
+        for part in parts
     ]
-    parameters = dict(state["parameters"])
+    fitted, parameters = fitted_from_state(state, posteriors), dict(state["parameters"])
     if state["kernel"] is not None:
         parameters["kernel"] = prior_from_state(state["kernel"], kernel).kernel
-    if "categories" in parameters:
-        parameters["categories"] = tuple(parameters["categories"])
+    parameters["categories"] = tuple(parameters["categories"])
     # A file does not say where a later fit writes.
-    model = classes[state["class"]](**{**parameters, "checkpoint_dir": None})
-    check_parameters(model)
-    encoder = Encoder.from_state(state["encoder"])
-    check_scaler(state["scaler"], len(encoder.names_out), len(state["target_names"]))
-    model.units_ = Units(
-        encoder,
-        Standardizer(**state["scaler"]),
-        tuple(state["target_names"]),
-        state["target_is_matrix"],
-        np.dtype(state["target_dtype"]),
-        _transforms(state),
-    )
-    model.n_rows_, model.n_features_in_ = state["num_rows"], state["num_features"]
-    if state["feature_names"] is not None:
-        model.feature_names_in_ = np.asarray(state["feature_names"], dtype=object)
-    model.fit_report_ = state["report"]
-    # Older files have one fit, of all targets on all rows.
-    model.methods_ = list(state.get("methods", [state["method"]]))
-    model.target_rows_ = list(state.get("target_rows", [state["num_rows"]] * len(posteriors)))
-    model.choice_ = state.get("choice")  # files of version 0.1 say it in the report alone
-    model.choices_ = list(state.get("tried", []))
-    stored = state.get("trees")
-    model.trees_ = None if stored is None else trees_from_state(stored)
-    if model.trees_ is not None and (model.trees_.num_targets, model.trees_.num_inputs) != (
-        model.units_.num_targets,
-        encoder.num_columns,
-    ):
-        raise ValueError(
-            f"the model has trees for {model.trees_.num_targets} targets and {model.trees_.num_inputs} columns, it "
-            f"predicts {model.units_.num_targets} from {encoder.num_columns}."
-        )
-    first = FitResult.from_state(state["result"], state.get("status"))  # nor have they a status
-    model.fit_results_ = [first, *map(_further_result, state.get("further_results", []))]
-    if len(model.fit_results_) != len(model.methods_):
-        raise ValueError(f"the model has {len(model.methods_)} methods and {len(model.fit_results_)} results.")
-    model._row_noise, model.posteriors_, model._left_out_scores = list(state["row_noise"]), posteriors, None
-    check_posteriors(model)
-    if hasattr(model, "predict_proba"):
-        restore_labels(model, state.get("labels"))
-    restore_observed(model, state)
-    return model
+    estimator = classes[state["class"]](**{**parameters, "checkpoint_dir": None})
+    _check_parameters(estimator, fitted)
+    names = state["feature_names"]
+    if names is not None:
+        require(len(names) == fitted.encoder.num_columns and all(map(is_text, names)), "feature_names")
+        estimator.feature_names_in_ = np.asarray(names, dtype=object)
+    estimator.n_features_in_, estimator.fitted_ = fitted.encoder.num_columns, fitted
+    return estimator
 
 
-def _transforms(state: dict[str, Any]) -> tuple[Transform, ...]:
-    """Of each target; older files took targets as they are."""
-    names = state.get("target_transforms", ["identity"] * len(state["target_names"]))
-    return tuple(TRANSFORMS[name] for name in names)
-
-
-def _further_result(state: dict[str, Any]) -> FitResult:
-    return FitResult.from_state({name: value for name, value in state.items() if name != "status"}, state["status"])
+def _check_parameters(estimator: Any, fitted: FittedModel) -> None:
+    """Raise ValueError for parameters that the checks of ``fit`` refuse, or that do not go with the fitted model."""
+    FitOptions.of(estimator, anywhere=True)
+    estimator._check()
+    given = {"warm_start": False, "exposure": None, **estimator.get_params(deep=False)}
+    for name in ("verbose", "warm_start"):
+        require(isinstance(given[name], bool | int), name)
+    require(given["random_state"] is None or type(given["random_state"]) is int, "random_state")
+    require(all(isinstance(name, str | int | float | bool) for name in given["categories"]), "categories")
+    require(estimator.likelihood == fitted.likelihood_name, "a likelihood")
+    require((fitted.encoder.exposure_name is None) == (given["exposure"] is None), "an exposure")
+    try:
+        torch.device(given["device"])
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device is {given['device']!r}, expected a device of torch.") from error
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from cagp.estimators.saved_checks import check_columns, check_sizes
+from cagp.estimators.fitted_state import check_columns, check_sizes
 from cagp.kernels import Kernel
 from cagp.persistence import DTYPES, posterior_from_state, posterior_state, prior_from_state, prior_state
 from cagp.posteriors import LocalPosterior, Posterior

@@ -10,7 +10,8 @@ from cagp import limits
 from cagp.data.row_rules import RowRule
 from cagp.data.scaling import Standardizer
 from cagp.data.transforms import TRANSFORMS, Transform
-from cagp.estimators.units import TrainingRows, Units
+from cagp.estimators.rows import TrainingRows
+from cagp.estimators.units import Units
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPLocal
 from cagp.methods.common import is_gain
@@ -22,7 +23,7 @@ from cagp.starting import start_from_data
 from cagp.training import fit
 
 if TYPE_CHECKING:
-    from cagp.estimators.base import GPRegressor
+    from cagp.estimators.options import FitOptions
 
 SKEWNESS, RANGE = 0.5, 3.0
 """The logarithm of a positive target is tried if its skewness, and its maximum over its median, exceed these."""
@@ -49,7 +50,7 @@ class Chosen(NamedTuple):
 
 
 def choose_transforms(
-    model: "GPRegressor", recipe: Recipe, units: Units, rows: TrainingRows, seed: int, ranks: Ranks
+    model: "FitOptions", recipe: Recipe, units: Units, rows: TrainingRows, seed: int, ranks: Ranks
 ) -> Chosen:
     """Put every target on the scale that ``model.target`` asks for; "auto" decides for each target.
 
@@ -95,7 +96,7 @@ NO_NOISE = (
 
 
 def _judge(
-    j: int, units: Units, rows: TrainingRows, scaled: bool, model: "GPRegressor", seed: int
+    j: int, units: Units, rows: TrainingRows, scaled: bool, model: "FitOptions", seed: int
 ) -> tuple[bool, str | None]:
     """Whether to take the logarithm of a target, and what was found, in words; None if there was no reason to try."""
     name, known = units.target_names[j], np.flatnonzero(~np.isnan(rows.targets[:, j]))

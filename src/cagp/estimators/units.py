@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from cagp.data.encoding import Encoder
-from cagp.data.row_rules import RowRule
 from cagp.data.scaling import Standardizer
 from cagp.data.targets import encode_target
 from cagp.data.transforms import TRANSFORMS, Transform
+from cagp.estimators.rows import Rows as AnyRows
+from cagp.estimators.rows import TrainingRows
 from cagp.posteriors import Posterior
 from cagp.progress import RowProgress
+from cagp.ranks import Ranks
 
 PREDICT_ROWS = 16_384
 """Rows that are predicted at a time: the memory for them does not grow with the table."""
@@ -43,64 +45,6 @@ class EncodedTable(NamedTuple):
         return self._replace(matrix=self.matrix[rows])
 
 
-class TrainingRows(NamedTuple):
-    """The rows to learn from; targets and noise on the scale of the fit, see ``Units.transforms``."""
-
-    inputs: np.ndarray  # (n, c), as Encoder.codes gives them
-    targets: np.ndarray  # (n, q); NaN where a row has some targets but not all
-    noise: np.ndarray | None  # (n, q), known variances
-    num_missing: int  # rows left out, for want of any target
-    places: np.ndarray  # (n,), of the rows in the user's table
-    rule: RowRule = RowRule()  # how rows are held out to compare models
-
-    @property
-    def num_rows(self) -> int:
-        """n."""
-        return len(self.inputs)
-
-    @property
-    def num_targets(self) -> int:
-        """q."""
-        return self.targets.shape[1]
-
-    @property
-    def scratch(self) -> None:
-        """No folder: the rows are in memory."""
-        return None
-
-    def standard(self, units: "Units") -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs, targets and known noise in standard units, float64."""
-        scale = units.scaler.target_std
-        # Divided twice: the square of a tiny unit would be zero.
-        noise = None if self.noise is None else torch.from_numpy(self.noise) / scale / scale
-        return units.scaled(self.inputs), units.scaler.targets(torch.from_numpy(self.targets)), noise
-
-    @property
-    def partly_missing(self) -> bool:
-        """Whether rows have some targets but not all."""
-        return bool(np.isnan(self.targets).any())
-
-    def missing_words(self) -> str | None:
-        """How many rows have no target, in one sentence; None where there are none."""
-        if not self.num_missing:
-            return None
-        which = "target is missing" if self.targets.shape[1] == 1 else "targets are all missing"
-        return f"Left out {self.num_missing:,} of {len(self.inputs) + self.num_missing:,} rows, whose {which}."
-
-    def take(self, kept: np.ndarray) -> "TrainingRows":
-        """Some of the rows, by number."""
-        noise = None if self.noise is None else self.noise[kept]
-        places, rule = self.places[kept], self.rule.take(kept)
-        return TrainingRows(self.inputs[kept], self.targets[kept], noise, self.num_missing, places, rule)
-
-    def of_target(self, j: int) -> "TrainingRows":
-        """The rows that have the j-th target, and this target alone."""
-        known = np.flatnonzero(~np.isnan(self.targets[:, j]))
-        found, own = self.take(known), slice(j, j + 1)
-        noise, num_missing = None if found.noise is None else found.noise[:, own], self.num_rows - len(known)
-        return found._replace(targets=found.targets[:, own], noise=noise, num_missing=self.num_missing + num_missing)
-
-
 class Points(NamedTuple):
     """Test points as numbers, and where answers to them belong.
 
@@ -113,6 +57,7 @@ class Points(NamedTuple):
     num_rows: int  # n, of the table
     device: torch.device | None  # answers are tensors on this device; None for arrays
     exposure: np.ndarray | None = None  # (n,), of the rows of the table
+    verbose: bool = False  # whether to show progress
 
     @property
     def has_stand_ins(self) -> bool:
@@ -222,6 +167,26 @@ class Units:
         scaler = self.scaler._replace(target_mean=self.scaler.target_mean[one], target_std=self.scaler.target_std[one])
         return replace(self, scaler=scaler, target_names=self.target_names[one], transforms=self.transforms[one])
 
+    def with_target_scale(self, centre: float, unit: float) -> "Units":
+        """The same units with this value of the targets as zero, and this one as unit."""
+        like = self.scaler.target_mean
+        scaled = {"target_mean": torch.full_like(like, centre), "target_std": torch.full_like(like, unit)}
+        return replace(self, scaler=self.scaler._replace(**scaled))
+
+    def check_same(self, rows: AnyRows, ranks: Ranks) -> None:
+        """Raise ValueError on all processes unless each was given the same table."""
+        held_out = rows.rule.values
+        numbers = {
+            "the number of rows": float(rows.num_rows),
+            "the number of inputs": float(len(self.encoder.names_out)),
+            "the mean of the inputs, without signs": float(self.scaler.input_mean.abs().sum()),
+            "the spread of the inputs": float(self.scaler.input_std.sum()),
+            "the mean of the targets, without signs": float(self.scaler.target_mean.abs().sum()),
+            "the spread of the targets": float(self.scaler.target_std.sum()),
+            "the times or groups": 0.0 if held_out is None else float(np.arange(1, rows.num_rows + 1) @ held_out),
+        }
+        ranks.check_same(numbers, "give every process the whole table")
+
     @property
     def num_targets(self) -> int:
         """q."""
@@ -242,16 +207,16 @@ class Units:
         device = X.device if isinstance(X, Tensor) else None
         return Points(np.ascontiguousarray(inputs), rows, len(codes), device, exposure)
 
-    def tiles(self, points: Points, posterior: Posterior, verbose: bool = False) -> Iterator[tuple[Rows, Tensor]]:
+    def tiles(self, points: Points, posterior: Posterior) -> Iterator[tuple[Rows, Tensor]]:
         """The points a part at a time, in standard units; all of them where there are few.
 
-        Parts come in the order in which they cost the posterior least. ``verbose`` shows progress.
+        Parts come in the order in which they cost the posterior least.
         """
         num_rows = len(points.inputs)
         many, order = num_rows > PREDICT_ROWS, None
         if many:
             order = posterior.order(self.standard(points.inputs, posterior))
-        with RowProgress(num_rows, enabled=verbose and many) as progress:
+        with RowProgress(num_rows, enabled=points.verbose and many) as progress:
             for start in range(0, num_rows, PREDICT_ROWS):
                 part = slice(start, min(start + PREDICT_ROWS, num_rows))
                 rows = part if order is None else order[part].cpu().numpy()

@@ -10,7 +10,7 @@ from cagp.report.subject import Model, regressor_inputs, regressor_of
 
 def overlap_of(model: Model, rows: HeldOutRows) -> Overlap:
     """What the rows of the report have in common with the training rows that the model keeps."""
-    return overlap_with(regressor_of(model), regressor_inputs(model, rows.X), rows.y)
+    return overlap_with(regressor_of(model).fitted, regressor_inputs(model, rows.X), rows.y)
 
 
 def tested_rows(overlap: Overlap) -> str:

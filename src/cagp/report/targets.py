@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cagp import metrics
-from cagp.estimators.observations import Observations, constant_prediction, constant_words
+from cagp.estimators.observations import Observations
 from cagp.estimators.predictive import Predictive
 from cagp.metrics import Calibration, Scores
 from cagp.plots import Vector
@@ -59,7 +59,7 @@ def targets_of(model: Model, rows: HeldOutRows, found: Predictions) -> list[Targ
     if model.likelihood_ is not None:
         return [_observed_target(model, rows, found)]
     predicted = Predictive.from_moments(found.mean, found.std, model.target_transforms_)
-    constant = constant_prediction(regressor_of(model), len(rows.y))
+    constant = regressor_of(model).fitted.constant_prediction(len(rows.y))
     assert isinstance(constant, Predictive)
     return [_target(j, str(name), rows, found, predicted, constant) for j, name in enumerate(model.target_names_)]
 
@@ -80,11 +80,11 @@ def _observed_target(model: Model, rows: HeldOutRows, found: Predictions) -> Tar
     predicted, regressor = model.predictive(rows.X), regressor_of(model)
     assert isinstance(predicted, Observations)
     y, mean, std = (np.ascontiguousarray(part[:, 0]) for part in (rows.y, found.mean, found.std))
-    constant = constant_prediction(regressor, len(y), predicted)
+    constant = regressor.fitted.constant_prediction(len(y), predicted)
     normal = predicted.standardized(rows.y)[:, 0], np.zeros(len(y)), np.ones(len(y))
     low, high = predicted.quantiles([0.5 - metrics.LEVEL / 2, 0.5 + metrics.LEVEL / 2])[:, 0].T
     scores = predicted.scores(0, y), constant.scores(0, y)
-    words = f"{constant_words(regressor)} of the training targets for every row"
+    words = f"{regressor.fitted.constant_words} of the training targets for every row"
     counts = _count_shares(predicted, y) if predicted.likelihood.are_counts else None
     ends = low, high
     return Target(model.target_names_[0], 0, y, mean, std, *scores, normal, ends, words, counts, counts is None)

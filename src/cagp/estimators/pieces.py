@@ -1,76 +1,38 @@
-"""Training rows that stay on disk: units learned from a table in pieces, and its rows in standard units in a file."""
+"""A table in pieces: units learned from all of them, and the rows in standard units in a file."""
 
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cagp.data.chunks import ChunkOfRows, Chunks
 from cagp.data.column_values import MixedKindsError, quantile_stride
 from cagp.data.encoding import Encoder, EncoderScan
-from cagp.data.row_rules import RowRule
 from cagp.data.scaling import ColumnMoments, Standardizer
 from cagp.data.targets import encode_target_rows
-from cagp.data.transforms import TRANSFORMS, Transform
+from cagp.data.transforms import TRANSFORMS
 from cagp.estimators.agreement import FAILURES, agreed_moments, agreed_scan
+from cagp.estimators.options import DTYPES, FitOptions
+from cagp.estimators.rows import MappedRows, Prepared, TrainingRows, missing_words
 from cagp.estimators.target_choice import MOST_ROWS, NO_NOISE, choose_transforms
-from cagp.estimators.tasks import DTYPES
-from cagp.estimators.units import TrainingRows, Units, is_float32, is_matrix, known_variances
+from cagp.estimators.units import Units, is_float32, is_matrix, known_variances
 from cagp.mapped import check_room, mapped_tensor
-from cagp.memory import current_memory, default_memory_limit
-from cagp.quantities import bytes_of, size
+from cagp.memory import current_memory
+from cagp.quantities import size
 from cagp.ranks import Ranks
 from cagp.recipes import Recipe
 
-if TYPE_CHECKING:
-    from cagp.estimators.base import GPRegressor
+Value = TypeVar("Value")
 
 
 REGION, EXCHANGED = 1.5, 5
 """Of a fit in regions: rows of a region and its halo, as a multiple of an even share of the table, and how many copies
 of them an exchange between processes holds; heuristics."""
-
-
-@final
-@dataclass(frozen=True)
-class MappedRows:
-    """The rows to learn from, in standard units, in files; what ``TrainingRows`` is in memory."""
-
-    X: Tensor  # (n, p)
-    y: Tensor  # (n, q)
-    row_noise: Tensor | None  # (n, q)
-    scratch: Path  # the folder of the files
-    num_missing: int  # rows left out, for want of any target
-
-    @property
-    def num_rows(self) -> int:
-        """n."""
-        return len(self.X)
-
-    @property
-    def num_targets(self) -> int:
-        """q."""
-        return self.y.shape[1]
-
-    @property
-    def rule(self) -> RowRule:
-        """Rows are held out at random: times and groups would have to be in memory."""
-        return RowRule()
-
-    @property
-    def inputs(self) -> np.ndarray:
-        """No columns: trees need the table in memory."""
-        return np.empty((len(self.X), 0))
-
-    def standard(self, units: Units) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs, targets and known noise in standard units."""
-        return self.X, self.y, self.row_noise
 
 
 @final
@@ -107,25 +69,9 @@ class MemoryPlan:
             )
 
 
-class LearnedChunks(NamedTuple):
-    """What the pieces of a table say about it."""
-
-    units: Units
-    rows: MappedRows
-    notes: list[str]
-    scales: list[str]  # what the fit report says about the scales of the targets
-
-
 def learn_chunks(
-    model: "GPRegressor",
-    recipe: Recipe,
-    chunks: Chunks,
-    sample_noise: Any,
-    seed: int,
-    ranks: Ranks,
-    *,
-    in_parts: bool = False,
-) -> LearnedChunks:
+    options: FitOptions, recipe: Recipe, chunks: Chunks, seed: int, ranks: Ranks, *, in_parts: bool = False
+) -> Prepared:
     """The units of a table that comes in pieces, and its rows in a file. It reads the table three times.
 
     The encoder is that of the whole table in memory, and so are means and standard deviations up to round-off.
@@ -134,79 +80,64 @@ def learn_chunks(
         in_parts: the chunks of each process are a part of the table: units are those of all parts together, and the
             rows those of the part.
     """
-    _check(model, recipe, sample_noise)
-    if in_parts:
-        scan = ranks.together(lambda: _scanned(chunks, model.categories), FAILURES)
-        scan = agreed_scan(scan, ranks)
-        agreed = scan
-        found = ranks.together(lambda: _moments(chunks, agreed, model.target, seed), FAILURES)
-        found = agreed_moments(found, ranks)
-    else:
-        scan = _scanned(chunks, model.categories)
-        found = _moments(chunks, scan, model.target, seed)
+    _check(recipe, options.mean)
+
+    def together(read: Callable[[], Value], failures: tuple[type[Exception], ...] = FAILURES) -> Value:
+        return ranks.together(read, failures) if in_parts else read()
+
+    scan = together(lambda: _scanned(chunks, options.categories))
+    scan = agreed_scan(scan, ranks) if in_parts else scan
+    moments = together(lambda: _moments(chunks, scan, options.target, seed))
+    moments = agreed_moments(moments, ranks) if in_parts else moments
     units = Units(
-        scan.encoder.with_quantiles(found.spaced),
-        Standardizer.from_moments(found.inputs, found.targets),
+        scan.encoder.with_quantiles(moments.spaced),
+        Standardizer.from_moments(moments.inputs, moments.targets),
         scan.target_names,
         scan.target_is_matrix,
         scan.target_dtype,
         (TRANSFORMS["identity"],) * len(scan.target_names),
     )
-    transforms, scales = _transforms(model, recipe, units, found, seed, ranks)
+    # The scale of each target is chosen with a sample of the rows.
+    chosen = choose_transforms(options, recipe, units, moments.sample, seed, ranks)
+    transforms = chosen.units.transforms
     if any(transform.name == "log" for transform in transforms):
-        pairs = zip(found.targets, found.logs, strict=True)
+        pairs = zip(moments.targets, moments.logs, strict=True)
         logs = torch.tensor([transform.name == "log" for transform in transforms])
         targets = ColumnMoments(*(torch.where(logs, log, plain) for plain, log in pairs))
-        units = replace(units, transforms=transforms, scaler=Standardizer.from_moments(found.inputs, targets))
-    dtype = DTYPES["float32" if model.dtype == "auto" else model.dtype]
-    plan = _plan(model, recipe, scan, len(units.encoder.names_out), dtype, in_parts)
-    if model.verbose and ranks.is_first:
+        units = replace(units, transforms=transforms, scaler=Standardizer.from_moments(moments.inputs, targets))
+    dtype = DTYPES["float32" if options.dtype == "auto" else options.dtype]
+    plan = _plan(options.memory, recipe, scan, len(units.encoder.names_out), dtype, in_parts)
+    if options.verbose and ranks.is_first:
         print(plan.words(), file=sys.stderr)
-
-    def written() -> MappedRows:
-        return _written(chunks, scan, units, dtype, _scratch(model), plan.on_disk)
-
+    together(plan.check, (MemoryError,))
+    rows = together(lambda: _written(chunks, scan, units, dtype, _scratch(options.checkpoint_dir), plan.on_disk))
+    read = f"Read {chunks.words} in pieces: {scan.num_rows + scan.num_missing:,} rows, which stay on disk."
     if in_parts:
-        ranks.together(plan.check, (MemoryError,))
-        rows = ranks.together(written, FAILURES)
-    else:
-        plan.check()
-        rows = written()
-    notes = _notes(model, scan, chunks, found)
-    if in_parts:
-        notes[0] = f"Process {ranks.rank} read {chunks.words}: {scan.num_rows + scan.num_missing:,} rows."
-    return LearnedChunks(units, rows, [*notes, plan.words()], scales)
+        read = f"Process {ranks.rank} read {chunks.words}: {scan.num_rows + scan.num_missing:,} rows."
+    notes = [read, *_notes(options.mean, scan, moments), plan.words()]
+    return Prepared(units, rows, recipe, rows.num_rows, notes, chosen.notes)
 
 
-def _check(model: "GPRegressor", recipe: Recipe, sample_noise: Any) -> None:
+def _check(recipe: Recipe, mean: str) -> None:
     """Raise ValueError for what needs the table in memory."""
     if recipe.planned_bytes(1, 1, 1) is None:
         raise ValueError(
             f'method "{recipe.name}" needs the whole table in memory: pass X and y as arrays or frames, or use "local" '
             'or "auto", which learn from a table in pieces.'
         )
-    if model.mean == "trees":
+    if mean == "trees":
         raise ValueError(
             'mean="trees" needs the whole table in memory: pass X and y as arrays or frames, or use mean="zero".'
         )
-    if sample_noise is not None:
-        raise ValueError(
-            "sample_noise is given beside a table in pieces; give it with the pieces: open_chunks(..., noise=COLUMN), "
-            "or (X, y, noise)."
-        )
 
 
-def _notes(model: "GPRegressor", scan: "Scan", chunks: Chunks, found: "Moments") -> list[str]:
-    notes = [f"Read {chunks.words} in pieces: {scan.num_rows + scan.num_missing:,} rows, which stay on disk."]
-    if scan.num_missing:
-        which = "target is missing" if len(scan.target_names) == 1 else "targets are all missing"
-        notes.append(f"Left out {scan.num_missing:,} of {scan.num_rows + scan.num_missing:,} rows, whose {which}.")
-    if found.missing.any():
-        notes.append(scan.encoder.missing_in_words(found.missing, scan.num_rows))
-    if model.mean == "auto":
+def _notes(mean: str, scan: "Scan", moments: "Moments") -> list[str]:
+    notes = missing_words(scan.num_missing, scan.num_rows, len(scan.target_names))
+    if moments.missing.any():
+        notes.append(scan.encoder.missing_in_words(moments.missing, scan.num_rows))
+    if mean == "auto":
         notes.append("The prior mean is zero: trees would need the table in memory, and were not tried.")
-    notes.append("Rows that are copies of others were not looked for: that would need the table in memory.")
-    return notes
+    return [*notes, "Rows that are copies of others were not looked for: that would need the table in memory."]
 
 
 # ---- first pass: what the columns hold ----
@@ -239,12 +170,10 @@ def _scanned(chunks: Chunks, categories: Sequence[Any]) -> Scan:
 
 def _scan(chunks: Chunks, categories: Sequence[Any], text: tuple[str, ...]) -> Scan:
     columns, num_rows, num_missing, first = EncoderScan(categories), 0, 0, None
-    counts = np.zeros(0, dtype=np.int64)
     for chunk in chunks.read(text):
         target = encode_target_rows(chunk.targets, rows_from=chunk.rows_from)
         if first is None:
             first = chunk, target.names
-            counts = np.zeros(len(target.names), dtype=np.int64)
         if target.names != first[1] or (chunk.noise is None) != (first[0].noise is None):
             raise ValueError(
                 f"the rows from {chunk.rows_from} on have the targets {', '.join(target.names)}"
@@ -258,7 +187,6 @@ def _scan(chunks: Chunks, categories: Sequence[Any], text: tuple[str, ...]) -> S
                 "one target at a time."
             )
         columns.add(chunk.inputs, ~target.empty, chunk.rows_from)
-        counts += (~np.isnan(target.values.reshape(len(target.empty), -1))).sum(0)
         num_rows, num_missing = num_rows + int((~target.empty).sum()), num_missing + int(target.empty.sum())
     if first is None:
         raise ValueError(f"{chunks.words} has no rows.")
@@ -353,25 +281,14 @@ def _moments(chunks: Chunks, scan: Scan, target: str, seed: int) -> Moments:
     return Moments(inputs, targets, logs, missing, np.concatenate(spaced), sampled)
 
 
-def _transforms(
-    model: "GPRegressor", recipe: Recipe, units: Units, found: Moments, seed: int, ranks: Ranks
-) -> tuple[tuple[Transform, ...], list[str]]:
-    """The scale of each target, chosen with a sample of the rows, and what was found in words."""
-    chosen = choose_transforms(model, recipe, units, found.sample, seed, ranks)
-    return chosen.units.transforms, chosen.notes
-
-
 # ---- the plan ----
 
 
-def _plan(
-    model: "GPRegressor", recipe: Recipe, scan: Scan, num_inputs: int, dtype: torch.dtype, in_parts: bool
-) -> MemoryPlan:
+def _plan(limit: int, recipe: Recipe, scan: Scan, num_inputs: int, dtype: torch.dtype, in_parts: bool) -> MemoryPlan:
     num_targets = len(scan.target_names)
     num_rows = round(REGION * scan.num_rows) if in_parts else scan.num_rows
     needed = recipe.planned_bytes(num_rows, num_inputs, num_targets)
     assert needed is not None
-    limit = default_memory_limit() if model.max_memory is None else bytes_of(model.max_memory)
     width = num_inputs + num_targets * (2 if scan.has_noise else 1)
     held = {"the program": current_memory(), **needed}
     if in_parts:
@@ -379,9 +296,9 @@ def _plan(
     return MemoryPlan(held, scan.num_rows * width * dtype.itemsize, limit)
 
 
-def _scratch(model: "GPRegressor") -> Path:
+def _scratch(checkpoint_dir: str | Path | None) -> Path:
     """The folder for rows: that of the checkpoints, or the one for temporary files."""
-    folder = Path(tempfile.gettempdir() if model.checkpoint_dir is None else model.checkpoint_dir)
+    folder = Path(tempfile.gettempdir() if checkpoint_dir is None else checkpoint_dir)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -1,0 +1,281 @@
+"""One way through a fit: a table source, its units and rows, a recipe trained on these, and a ``FittedModel``."""
+
+import copy
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from cagp import kernel_registry, notices
+from cagp.engine import DEFAULT_MAX_BYTES
+from cagp.estimators.copies import CopiesWarning
+from cagp.estimators.fitted_model import FittedModel
+from cagp.estimators.observations import Baseline
+from cagp.estimators.options import DTYPES, FitOptions
+from cagp.estimators.rows import Prepared, Rows
+from cagp.estimators.sources import Source
+from cagp.estimators.target_kinds import TargetKind
+from cagp.estimators.units import Units
+from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
+from cagp.likelihood_registry import GAUSSIAN
+from cagp.likelihoods import Likelihood
+from cagp.memory import peak_memory
+from cagp.posteriors import InducingPosterior
+from cagp.quantities import seconds_of, size
+from cagp.ranks import Ranks
+from cagp.recipes import Recipe, tried_in_words
+from cagp.recipes.task import Fitted, Task
+from cagp.recipes.train import train
+from cagp.storage import fingerprint
+from cagp.trees import Trees
+
+
+def learn(source: Source, kind: TargetKind, options: FitOptions) -> FittedModel:
+    """What there is to know about a table: its units, and posteriors that a recipe has trained on its rows."""
+    began, ranks = time.perf_counter(), Ranks.here()
+    source.check(kind, options, ranks)
+    with notices.collected() as warned, ranks.listening():
+        seed = int(ranks.broadcast(float(options.seed)))
+        prepared = source.prepare(kind, options, seed, ranks)
+        trained = _trained(prepared, Fit(options, kind, began, seed, ranks))
+    units, first, whole = prepared.units, trained.fits[0], len(trained.fits) == 1
+    names = list(units.target_names)
+    chosen = [(name, one.choice) for name, one in zip(names, trained.fits, strict=False) if one.choice]
+    owners = names if len(trained.fits) == len(names) else [None]
+    fitted = FittedModel(
+        units=units,
+        posteriors=[posterior for one in trained.fits for posterior in one.posteriors],
+        row_noise=trained.row_noise,
+        target_rows=[prepared.num_rows] * len(names) if whole else trained.num_rows,
+        num_rows=prepared.num_rows,
+        methods=[one.method for one in trained.fits],
+        results=[one.result for one in trained.fits],
+        choice=first.choice if whole else " ".join(f"{n}: {words}" for n, words in chosen) or None,
+        tried=[{"target": o, **t} for o, one in zip(owners, trained.fits, strict=True) for t in one.tried],
+        trees=_all_trees(trained.fits),
+        likelihood=first.likelihood,
+        likelihood_name=kind.likelihood,
+        offsets=tuple(first.offsets or ()),
+        baseline=trained.baseline,
+        labels=kind.labels,
+    )
+    counts = Counter(str(warning) for warning in warned)
+    notes = [*prepared.notes, *(f"{text} ({times:,} times in this fit)" for text, times in counts.items())]
+    learned = kind.words(first.likelihood, float(units.scaler.target_std[0]))
+    notes += [*trained.notes, *prepared.scales, *learned, fitted.guarantee]
+    spent = f"The fit took {time.perf_counter() - began:,.1f} s; the process held at most {size(peak_memory())}."
+    if prepared.warning is not None and ranks.is_first:
+        notices.warn(prepared.warning, CopiesWarning, stacklevel=4)
+    return replace(fitted, report="\n".join([*notes, spent]))
+
+
+@final
+@dataclass(frozen=True)
+class Fit:
+    """What every task of a fit has in common."""
+
+    options: FitOptions
+    kind: TargetKind
+    began: float  # on the clock ``time.perf_counter()``: ``max_time`` counts from there
+    seed: int  # of everything random
+    ranks: Ranks  # the processes that train together
+
+    def task(
+        self, recipe: Recipe, units: Units, rows: Rows, target: int | None = None, of_rows: int | None = None
+    ) -> Task:
+        """The rows in standard units, with the limits of the user and starting values.
+
+        Args:
+            target: the number of the target that ``units`` and ``rows`` are of; None for all.
+            of_rows: the number of rows of all targets together, which share a dtype; None for that of ``rows``.
+        """
+        options, ranks, scaler = self.options, self.ranks, units.scaler
+        num_rows, scratch = rows.num_rows if of_rows is None else of_rows, rows.scratch
+        default = recipe.default_dtype(num_rows) if scratch is None else "float32"
+        dtype, device = DTYPES[default if options.dtype == "auto" else options.dtype], ranks.device(options.device)
+        memory = int(ranks.broadcast(float(options.memory)))
+
+        def tensor(values: Any) -> Tensor:
+            return values.to(dtype=dtype, device=device)
+
+        X, y, noise = rows.standard(units)
+        start = _starting_values(options, units, rows, target)
+        start.kernel.tell(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
+        task = Task(
+            X=tensor(X),
+            y=tensor(y),
+            row_noise=None if noise is None else tensor(noise),
+            inputs=rows.inputs,
+            categorical=units.encoder.categorical,
+            mean=_mean(options, start.noise is not None, target) if scratch is None else "zero",
+            kernel=start.kernel.to(device),
+            kernels=start.kernels,
+            noise=start.noise,
+            from_data=start.from_data,
+            start=1.0,
+            seed=self.seed,
+            max_bytes=min(DEFAULT_MAX_BYTES, max(memory // 8, 2**20)),
+            memory=memory,
+            max_memory=options.max_memory,
+            max_epochs=None if options.max_epochs is None else int(options.max_epochs),
+            max_time=options.max_time,
+            folder=None,
+            verbose=bool(options.verbose) and ranks.is_first,
+            names=None if units.encoder.names_in is None else units.encoder.names_out,
+            points=None if start.points is None else tensor(scaler.inputs(start.points)),
+            began=self.began,
+            ranks=ranks,
+            rule=rows.rule,
+            scratch=scratch,
+            known=None if rows.known is None else torch.from_numpy(rows.known).to(device),
+            targets="numbers" if self.kind.targets == GAUSSIAN else self.kind.targets,
+            likelihood=self.kind.start(),
+        )
+        if options.checkpoint_dir is None:
+            return task
+        return replace(task, folder=Path(options.checkpoint_dir) / _key(task, recipe, self.kind.likelihood))
+
+
+def _key(task: Task, recipe: Recipe, likelihood: str) -> str:
+    """The name of the folder for this fit's checkpoints; it depends on data, options and starting values."""
+    tensors = [t for t in (*task.data, task.points, task.known, *task.kernel.state_dict().values()) if t is not None]
+    kernel = [_described(part) for part in task.kernel.modules()]
+    plain = [recipe.name, vars(recipe), kernel, task.noise, task.from_data, task.seed, task.max_epochs]
+    arrays = [t.detach().cpu().numpy() for t in tensors]
+    arrays += [] if task.rule.values is None else [task.rule.values]
+    return fingerprint([*plain, task.mean, task.kernels, likelihood, task.rule.kind], *arrays)[:12]
+
+
+def _described(part: Any) -> Any:
+    """The class of a part of a kernel, with its plain arguments if it has any."""
+    arguments = part.plain_arguments() if isinstance(part, Kernel) else {}
+    return [type(part).__name__, arguments] if arguments else type(part).__name__
+
+
+# ---- training ----
+
+
+class _Fits(NamedTuple):
+    """One fit of all targets, or one of each."""
+
+    fits: list[Fitted]
+    row_noise: list[Tensor | None]  # of each target: known variances of the rows that its posterior holds
+    num_rows: list[int]  # of each fit
+    notes: list[str]  # on every fit, in words
+    baseline: Baseline | None = None
+
+
+def _trained(prepared: Prepared, fit: Fit) -> _Fits:
+    """All targets together, with one kernel; where some are missing in some rows, each alone with its own kernel."""
+    units, rows, recipe = prepared[:3]
+    if not rows.partly_missing:
+        task = fit.task(recipe, units, rows)
+        fitted = train(recipe, task)
+        return _Fits([fitted], _row_noise(task, fitted), [task.num_rows], _words(fitted), _baseline(task, fitted))
+    total, ranks, max_time = units.num_targets, fit.ranks, seconds_of(fit.options.max_time)
+    fits = _Fits([], [], [], [])
+    for j, name in enumerate(units.target_names):
+        now = time.perf_counter()
+        own = replace(fit, began=now)
+        task = own.task(recipe, units.of_target(j), rows.of_target(j), target=j, of_rows=rows.num_rows)
+        if fit.options.max_time is not None:  # the targets that are left share the time that is left
+            left = max_time - ranks.broadcast(now - fit.began)
+            task = replace(task, max_time=max(left, 1e-9) / (total - j))
+        if fits.fits and fits.fits[-1].result.interrupted:
+            task = replace(task, max_epochs=1)
+        fitted = train(recipe, task)
+        fits.fits.append(fitted)
+        fits.num_rows.append(task.num_rows)
+        fits.row_noise.extend(_row_noise(task, fitted))
+        fits.notes.append(f"Target {name}, alone on the {task.num_rows:,} of {rows.num_rows:,} rows that have it:")
+        fits.notes.extend(_words(fitted))
+    return fits
+
+
+def _row_noise(task: Task, fitted: Fitted) -> list[Tensor | None]:
+    """Known variances of the rows that each posterior holds; with a likelihood, sites have them."""
+    if task.row_noise is None or fitted.held is None or task.likelihood is not None:
+        return [None] * len(fitted.posteriors)
+    return [column[fitted.held].contiguous() for column in task.row_noise.unbind(1)]
+
+
+def _baseline(task: Task, fitted: Fitted) -> Baseline | None:
+    """The constant prediction of counts, or of numbers with outliers."""
+    if not isinstance(fitted.likelihood, Likelihood) or task.targets == "classes":
+        return None
+    return Baseline.of(task.y[:, 0].cpu(), fitted.likelihood, None if task.known is None else task.known.cpu())
+
+
+def _all_trees(fits: list[Fitted]) -> Trees | None:
+    """The prior mean of all targets; that of a target without trees is zero."""
+    trees = [fitted.trees for fitted in fits]
+    if len(fits) == 1 or all(own is None for own in trees):
+        return trees[0]
+    return Trees([() if own is None else own.texts[0] for own in trees])
+
+
+def _words(fitted: Fitted) -> list[str]:
+    chosen = [] if fitted.choice is None else [fitted.choice]
+    return [*chosen, *tried_in_words(fitted.tried), *fitted.notes, str(fitted.result)]
+
+
+# ---- starting values ----
+
+
+class _Start(NamedTuple):
+    """Where the hyperparameters start."""
+
+    kernel: Kernel
+    kernels: tuple[str, ...]  # names to choose from; none for the user's own kernel
+    from_data: bool  # whether the data give the starting values
+    noise: list[float] | None = None  # of each target
+    points: Tensor | None = None  # inducing points
+
+
+def _starting_values(options: FitOptions, units: Units, rows: Rows, target: int | None) -> _Start:
+    """A named kernel starts where the data suggest; a kernel object starts where its owner put it.
+
+    With ``warm_start``, a fit with the same kernel and targets starts where the last one ended, with the kernel that
+    the last one chose.
+    """
+    if isinstance(options.kernel, str):
+        names = kernel_registry.CHOICES if options.kernel == kernel_registry.AUTO else (options.kernel,)
+        start = _Start(named_kernel(names[0], len(units.encoder.names_out)), names, True)
+    else:
+        start = _Start(copy.deepcopy(options.kernel), (), False)
+    last, own = options.last, slice(None) if target is None else slice(target, target + 1)
+    if last is None or len(last.posteriors[own]) != rows.num_targets:
+        return start
+    first = last.posteriors[own][0]
+    learned: Any = first.prior.kernel
+    if _structure(start.kernel) != _structure(learned):
+        chosen = [name for name in start.kernels if type(getattr(learned, "kernel", None)) is kernel_class(name)]
+        if not chosen or len(learned.kernel.lengthscale) != len(units.encoder.names_out):
+            return start
+        kernel, names = copy.deepcopy(learned).requires_grad_(True), tuple(chosen[:1])
+    else:
+        kernel, names = start.kernel, start.kernels[:1]
+        kernel.load_state_dict(learned.state_dict())
+    scaler, points = last.scaler, None
+    if isinstance(first, InducingPosterior):
+        points = first.X.double().cpu() * scaler.input_std + scaler.input_mean
+    noise = ((last.noise_std / scaler.target_std.numpy()) ** 2)[own].tolist()
+    return _Start(kernel, names, False, noise, points)
+
+
+def _mean(options: FitOptions, warm: bool, target: int | None) -> str:
+    """The prior mean to train with; a warm start keeps the one that "auto" chose for the target, or for all of them."""
+    if options.mean != "auto" or not warm or options.last is None:
+        return options.mean
+    texts = () if options.last.trees is None else options.last.trees.texts
+    return "trees" if any(texts if target is None else texts[target : target + 1]) else "zero"
+
+
+def _structure(kernel: Kernel) -> list[Any]:
+    """The classes a kernel is made of, and the sizes of its parameters."""
+    sizes = [(name, tuple(values.shape)) for name, values in kernel.state_dict().items()]
+    return [type(part) for part in kernel.modules()] + sizes
