@@ -358,9 +358,9 @@ def test_columns_that_are_absent_or_twice():
     encoder = Encoder.fit(pd.DataFrame({"a": [1], "b": [2], "c": [3]}))
     with pytest.raises(ValueError, match="no columns 'a', 'c', which fit had; its columns are 'b', 'd'"):
         encoder.transform(pd.DataFrame({"b": [1], "d": [1]}))
-    with pytest.raises(ValueError, match="more than one column 'u'"):
+    with pytest.raises(ValueError, match="more than one column named 'u'"):
         Encoder.fit(pd.DataFrame([[1, 2, 3]], columns=["u", "v", "u"]))
-    with pytest.raises(ValueError, match="more than one column '1'"):
+    with pytest.raises(ValueError, match="more than one column named '1'"):
         Encoder.fit(pd.DataFrame([[1, 2]], columns=pd.Index([1, "1"], dtype=object)))
     with pytest.raises(ValueError, match="X has 2 features, but Encoder is expecting 3 features as input"):
         encoder.transform(np.zeros((1, 2)))
@@ -461,7 +461,7 @@ def test_several_targets():
         ([], "minimum of 1"),
         (5.0, "y should be a 1d array"),
         (np.zeros((2, 2, 2)), "y should be a 1d array"),
-        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "y has more than one column 'a'"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "y has more than one column named 'a'"),
     ],
 )
 def test_targets_that_cannot_be_learned(y, said):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cagp.data.pieces import PathLike, Pieces, check_names, rows_at_once
+from cagp.data.pieces import PathLike, Pieces, rows_at_once
+from cagp.data.table_checks import check_duplicates
 
 # ---- NPY ----
 
@@ -125,7 +126,7 @@ def _npz_columns(path: PathLike, members: dict[str, _Member], names: np.ndarray 
             )
         inputs, targets = given[: len(inputs)], given[len(inputs) :] or targets
     columns = {"X": inputs, "y": targets, **{key: [key] for key in shapes if key not in ("X", "y")}}
-    check_names([name for labels in columns.values() for name in labels], str(path))
+    check_duplicates([name for labels in columns.values() for name in labels], str(path))
     return {key: labels for key, labels in columns.items() if labels}
 
 

@@ -3,15 +3,15 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import pandas as pd
 
 from cagp.data.array_files import open_npy
-from cagp.data.pieces import CSV_ENDINGS, PathLike
-from cagp.data.tables import stream_parts, table_parts, table_rows
+from cagp.data.pieces import CSV_ENDINGS, PathLike, ending_of
+from cagp.data.table_checks import listed
+from cagp.data.tables import rows_of_file, stream_parts, table_parts
 
 CHUNK_ROWS = 65_536
 """Rows of a piece."""
@@ -112,7 +112,13 @@ def open_chunks(
         raise ValueError(f"rows is {rows}, expected at least 1.")
     columns = _Columns(target, tuple(drop), noise)
     if isinstance(source, str | os.PathLike):
-        return _of_files(source, columns, rows)
+        if os.fspath(source) == "-":
+            raise ValueError(
+                "stdin can be read once, and a fit in pieces reads a table several times; write it to a file."
+            )
+        opened = _of_files(table_parts(source), str(source), columns, rows)
+        next(opened.read())  # a column that is not there is reported at once
+        return opened
     if isinstance(source, tuple) and source and all(isinstance(p, str | os.PathLike | np.ndarray) for p in source):
         return _of_arrays(source, columns, rows)
     return _of_pieces(source, columns)
@@ -125,64 +131,72 @@ class _Columns(NamedTuple):
     drop: tuple[str, ...]
     noise: str | None
 
-    def split(self, frame: pd.DataFrame, rows_from: int, words: str) -> ChunkOfRows:
-        if self.target is None:
-            raise ValueError(f"say with target which column to predict; {words} has {_listed(frame.columns)}.")
-        targets = [self.target] if isinstance(self.target, str) else list(self.target)
-        noise = [] if self.noise is None else [self.noise]
-        absent = [name for name in (*targets, *self.drop, *noise) if name not in frame.columns]
-        if absent:
-            raise ValueError(f"{words} has no column {_listed(absent)}; its columns are {_listed(frame.columns)}.")
-        inputs = frame.drop(columns=[*targets, *self.drop, *noise])
-        if inputs.shape[1] == 0:
-            raise ValueError(f"no inputs are left: {words} has the columns {_listed(frame.columns)}.")
-        known = frame[self.noise].to_numpy() if noise else None
-        return ChunkOfRows(inputs, frame[self.target if isinstance(self.target, str) else targets], known, rows_from)
+    def chunks(self, pieces: Iterable[Any], words: str | None = None, first_row: int = 0) -> Iterator[ChunkOfRows]:
+        """Pieces as inputs, targets and noise, with the numbers of their rows; empty ones are left out."""
+        for piece in pieces:
+            chunk = self._chunk(piece, first_row, words or f"the piece from row {first_row} on")
+            if len(chunk.inputs):
+                yield chunk
+            first_row += len(chunk.inputs)
 
     def refuse(self, words: str) -> None:
+        """Raise ValueError if columns are named, since arrays have no names."""
         if self.target is not None or self.drop or self.noise is not None:
             raise ValueError(f"target, drop and noise name columns, and {words} have no names; pass (X, y).")
 
+    def _chunk(self, piece: Any, first_row: int, words: str) -> ChunkOfRows:
+        if not isinstance(piece, pd.DataFrame) and hasattr(piece, "to_pandas"):
+            piece = piece.to_pandas()
+        if isinstance(piece, pd.DataFrame):
+            return self._split(piece, first_row, words)
+        if not isinstance(piece, tuple) or len(piece) not in (2, 3):
+            raise TypeError(
+                f"a piece is a {type(piece).__name__}, expected a frame, or a tuple (X, y) or (X, y, noise)."
+            )
+        self.refuse("pieces that are tuples")
+        inputs, targets, noise = (*piece, None)[:3]
+        noise = None if noise is None else np.asarray(noise, dtype=np.float64)
+        lengths = [len(part) for part in (inputs, targets, noise) if part is not None]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"the piece from row {first_row} on has parts of {lengths} rows, expected equal numbers.")
+        return ChunkOfRows(inputs, targets, noise, first_row)
 
-def _of_files(path: PathLike, columns: _Columns, rows: int) -> Chunks:
-    if os.fspath(path) == "-":
-        raise ValueError("stdin can be read once, and a fit in pieces reads a table several times; write it to a file.")
-    parts, words = table_parts(path), str(path)
+    def _split(self, frame: pd.DataFrame, first_row: int, words: str) -> ChunkOfRows:
+        if self.target is None:
+            raise ValueError(f"say with target which column to predict; {words} has {listed(frame.columns)}.")
+        targets = [self.target] if isinstance(self.target, str) else list(self.target)
+        others = [*targets, *self.drop, *([] if self.noise is None else [self.noise])]
+        absent = [name for name in others if name not in frame.columns]
+        if absent:
+            raise ValueError(f"{words} has no column {listed(absent)}; its columns are {listed(frame.columns)}.")
+        inputs = frame.drop(columns=others)
+        if inputs.shape[1] == 0:
+            raise ValueError(f"no inputs are left: {words} has the columns {listed(frame.columns)}.")
+        noise = None if self.noise is None else frame[self.noise].to_numpy()
+        return ChunkOfRows(inputs, frame[self.target if isinstance(self.target, str) else targets], noise, first_row)
 
+
+def _of_files(parts: Sequence[PathLike], words: str, columns: _Columns, rows: int, first_row: int = 0) -> Chunks:
     def reader(text: Sequence[str]) -> Iterator[ChunkOfRows]:
-        for chunk in stream_parts(parts, rows, text):
-            yield columns.split(chunk.frame, chunk.rows_from, words)
+        return columns.chunks((chunk.frame for chunk in stream_parts(parts, rows, text)), words, first_row)
 
-    is_csv = any(Path(parts[0]).name.lower().endswith(ending) for ending in CSV_ENDINGS)
-    num_rows = table_rows(path)
-    opened = Chunks(words, num_rows, reader, not is_csv)
-    if num_rows is not None:
-        opened = replace(opened, sharer=_shares_of_files(opened, parts, columns, rows))
-    next(opened.read())  # a column that is not there is found at once
-    return opened
-
-
-def _shares_of_files(whole: Chunks, parts: Sequence[PathLike], columns: _Columns, rows: int) -> Any:
-    """Whole files for each part, as even in their rows as their order allows; pieces where there are too few files."""
+    counts = [rows_of_file(part) for part in parts]
+    has_types = ending_of(parts[0]) not in CSV_ENDINGS
+    if None in counts:
+        return Chunks(words, None, reader, has_types)
+    ends = np.cumsum([0, *counts])
 
     def sharer(part: int, num_parts: int) -> Chunks:
-        counts = [table_rows(path) or 0 for path in parts]
-        first_rows = np.cumsum([0, *counts])
-        middles = (first_rows[:-1] + first_rows[1:]) / 2
-        owners = (middles * num_parts / first_rows[-1]).astype(int)
+        """Whole files for each part, as even in their rows as their order allows; pieces where files are too few."""
+        owners = ((ends[:-1] + ends[1:]) / 2 * num_parts / ends[-1]).astype(int)
         if len(np.unique(owners)) < num_parts:  # a part would have no file
             return replace(whole, sharer=None).part(part, num_parts)
-        own = np.flatnonzero(owners == part).tolist()
-        words = f"part {part + 1} of {num_parts} of {whole.words}"
+        first, last = np.flatnonzero(owners == part)[[0, -1]]
+        words_of_part = f"part {part + 1} of {num_parts} of {words}"
+        return _of_files(parts[first : last + 1], words_of_part, columns, rows, first_row + int(ends[first]))
 
-        def reader(text: Sequence[str]) -> Iterator[ChunkOfRows]:
-            for k in own:
-                for chunk in stream_parts([parts[k]], rows, text):
-                    yield columns.split(chunk.frame, int(first_rows[k]) + chunk.rows_from, str(parts[k]))
-
-        return Chunks(words, sum(counts[k] for k in own), reader, whole.has_types)
-
-    return sharer
+    whole = Chunks(words, int(ends[-1]), reader, has_types, sharer)
+    return whole
 
 
 def _of_arrays(source: tuple[Any, ...], columns: _Columns, rows: int) -> Chunks:
@@ -190,19 +204,17 @@ def _of_arrays(source: tuple[Any, ...], columns: _Columns, rows: int) -> Chunks:
     if len(source) not in (2, 3):
         raise ValueError(f"the source is a tuple of {len(source)} arrays or files, expected (X, y) or (X, y, noise).")
     arrays = [part if isinstance(part, np.ndarray) else open_npy(part) for part in source]
-    called = ("X", "y", "noise")[: len(source)]
-    names = [n if isinstance(part, np.ndarray) else str(part) for n, part in zip(called, source, strict=True)]
-    lengths = [len(array) for array in arrays]
-    if len(set(lengths)) > 1:
-        found = ", ".join(f"{name} has {length:,} rows" for name, length in zip(names, lengths, strict=True))
-        raise ValueError(f"the arrays differ in their number of rows: {found}.")
+    names = [n if isinstance(part, np.ndarray) else str(part) for n, part in zip(("X", "y", "noise"), source)]  # noqa: B905
+    num_rows = len(arrays[0])
+    if any(len(array) != num_rows for array in arrays):
+        lengths = ", ".join(f"{name} has {len(array):,} rows" for name, array in zip(names, arrays, strict=True))
+        raise ValueError(f"the arrays differ in their number of rows: {lengths}.")
 
     def reader(_: Sequence[str]) -> Iterator[ChunkOfRows]:
-        for start in range(0, lengths[0], rows):
-            parts = [np.array(array[start : start + rows]) for array in arrays]
-            yield ChunkOfRows(parts[0], parts[1], parts[2] if len(parts) == 3 else None, start)
+        starts = range(0, num_rows, rows)
+        return columns.chunks(tuple(np.array(a[k : k + rows]) for a in arrays) for k in starts)
 
-    return Chunks(names[0], lengths[0], reader, has_types=True)
+    return Chunks(names[0], num_rows, reader, has_types=True)
 
 
 def _of_pieces(source: Any, columns: _Columns) -> Chunks:
@@ -211,14 +223,6 @@ def _of_pieces(source: Any, columns: _Columns) -> Chunks:
             f"the source is a {type(source).__name__}, expected a path, a tuple (X, y), a list of pieces, or a "
             "function that returns an iterator over pieces."
         )
-    words = "the piece"
-
-    def pieces() -> Iterator[Any]:
-        found = source() if callable(source) else source
-        if not isinstance(found, Iterable):
-            raise TypeError(f"the function returned a {type(found).__name__}, expected an iterator over pieces.")
-        return iter(found)
-
     if not callable(source) and iter(source) is source:
         raise TypeError(
             "the source is an iterator, which can be read once; a fit reads the pieces several times. Pass the "
@@ -226,31 +230,9 @@ def _of_pieces(source: Any, columns: _Columns) -> Chunks:
         )
 
     def reader(_: Sequence[str]) -> Iterator[ChunkOfRows]:
-        rows_from = 0
-        for piece in pieces():
-            chunk = _piece(piece, columns, rows_from, words)
-            if len(chunk.inputs):
-                yield chunk
-            rows_from += len(chunk.inputs)
+        pieces = source() if callable(source) else source
+        if not isinstance(pieces, Iterable):
+            raise TypeError(f"the function returned a {type(pieces).__name__}, expected an iterator over pieces.")
+        return columns.chunks(pieces)
 
     return Chunks("the table", None, reader, has_types=True)
-
-
-def _piece(piece: Any, columns: _Columns, rows_from: int, words: str) -> ChunkOfRows:
-    if not isinstance(piece, pd.DataFrame) and hasattr(piece, "to_pandas"):
-        piece = piece.to_pandas()
-    if isinstance(piece, pd.DataFrame):
-        return columns.split(piece, rows_from, f"{words} from row {rows_from} on")
-    if not isinstance(piece, tuple) or len(piece) not in (2, 3):
-        raise TypeError(f"a piece is a {type(piece).__name__}, expected a frame, or a tuple (X, y) or (X, y, noise).")
-    columns.refuse("pieces that are tuples")
-    inputs, targets, *noise = piece
-    known = np.asarray(noise[0], dtype=np.float64) if noise and noise[0] is not None else None
-    lengths = [len(part) for part in (inputs, targets, known) if part is not None]
-    if len(set(lengths)) > 1:
-        raise ValueError(f"the piece from row {rows_from} on has parts of {lengths} rows, expected equal numbers.")
-    return ChunkOfRows(inputs, targets, known, rows_from)
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(repr(name) for name in names)

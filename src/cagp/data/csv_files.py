@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from cagp.column_kinds import NAIVE
-from cagp.data.pieces import PathLike, Pieces, check_names, ending_of, is_standard, rows_at_once
+from cagp.data.pieces import PathLike, Pieces, ending_of, is_standard, rows_at_once
+from cagp.data.table_checks import check_duplicates
 from cagp.data.text_values import ISO_DATE, iso_dates, time_zones
 from cagp.notices import warn
 
@@ -30,7 +31,8 @@ def csv_pieces(path: PathLike, rows: int | None, text: Sequence[str], stack: Exi
     stream, fraction = _open_csv(path, stack)
     with _csv_errors(path, 0):
         separator, names, num_lines = _csv_header(path, stream)
-        first, rest = _first_record(stream, separator)
+        first, lines = _next_record(stream, separator)
+        rest = _TextAgain("".join(lines), stream)
         # Every line may end with a separator. Fields beyond that have no name, and pandas would drop them.
         trailing = len(first) == len(names) + 1 and not first[-1].strip()
         if len(first) > len(names) and not trailing:
@@ -51,7 +53,7 @@ def csv_pieces(path: PathLike, rows: int | None, text: Sequence[str], stack: Exi
         except pd.errors.EmptyDataError:
             return
         stack.enter_context(reader)
-    told: set[str] = set()
+    warned: set[str] = set()
     while True:
         with _csv_errors(path, num_lines):
             try:
@@ -62,21 +64,21 @@ def csv_pieces(path: PathLike, rows: int | None, text: Sequence[str], stack: Exi
             if bool(frame[NAMELESS].notna().any()):
                 raise _too_many_fields(path, num_lines + 1)
             frame = frame.drop(columns=NAMELESS)
-        _tell_of_rounding(frame, path, told)
+        _warn_of_rounding(frame, path, warned)
         yield frame, fraction()
         if rows is None:
             return
 
 
-def _tell_of_rounding(frame: pd.DataFrame, path: PathLike, told: set[str]) -> None:
+def _warn_of_rounding(frame: pd.DataFrame, path: PathLike, warned: set[str]) -> None:
     """Warn of integers of 2**53 and more beside missing values, which pandas reads as float64 and rounds."""
     for name in frame.columns[[dtype == np.float64 for dtype in frame.dtypes]]:
         values = frame[name].to_numpy()
-        known = values[~np.isnan(values)]
-        if name in told or len(known) in (0, len(values)) or not 2**53 <= np.abs(known).max() < 2**64:
+        present = values[~np.isnan(values)]
+        if name in warned or len(present) in (0, len(values)) or not 2**53 <= np.abs(present).max() < 2**64:
             continue
-        if (known == np.rint(known)).all():
-            told.add(name)
+        if (present == np.rint(present)).all():
+            warned.add(name)
             warn(
                 f"{path}: column {name!r} has integers of 2**53 and more, and missing values; it is read as float64, "
                 "in which several such integers become the same number. If they are codes, take them as text: "
@@ -102,15 +104,8 @@ def _open_csv(path: PathLike, stack: ExitStack) -> tuple[io.TextIOWrapper, Calla
 
 def _csv_header(path: PathLike, stream: io.TextIOWrapper) -> tuple[str, list[str], int]:
     """The separator, the names of the columns, and the number of lines that the names take."""
-    lines = []
-
-    def recorded() -> Iterator[str]:
-        for line in stream:
-            lines.append(line)
-            yield line
-
-    # Quoted names may span lines: the reader finds where the first record ends.
-    if next((fields for fields in csv.reader(recorded()) if any(field.strip() for field in fields)), None) is None:
+    fields, lines = _next_record(stream)
+    if not fields:
         raise ValueError(f"{path} is empty, expected a line with the column names and at least one row.")
     separators = ["\t"] if ending_of(path).startswith(".tsv") else SEPARATORS
     record = [line for line in lines if line.strip()]
@@ -119,7 +114,7 @@ def _csv_header(path: PathLike, stream: io.TextIOWrapper) -> tuple[str, list[str
         key=lambda found: len(found[0]),
     )
     names = [field.strip() or f"Unnamed: {j}" for j, field in enumerate(fields)]
-    check_names(names, f"The first line of {path}")
+    check_duplicates(names, f"The first line of {path}")
     if all(_is_number(name) for name in names) and not all(name.isdecimal() for name in names):
         raise ValueError(
             f"{path} has only numbers in its first line ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''}), "
@@ -164,8 +159,11 @@ class _TextAgain(io.TextIOBase):
         return text or self._stream.read(size)
 
 
-def _first_record(stream: io.TextIOWrapper, separator: str) -> tuple[list[str], _TextAgain]:
-    """The fields of the first record that is not blank, and the stream with all of it still to read."""
+def _next_record(stream: io.TextIOWrapper, separator: str = ",") -> tuple[list[str], list[str]]:
+    """The fields of the next record that is not blank, if there is one, and all lines that were read for it.
+
+    Quoted fields may span lines.
+    """
     lines: list[str] = []
 
     def recorded() -> Iterator[str]:
@@ -174,8 +172,7 @@ def _first_record(stream: io.TextIOWrapper, separator: str) -> tuple[list[str], 
             yield line
 
     records = csv.reader(recorded(), delimiter=separator)
-    first = next((fields for fields in records if any(field.strip() for field in fields)), [])
-    return first, _TextAgain("".join(lines), stream)
+    return next((fields for fields in records if any(field.strip() for field in fields)), []), lines
 
 
 def _too_many_fields(path: PathLike, line: int) -> ValueError:
@@ -198,7 +195,7 @@ def with_dates(frame: pd.DataFrame, text: Sequence[str]) -> pd.DataFrame:
 
     Dates with a time zone are in UTC. A column in which some have one and others do not stays text.
     """
-    found = {}
+    columns = {}
     for name in frame.columns:
         values = frame[name]
         if name in text or pd.api.types.infer_dtype(values, skipna=True) != "string":
@@ -207,5 +204,5 @@ def with_dates(frame: pd.DataFrame, text: Sequence[str]) -> pd.DataFrame:
             dates = iso_dates(values)
             zones = time_zones(values)
             if (dates.isna() == values.isna()).all() and len(zones) == 1:
-                found[name] = dates.dt.tz_localize(None) if zones == {NAIVE} else dates
-    return frame.assign(**found) if found else frame
+                columns[name] = dates.dt.tz_localize(None) if zones == {NAIVE} else dates
+    return frame.assign(**columns) if columns else frame

@@ -1,9 +1,8 @@
-"""What the readers of all file formats share: paths, names of columns, and how many rows a piece has."""
+"""What the readers of all file formats share: paths, formats, and how many rows a piece has."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -26,20 +25,7 @@ def ending_of(path: PathLike) -> str:
     if is_standard(path):
         return ".csv"
     name = Path(path).name.lower()
-    found = [ending for ending in READABLE if name.endswith(ending)]
-    return found[0] if found else Path(name).suffix
-
-
-def check_names(names: Sequence[str], where: str) -> None:
-    """Raise ValueError if two columns have the same name."""
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise ValueError(f"{where} has more than one column named {listed(twice)}; rename or remove the others.")
-
-
-def listed(names: Any) -> str:
-    """Names as a sentence shows them."""
-    return ", ".join(repr(name) for name in names)
+    return next((ending for ending in READABLE if name.endswith(ending)), Path(name).suffix)
 
 
 def rows_at_once(rows: int, num_columns: int) -> int:

@@ -152,11 +152,11 @@ def _object_numbers(array: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def check_duplicates(names: Sequence[str], table: str) -> None:
+def check_duplicates(names: Sequence[str], where: str) -> None:
     """Raise ValueError if a name occurs twice."""
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise ValueError(f"{table} has more than one {columns_text(twice)}; drop or rename the others.")
+        raise ValueError(f"{where} has more than one column named {listed(twice)}; drop or rename the others.")
 
 
 def column_places(option: str, wanted: Any, names: Sequence[str], by_position: bool) -> list[int]:

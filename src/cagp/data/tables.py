@@ -26,12 +26,11 @@ from cagp.data.pieces import (
     READABLE,
     PathLike,
     Pieces,
-    check_names,
     ending_of,
     is_standard,
-    listed,
     rows_at_once,
 )
+from cagp.data.table_checks import check_duplicates, listed, names_of
 from cagp.files import checked_destination, replacing
 
 WRITABLE = [".csv", ".csv.gz", ".parquet"]
@@ -65,7 +64,7 @@ def read_table(path: PathLike, text: Sequence[str] = ()) -> pd.DataFrame:
             (``Encoder.text_names``), so that the level "007" does not become 7.
     """
     parts = _checked_parts(path)
-    frames = [chunk.frame for chunk in _closing_chunks(parts, None, text)]
+    frames = [chunk.frame for chunk in _chunks(parts, None, text)]
     frame = frames[0] if len(frames) == 1 else pd.concat(frames)
     return with_dates(frame, text) if ending_of(parts[0]) in CSV_ENDINGS else frame
 
@@ -85,7 +84,7 @@ def stream_parts(parts: Sequence[PathLike], rows: int, text: Sequence[str] = ())
     """The same for a table whose files are known: one that has vanished since is an error."""
     if rows < 1:
         raise ValueError(f"rows is {rows}, expected at least 1.")
-    return _closing_chunks([_checked(part) for part in parts], rows, text)
+    return _chunks([_checked(part) for part in parts], rows, text)
 
 
 def table_size(path: PathLike) -> int | None:
@@ -95,8 +94,8 @@ def table_size(path: PathLike) -> int | None:
 
 def table_rows(path: PathLike) -> int | None:
     """The number of rows of a table, where its files say so: Parquet and NPY; None for other formats."""
-    counts = [_num_rows(part) for part in _checked_parts(path)]
-    return None if any(count is None for count in counts) else sum(count for count in counts if count is not None)
+    counts = [rows_of_file(part) for part in table_parts(path)]
+    return None if None in counts else sum(filter(None, counts))
 
 
 def is_several_files(path: PathLike) -> bool:
@@ -177,7 +176,7 @@ class TableWriter:
             if frame.shape[1] == 0:
                 raise ValueError("The frame to write has no columns.")
             self._columns = list(frame.columns)
-        check_names([str(name) for name in frame.columns], "The frame to write")
+        check_duplicates(names_of(frame), "The frame to write")
         if set(frame.columns) != set(self._columns):
             raise ValueError(
                 f"The frame to write has the columns {listed(frame.columns)}, the first one had "
@@ -228,6 +227,11 @@ def _check_ending(path: PathLike, known: list[str], done: str) -> None:
         )
 
 
+def _checked_parts(path: PathLike) -> Sequence[PathLike]:
+    """The files of a table, each of which can be opened as one."""
+    return [_checked(part) for part in table_parts(path)]
+
+
 def _checked(path: PathLike) -> PathLike:
     """The path, if it is that of a file that can be opened as a table."""
     if is_standard(path):
@@ -240,60 +244,41 @@ def _checked(path: PathLike) -> PathLike:
     return path
 
 
-def _checked_parts(path: PathLike) -> Sequence[PathLike]:
-    """The files of a table, each of which can be opened as one."""
-    return [_checked(part) for part in table_parts(path)]
-
-
 # ---- reading ----
 
 
-def _closing_chunks(parts: Sequence[PathLike], rows: int | None, text: Sequence[str]) -> Iterator[Chunk]:
-    """The pieces of all files; their rows are counted on from file to file, and have the columns of the first."""
-    rows_from, names, share = 0, None, 1 / len(parts)
+def _chunks(parts: Sequence[PathLike], rows: int | None, text: Sequence[str]) -> Iterator[Chunk]:
+    """The pieces of all files, none of them empty; every file has rows, and the columns of the first."""
+    rows_from, names = 0, []
     for number, path in enumerate(parts):
+        before = rows_from
         with ExitStack() as stack:
-            for chunk in _chunks(path, rows, text, stack):
-                frame, fraction = chunk.frame, chunk.fraction
-                if names is None:
-                    names = list(frame.columns)
-                elif number and list(frame.columns) != names:
-                    frame = _with_columns(frame, names, path, parts[0])
-                if number:
-                    frame = frame.set_axis(pd.RangeIndex(rows_from, rows_from + len(frame)), axis=0)
+            for frame, fraction in _pieces(path, rows, text, stack):
+                if len(frame) == 0:
+                    continue
+                names = names or list(frame.columns)
+                if set(frame.columns) != set(names):
+                    raise ValueError(
+                        f"{path} has the columns {listed(frame.columns)}, {parts[0]} has {listed(names)}; the files of "
+                        "a table have the same columns."
+                    )
                 if len(parts) > 1:
-                    fraction = number * share + (0.5 if fraction is None else fraction) * share
-                yield Chunk(frame, rows_from, fraction)
+                    fraction = (number + (0.5 if fraction is None else fraction)) / len(parts)
+                index = pd.RangeIndex(rows_from, rows_from + len(frame))
+                yield Chunk(frame.set_axis(index, axis=0).loc[:, names], rows_from, fraction)
                 rows_from += len(frame)
+        if rows_from == before:
+            raise ValueError(f"{path} has no rows.")
 
 
-def _with_columns(frame: pd.DataFrame, names: list[Any], path: PathLike, first: PathLike) -> pd.DataFrame:
-    """The frame with its columns in this order; ValueError where it has others."""
-    if set(frame.columns) != set(names):
-        raise ValueError(
-            f"{path} has the columns {listed(frame.columns)}, {first} has {listed(names)}; the files of a table have "
-            "the same columns."
-        )
-    return frame.loc[:, names]
-
-
-def _chunks(path: PathLike, rows: int | None, text: Sequence[str], stack: ExitStack) -> Iterator[Chunk]:
-    """Pieces of at most ``rows`` rows, or one piece for None; at least one piece, and none is empty."""
-    if ending_of(path) == ".parquet":
-        pieces = _parquet_pieces(path, rows, stack)
-    elif ending_of(path) == ".npz":
-        pieces = npz_pieces(path, rows, stack)
-    elif ending_of(path) == ".npy":
-        pieces = npy_pieces(path, rows)
-    else:
-        pieces = csv_pieces(path, rows, text, stack)
-    rows_from = 0
-    for frame, fraction in pieces:
-        if len(frame):
-            yield Chunk(frame.set_axis(pd.RangeIndex(rows_from, rows_from + len(frame)), axis=0), rows_from, fraction)
-            rows_from += len(frame)
-    if rows_from == 0:
-        raise ValueError(f"{path} has no rows.")
+def _pieces(path: PathLike, rows: int | None, text: Sequence[str], stack: ExitStack) -> Pieces:
+    """Pieces of a file of at most ``rows`` rows, or one piece for None."""
+    ending = ending_of(path)
+    if ending == ".npy":
+        return npy_pieces(path, rows)
+    if ending in CSV_ENDINGS:
+        return csv_pieces(path, rows, text, stack)
+    return (npz_pieces if ending == ".npz" else _parquet_pieces)(path, rows, stack)
 
 
 # ---- Parquet ----
@@ -303,23 +288,20 @@ def _parquet_pieces(path: PathLike, rows: int | None, stack: ExitStack) -> Piece
     try:
         file = stack.enter_context(pq.ParquetFile(os.fspath(path)))
         names = file.schema_arrow.names
-        check_names(names, str(path))
+        check_duplicates(names, str(path))
         num_rows, done = file.metadata.num_rows, 0
         if num_rows == 0 or not names:
             return
-        if rows is None:
-            yield file.read().to_pandas(), 1.0
-            return
-        for batch in file.iter_batches(batch_size=rows_at_once(rows, len(names))):
-            done += batch.num_rows
-            yield batch.to_pandas(), done / num_rows
+        for table in [file.read()] if rows is None else file.iter_batches(rows_at_once(rows, len(names))):
+            done += table.num_rows
+            yield table.to_pandas(), done / num_rows
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read as a Parquet file: {error}") from error
 
 
-def _num_rows(path: PathLike) -> int | None:
-    """The number of rows that a file says it has."""
-    if ending_of(path) == ".npy":
+def rows_of_file(path: PathLike) -> int | None:
+    """The number of rows, where a file says it: Parquet and NPY."""
+    if ending_of(_checked(path)) == ".npy":
         return len(open_npy(path))
     if ending_of(path) != ".parquet":
         return None
