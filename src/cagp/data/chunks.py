@@ -180,9 +180,9 @@ def _of_files(parts: Sequence[PathLike], words: str, columns: _Columns, rows: in
     def reader(text: Sequence[str]) -> Iterator[ChunkOfRows]:
         return columns.chunks((chunk.frame for chunk in stream_parts(parts, rows, text)), words, first_row)
 
-    counts = [rows_of_file(part) for part in parts]
+    counts = [count for part in parts if (count := rows_of_file(part)) is not None]
     has_types = ending_of(parts[0]) not in CSV_ENDINGS
-    if None in counts:
+    if len(counts) < len(parts):
         return Chunks(words, None, reader, has_types)
     ends = np.cumsum([0, *counts])
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float64, Int
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 
 NEAR = 1e-7
 """Values are the same if they differ by at most this, in standard deviations, or this share of themselves if they are
@@ -23,7 +23,7 @@ class RowIndex:
     def __init__(self, rows: Float64[np.ndarray, "n d"], tolerance: Float64[np.ndarray, " d"] | None = None):
         self._tolerance = np.full(rows.shape[1], NEAR) if tolerance is None else tolerance
         # Many copies of one row would make a leaf of the tree that is searched one by one.
-        self._tree = cKDTree(self._scaled(rows[distinct_rows(rows)]), balanced_tree=False)
+        self._tree = KDTree(self._scaled(rows[distinct_rows(rows)]), balanced_tree=False)
 
     def __len__(self) -> int:
         """The number of different rows."""
