@@ -1,5 +1,6 @@
 """A model with the interface of the regressors whose answers are known in closed form, and a reader of reports."""
 
+import re
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -10,8 +11,39 @@ import torch
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
 from cagp.data.transforms import TRANSFORMS
-from cagp.estimators import GPRegressor, Units
+from cagp.estimators import EncodedTable, GPRegressor, Units
 from cagp.estimators.fitted_model import FittedModel
+from cagp.estimators.predictive import Predictive
+
+
+class KnownEncoder:
+    """Remembers tables; codes are the number of a table and a row of it.
+
+    The inputs of a frame are its columns, and whether a column has a level.
+    """
+
+    def __init__(self, names):
+        self.names, self.tables = names, []
+
+    def codes(self, X):
+        self.tables.append(X)
+        return np.stack([np.full(len(X), len(self.tables) - 1), np.arange(len(X))], 1)
+
+    def table(self, X):
+        if not isinstance(X, EncodedTable):
+            return X
+        table, rows = self.tables[X.matrix[0, 0]], X.matrix[:, 1]
+        return table.iloc[rows] if isinstance(table, pd.DataFrame) else np.asarray(table)[rows]
+
+    def expand(self, codes):
+        X, columns = self.table(EncodedTable(self, codes)), []
+        if not isinstance(X, pd.DataFrame):
+            return np.asarray(X, float)
+        for name in map(str, self.names):
+            column, _, level = name.rpartition("=")
+            values = X[name] if name in X else np.arange(len(X))
+            columns.append(X[column] == level if column in X else pd.factorize(values)[0])
+        return np.stack(columns, 1).astype(float)
 
 
 class KnownModel:
@@ -27,6 +59,7 @@ class KnownModel:
         self.feature_names_out_ = np.array(names_out, dtype=object)
         if names_in is not None:
             self.feature_names_in_ = np.array(names_in, dtype=object)
+        self.encoder_ = KnownEncoder(names_out)
         self.target_names_, self.n_outputs_, self.n_rows_ = tuple(targets), len(targets), 1234
         self.lengthscales_ = np.arange(1.0, len(names_out) + 1)
         self.noise_std_ = np.full(len(targets), noise)
@@ -53,9 +86,11 @@ class KnownModel:
         return {"method": "auto", "kernel": "<b>matern32</b>"}
 
     def noise_std(self, X):
+        X = self.encoder_.table(X)
         return np.tile(self.noise_std_, (len(X), 1))
 
     def predict(self, X, return_std=False, return_components=False, sample_noise=None, noise=True):
+        X = self.encoder_.table(X)
         self.num_asked += len(X)
         mean = np.asarray(self.function(X), float)
         mean = mean[:, 0] if self.n_outputs_ == 1 else mean
@@ -66,6 +101,11 @@ class KnownModel:
             lost = np.full_like(latent, np.nan) if self.kind == "unknown" else lost
             return mean, {"noise": noise, "latent": latent, "computational": lost, "computational_kind": self.kind}
         return (mean, np.sqrt(latent + (self.noise**2 if noise else 0.0))) if return_std else mean
+
+    def predictive(self, X, sample_noise=None):
+        shape = (-1, self.n_outputs_)
+        mean, std = (part.reshape(shape) for part in self.predict(X, return_std=True))
+        return Predictive.from_moments(mean, std, self.target_transforms_)
 
 
 GPRegressor.register(KnownModel)
@@ -116,6 +156,9 @@ class Page(HTMLParser):
         self.feed(html)
         self.close()
         assert not self._open, self._open
+        # Browsers show line breaks and several spaces as one space.
+        self.words = re.sub(r"[ \n]+", " ", self.words)
+        self.rows = [[re.sub(r"[ \n]+", " ", cell).strip(" ") for cell in row] for row in self.rows]
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))

@@ -8,7 +8,7 @@ import pytest
 
 from cagp import CaGPRegressor, load
 from cagp.cli.app import main
-from cagp.report.rows import held_out_rows, predictions
+from cagp.report.subject import subject_of
 from cagp.report.targets import targets_of
 
 
@@ -89,8 +89,7 @@ def test_expected_and_observed_numbers_of_counts_are_all_rows(folder):
     table = pd.read_csv("birds.csv").dropna()
     model = CaGPRegressor("exact", likelihood="poisson", exposure="hours", max_epochs=5)
     model.fit(table[["east", "hours"]], table["birds"])
-    rows = held_out_rows(model, table[["east", "hours"]], table["birds"], None)
-    (target,) = targets_of(model, rows, predictions(model, rows.X))
+    (target,) = targets_of(subject_of(model, table[["east", "hours"]], table["birds"]))
     shares = target.counts
     assert shares is not None
     assert shares.observed.sum() == len(table)

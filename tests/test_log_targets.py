@@ -309,17 +309,18 @@ def test_the_command_line_scores_log_targets_in_their_unit(tmp_path, capsys):
 
 def test_the_report_scores_log_targets_in_their_unit(tmp_path, pair):
     _, log = pair
-    from cagp.report.rows import held_out_rows, predictions
+    from cagp.report.subject import subject_of
     from cagp.report.targets import targets_of
 
     X, y = table(100, seed=6)
-    rows = held_out_rows(log, X, y, None)
-    (target,) = targets_of(log, rows, predictions(log, rows.X))
+    subject = subject_of(log, X, y)
+    (target,) = targets_of(subject)
     assert target.scores.nll == pytest.approx(-log.log_predictive_density(X, y).mean(), rel=1e-6)
     low, high = log.predict_interval(X)
     np.testing.assert_allclose(target.interval, (low, high), rtol=1e-6)
     assert target.scores.coverage == ((low <= y) & (y <= high)).mean()
-    np.testing.assert_allclose(target.normal[0], np.log(y))
+    location, scale = subject.predicted.location[:, 0], subject.predicted.scale[:, 0]
+    np.testing.assert_allclose(target.z, (np.log(y) - location) / scale)
 
 
 # ---- scikit-learn's own way ----

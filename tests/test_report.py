@@ -14,12 +14,13 @@ from scipy.stats import norm
 from cagp.estimators import CaGPRegressor
 from cagp.estimators.predictive import Predictive
 from cagp.kernels import ActiveDims, Linear, Matern32, Scale
+from cagp.metrics import calibration, scaled
 from cagp.report import write_report
-from cagp.report.html import number
-from cagp.report.input_effects import varying
-from cagp.report.rows import held_out_rows
+from cagp.report.model import varying
+from cagp.report.page import number
+from cagp.report.subject import subject_of
 from cagp.report.svg import PALETTE, Drawing
-from cagp.report.targets import mean_coverage_error
+from cagp.report.targets import error_by_chance
 
 
 @pytest.fixture
@@ -63,24 +64,29 @@ def test_the_metrics_are_those_of_brute_force(tmp_path):
 def test_verdicts_on_coverage_allow_for_chance():
     rng = np.random.default_rng(0)
     y = rng.normal(size=4000)
-    error, by_chance = mean_coverage_error(y, np.zeros(4000), np.ones(4000))
+
+    def mean_error(y, mean, std):
+        found = calibration(*scaled(y, mean, std)[:3])
+        return found.error, error_by_chance(found.levels, len(y))
+
+    error, by_chance = mean_error(y, np.zeros(4000), np.ones(4000))
     assert by_chance == pytest.approx(0.005, abs=0.0005)
     few = np.zeros(100), np.ones(100)
-    repeated = [mean_coverage_error(rng.normal(size=100), *few)[0] for _ in range(400)]
-    assert np.mean(repeated) == pytest.approx(mean_coverage_error(y[:100], *few)[1], rel=0.05)
+    repeated = [mean_error(rng.normal(size=100), *few)[0] for _ in range(400)]
+    assert np.mean(repeated) == pytest.approx(mean_error(y[:100], *few)[1], rel=0.05)
     assert error < 3 * by_chance
-    assert mean_coverage_error(y, np.zeros(4000), np.full(4000, 0.3))[0] > 0.2
+    assert mean_error(y, np.zeros(4000), np.full(4000, 0.3))[0] > 0.2
 
 
 def test_inputs_that_do_not_vary_have_no_relevance(tmp_path):
     model, X, y = strange()
-    assert varying(model, held_out_rows(model, X, y, None)).all()
-    rows = held_out_rows(model, X.assign(colour="red", **{STRANGE_NAMES[2]: 1.0}), y, None)
-    left_out = [n for n, kept in zip(model.feature_names_out_, varying(model, rows), strict=True) if not kept]
+    assert varying(subject_of(model, X, y)).all()
+    rows = subject_of(model, X.assign(colour="red", **{STRANGE_NAMES[2]: 1.0}), y)
+    left_out = [n for n, kept in zip(model.feature_names_out_, varying(rows), strict=True) if not kept]
     assert left_out == [STRANGE_NAMES[2], *(name for name in model.feature_names_out_ if name.startswith("colour="))]
     model, X, y = plain(30)
     X[:, 1] = 4.0
-    assert list(varying(model, held_out_rows(model, X, y, None))) == [True, False, True]
+    assert list(varying(subject_of(model, X, y))) == [True, False, True]
     words = read(write_report(model, X, y, tmp_path / "r.html")).words
     assert "Left out: 1 input that does not vary in the test rows." in words
 
@@ -101,7 +107,7 @@ def test_units_however_tiny_only_scale_the_numbers(tmp_path):
     function = model.function
     model.function, model.latent = lambda X: unit * function(X), lambda X: np.full(len(X), 0.3 * unit)
     model.noise, model.noise_std_ = 0.4 * unit, model.noise_std_ * unit
-    model.scaler_.target_std *= unit
+    model.fitted.scaler.target_std.mul_(unit)
     write_report(model, X, unit * y, tmp_path / "r.html")
 
 
@@ -162,7 +168,7 @@ def test_few_days_are_drawn_without_a_warning(tmp_path, num_days):
     y = rng.normal(size=60)
     for table in (X, X[["day"]]):  # a warning is an error here
         model.feature_names_in_ = model.feature_names_out_ = np.array(table.columns, dtype=object)
-        model.lengthscales_ = np.ones(table.shape[1])
+        model.encoder_.names, model.lengthscales_ = model.feature_names_out_, np.ones(table.shape[1])
         page = read(write_report(model, table, y, tmp_path / "r.html"))
         assert "Mar" in page.words
 
@@ -176,13 +182,13 @@ def test_characters_without_a_glyph_are_kept_and_leave_warnings_alone():
         ax.set_xlabel(name)
         ax.set_xticks([0, 1], ["東京", "x"])
 
-    html = Drawing()(draw, "alt")
+    html = Drawing()(draw, alt="alt")
     assert name in html
     assert "東京" in html
 
 
 def test_several_targets_have_a_section_each_up_to_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("cagp.report.accuracy.MAX_TARGETS", 1)
+    monkeypatch.setattr("cagp.report.regression.MAX_TARGETS", 1)
     model, X, y = strange(num_targets=2)
     path = write_report(model, X, y, tmp_path / "r.html")
     page, html = read(path), path.read_text(encoding="utf-8")
@@ -199,7 +205,7 @@ def test_several_targets_have_a_section_each_up_to_a_limit(tmp_path, monkeypatch
 
 
 def test_the_page_follows_the_reader_and_names_every_colour():
-    style = files("cagp.report").joinpath("style.css").read_text(encoding="utf-8")
+    style = files("cagp.report").joinpath("templates/style.css").read_text(encoding="utf-8")
     light, dark = style.split("prefers-color-scheme:dark", 1)
     for color, name in PALETTE.items():
         assert f"--{name}: {color};" in light
@@ -275,15 +281,15 @@ def test_of_many_rows_some_are_drawn(tmp_path):
     model, X, y = plain(90)
     page = read(write_report(model, X, y, tmp_path / "r.html", max_rows=30))
     assert "drawn at random from 90" in page.words
-    rows = held_out_rows(model, X, y, 30)
+    rows = subject_of(model, X, y, 30)
     assert len(rows.y) == 30
     assert all(any(np.array_equal(row, other) for other in X) for row in rows.X)
-    assert len(held_out_rows(model, X, y, None).y) == 90
+    assert len(subject_of(model, X, y).y) == 90
 
 
 def test_columns_that_the_model_does_not_know_are_not_shown():
     model, X, y = strange()
-    rows = held_out_rows(model, X.assign(other=1.0)[["other", *X.columns[::-1]]], y, None)
+    rows = subject_of(model, X.assign(other=1.0)[["other", *X.columns[::-1]]], y)
     assert list(rows.X.columns) == list(X.columns)
 
 

@@ -7,18 +7,18 @@ from report_models import STRANGE_NAMES, KnownModel, plain, read, strange
 from scipy.stats import norm
 
 from cagp.report import importance, write_report
-from cagp.report.columns import MISSING, input_columns, with_values_of
-from cagp.report.html import with_error
+from cagp.report.columns import MISSING, with_values_of
+from cagp.report.effects import effects_of
 from cagp.report.importance import importance_of
-from cagp.report.input_effects import input_effects_of
-from cagp.report.rows import held_out_rows, sample
+from cagp.report.page import with_error
+from cagp.report.subject import sample, subject_of
 from cagp.report.svg import Drawing
 
 
-def effects_of(model, X, y):
+def last_effects(model, X, y):
     """The effects of the last columns by name, in their order, or a surface."""
-    rows = held_out_rows(model, X, y, None)
-    found = input_effects_of(model, rows, input_columns(rows)[-6:])
+    subject = subject_of(model, X, y)
+    found = effects_of(subject, subject.columns[-6:])
     return {effect.column.name: effect for effect in found} if isinstance(found, list) else found
 
 
@@ -37,7 +37,7 @@ def test_effects_of_a_linear_function_have_its_slopes_though_inputs_are_correlat
     slopes = np.array([2.0, -1.0, 0.5])
     model = KnownModel(lambda X: (X @ slopes)[:, None], None, ["x0", "x1", "x2"], ["y"])
     for name, slope in zip(("x0", "x1", "x2"), slopes, strict=True):
-        effect = effects_of(model, X, np.zeros(len(X)))[name]
+        effect = last_effects(model, X, np.zeros(len(X)))[name]
         np.testing.assert_allclose(np.diff(effect.mean[:, 0]) / np.diff(effect.nodes), slope, rtol=1e-9)
         ends = np.quantile(X[:, effect.column.place], [0.01, 0.99])
         np.testing.assert_allclose(effect.nodes[[0, -1]], ends, atol=0.3)  # of the 500 rows that were drawn
@@ -51,7 +51,7 @@ def test_effects_of_an_additive_function_are_its_parts_up_to_a_constant():
         return sum(part(X[:, j]) for j, part in enumerate(parts))[:, None]
 
     model = KnownModel(function, None, ["x0", "x1", "x2"], ["y"])
-    for effect, part in zip(effects_of(model, X, np.zeros(len(X))).values(), parts, strict=True):
+    for effect, part in zip(last_effects(model, X, np.zeros(len(X))).values(), parts, strict=True):
         difference = effect.mean[:, 0] - part(effect.nodes)
         np.testing.assert_allclose(difference, difference[0], atol=1e-9)
 
@@ -62,13 +62,13 @@ def test_an_effect_uses_no_combination_of_inputs_that_does_not_occur():
     def function(X):  # enormous where the first two inputs differ by more than they do in any row
         return (X[:, 0] + np.where(np.abs(X[:, 0] - X[:, 1]) > 1.5, 1e6, 0))[:, None]
 
-    effect = effects_of(KnownModel(function, None, ["x0", "x1", "x2"], ["y"]), X, np.zeros(len(X)))["x0"]
+    effect = last_effects(KnownModel(function, None, ["x0", "x1", "x2"], ["y"]), X, np.zeros(len(X)))["x0"]
     np.testing.assert_allclose(np.diff(effect.mean[:, 0]), np.diff(effect.nodes), rtol=1e-9)
 
 
 def test_an_effect_has_mean_zero_and_the_standard_deviation_of_rows_nearby():
     model, X, y = plain(latent=lambda X: 0.1 + 0.05 * np.abs(X[:, 1]))
-    effects = effects_of(model, X, y)
+    effects = last_effects(model, X, y)
     for j, effect in enumerate(effects.values()):
         inside = X[(X[:, j] >= effect.nodes[0]) & (X[:, j] <= effect.nodes[-1]), j]
         assert np.interp(inside, effect.nodes, effect.mean[:, 0]).mean() == pytest.approx(0, abs=0.01)
@@ -85,7 +85,7 @@ def test_numbers_with_few_values_and_with_gaps():
     def function(X):
         return (X[:, 0] ** 2 + 5 * X[:, 1] + np.nan_to_num(X[:, 2], nan=9.0))[:, None]
 
-    effects = effects_of(KnownModel(function, None, ["x0", "x1", "x2"], ["y"]), X, np.zeros(400))
+    effects = last_effects(KnownModel(function, None, ["x0", "x1", "x2"], ["y"]), X, np.zeros(400))
     assert list(effects["x0"].nodes) == [0, 1, 2]
     np.testing.assert_allclose(np.diff(effects["x0"].mean[:, 0]), [1, 3])
     np.testing.assert_allclose(np.diff(effects["x1"].mean[:, 0]), 5)  # though hardly a row has the value 1
@@ -96,7 +96,7 @@ def test_numbers_with_few_values_and_with_gaps():
 
 
 def test_effects_of_categories_and_dates():
-    effects = effects_of(*strange())
+    effects = last_effects(*strange())
     colour, days = effects["colour"], effects["day"]
     levels = dict(zip((colour.column.levels[int(k)] for k in colour.nodes), colour.mean[:, 0], strict=True))
     assert levels["red"] - levels["blue & co"] == pytest.approx(1)
@@ -116,7 +116,7 @@ def test_levels_are_compared_where_they_occur():
         absurd = (X["place"] == "south") & (X["height"] > 5.5)  # no row is like this
         return (level + X["height"].to_numpy() + np.where(absurd, 1000, 0))[:, None]
 
-    effect = effects_of(KnownModel(function, list(X), ["p", "h"], ["y"]), X, np.zeros(900))["place"]
+    effect = last_effects(KnownModel(function, list(X), ["p", "h"], ["y"]), X, np.zeros(900))["place"]
     found = dict(zip((effect.column.levels[int(k)] for k in effect.nodes), effect.mean[:, 0], strict=True))
     assert found["middle"] - found["south"] == pytest.approx(1, abs=0.1)
     assert found["north"] - found["middle"] == pytest.approx(2, abs=0.1)
@@ -144,14 +144,14 @@ def test_missing_values_are_a_level_and_keep_their_type():
         ).to_numpy(float)[:, None]
 
     model = KnownModel(function, list(X), list(X), ["y"])
-    kind = effects_of(model, X, np.zeros(200))["kind"]
+    kind = last_effects(model, X, np.zeros(200))["kind"]
     levels = dict(zip((kind.column.levels[int(k)] for k in kind.nodes), kind.mean[:, 0], strict=True))
     assert levels[MISSING] - levels["u"] == pytest.approx(2)
     assert levels["v"] - levels["u"] == pytest.approx(1)
-    rows = held_out_rows(model, X, np.zeros(200), None)
-    found = importance_of(model, rows, input_columns(rows))
+    subject = subject_of(model, X, np.zeros(200))
+    found = importance_of(subject)
     assert {column.name for column in found.columns[:2]} == {"kind", "flag"}
-    columns = {column.name: column for column in input_columns(rows)}
+    columns = {column.name: column for column in subject.columns}
     assert columns["day"].shown(0) == columns["size"].shown(0) == "missing"
     assert columns["kind"].shown(0) == MISSING
     assert columns["day"].shown(50) == f"{X['day'][50]:%Y-%m-%d}"
@@ -165,7 +165,7 @@ def test_durations_are_drawn_in_days():
         return (X["wait"] / pd.Timedelta(days=1) + X.get("on", 0)).to_numpy()[:, None]
 
     model = KnownModel(function, list(X.columns), ["wait", "on"], ["y"])
-    effects = effects_of(model, X, function(X))
+    effects = last_effects(model, X, function(X))
     wait, on = effects["wait"], effects["on"]
     assert wait.column.label == "wait (days)"
     np.testing.assert_allclose(np.diff(wait.mean[:, 0]), np.diff(wait.nodes), rtol=1e-9)
@@ -173,13 +173,13 @@ def test_durations_are_drawn_in_days():
     assert on.mean[1, 0] - on.mean[0, 0] == pytest.approx(1)
     alone = X[["wait"]]
     model = KnownModel(function, ["wait"], ["wait"], ["y"])
-    wait = effects_of(model, alone, function(alone))["wait"]
+    wait = last_effects(model, alone, function(alone))["wait"]
     np.testing.assert_allclose(wait.mean[:, 0], wait.nodes, rtol=1e-9)
 
 
 def test_two_inputs_are_a_map():
     model, X, y = plain(num_inputs=2)
-    found = effects_of(model, X, y)
+    found = last_effects(model, X, y)
     east, north = found.nodes
     assert (east[0], north[-1]) == (X[:, 0].min(), X[:, 1].max())
     assert found.mean[10, 30, 0] == pytest.approx(np.sin(east[30]) + north[10] ** 2)
@@ -188,7 +188,7 @@ def test_two_inputs_are_a_map():
 
 def test_one_input_is_the_fit_itself():
     model, X, y = plain(num_inputs=1)
-    (effect,) = effects_of(model, X, y).values()
+    (effect,) = last_effects(model, X, y).values()
     assert effect.is_alone
     np.testing.assert_allclose(effect.mean[:, 0], np.sin(effect.nodes))
     np.testing.assert_allclose(effect.observation_std, 0.5)
@@ -199,8 +199,8 @@ def test_one_input_is_the_fit_itself():
 
 def test_importance_is_that_of_brute_force():
     model, X, y = plain(300)
-    rows = held_out_rows(model, X, y, None)
-    found = importance_of(model, rows, input_columns(rows))
+    subject = subject_of(model, X, y)
+    found = importance_of(subject)
     rng = np.random.default_rng(0)
     shuffles = [rng.permutation(300) for _ in range(5)]
 
@@ -227,8 +227,8 @@ def test_standard_errors_are_the_spread_over_other_rows():
     found = []
     for seed in range(60):
         model, X, y = plain(200, seed=seed)
-        rows = held_out_rows(model, X, y, None)
-        found.append(importance_of(model, rows, input_columns(rows)))
+        subject = subject_of(model, X, y)
+        found.append(importance_of(subject))
     ordered = [f for f in found if f.columns[-1].place == 0]  # the sine matters least
     increase = np.array([f.rmse[-1, 0] for f in ordered])
     claimed = np.array([f.rmse_error[-1, 0] for f in ordered])
@@ -240,8 +240,8 @@ def test_a_column_without_effect_has_no_importance_and_its_twin_shares_it():
     X = correlated(400)
     model = KnownModel(lambda X: (X[:, 0] + X[:, 1])[:, None] / 2, None, ["x0", "x1", "x2"], ["y"])
     y = X[:, 0]
-    rows = held_out_rows(model, X, y, None)
-    found = importance_of(model, rows, input_columns(rows))
+    subject = subject_of(model, X, y)
+    found = importance_of(subject)
     by_place = {column.place: k for k, column in enumerate(found.columns)}
     assert found.rmse[by_place[2], 0] == pytest.approx(0, abs=1e-12)
     assert found.rmse_error[by_place[2], 0] == pytest.approx(0, abs=1e-12)
@@ -257,8 +257,8 @@ def test_of_many_columns_those_that_change_predictions_most_are_measured(monkeyp
     weights = np.zeros(40)
     weights[[4, 17, 30, 31]] = [3.0, 2.0, 1.0, 0.1]
     model = KnownModel(lambda X: (X @ weights)[:, None], None, [f"x{j}" for j in range(40)], ["y"])
-    rows = held_out_rows(model, X, X @ weights, None)
-    found = importance_of(model, rows, input_columns(rows))
+    subject = subject_of(model, X, X @ weights)
+    found = importance_of(subject)
     assert [column.place for column in found.columns] == [4, 17, 30]
     assert len(found.not_measured) == 37
     assert model.num_asked <= 10_000 + 150 + 150 + 3 * 5 * 150
@@ -266,10 +266,9 @@ def test_of_many_columns_those_that_change_predictions_most_are_measured(monkeyp
 
 def test_the_number_of_predictions_does_not_grow_with_the_table():
     model, X, y = plain(5000, num_inputs=30)
-    rows = held_out_rows(model, X, y, None)
-    columns = input_columns(rows)
-    importance_of(model, rows, columns)
-    input_effects_of(model, rows, columns)
+    subject = subject_of(model, X, y)
+    importance_of(subject)
+    effects_of(subject, subject.columns)
     assert model.num_asked <= 50_000
     assert len(sample(5000, 200)) == 200
 
@@ -277,8 +276,8 @@ def test_the_number_of_predictions_does_not_grow_with_the_table():
 @pytest.mark.usefixtures("no_figures")
 def test_the_page_has_the_numbers_and_names_what_was_not_measured(tmp_path, monkeypatch):
     model, X, y = plain(200)
-    rows = held_out_rows(model, X, y, None)
-    found = importance_of(model, rows, input_columns(rows))
+    subject = subject_of(model, X, y)
+    found = importance_of(subject)
     page = read(write_report(model, X, y, tmp_path / "r.html"))
     cells = next(row for row in page.rows if row[:1] == [found.columns[0].name] and len(row) == 3)
     assert cells[1] == with_error(found.rmse[0, 0], found.rmse_error[0, 0])

@@ -12,15 +12,13 @@ from scipy.stats import binom, norm
 from cagp import metrics, plots
 from cagp.metrics import Calibration
 from cagp.report import write_report
-from cagp.report.columns import input_columns
-from cagp.report.groups import OTHERS, groupings_of
-from cagp.report.html import number, with_error
-from cagp.report.map_section import neighbour_correlation, places_of
-from cagp.report.residuals import beyond_chance, binned, equal_bins
-from cagp.report.rows import held_out_rows, predictions
+from cagp.report.groups import OTHERS, equal_bins, groups_of
+from cagp.report.page import number, with_error
+from cagp.report.places import neighbour_correlation, places_of
+from cagp.report.residuals import beyond_chance, binned
+from cagp.report.subject import subject_of
 from cagp.report.svg import Drawing
-from cagp.report.targets import targets_of
-from cagp.report.verdicts import AS_IT_SHOULD, expected_coverage, verdict, verdict_on
+from cagp.report.targets import AS_IT_SHOULD, targets_of, verdict_on
 
 LEVELS = np.arange(1, 20) / 20
 
@@ -32,10 +30,10 @@ def no_figures(monkeypatch):
 
 
 def parts(model, X, y):
-    """The rows, the only target and the columns of a report."""
-    rows = held_out_rows(model, X, y, None)
-    (target,) = targets_of(model, rows, predictions(model, rows.X))
-    return rows, target, input_columns(rows)
+    """The only target and the columns of a report."""
+    subject = subject_of(model, X, y)
+    (target,) = targets_of(subject)
+    return target, subject.columns
 
 
 # ---- the headline and the calibration curve ----
@@ -96,7 +94,8 @@ def test_headline_table_and_curve_agree(tmp_path, scale):
 
 
 def test_expected_coverage_is_the_band_at_one_level():
-    low, high = expected_coverage(0.95, 2000)
+    model, X, y = plain(2000)
+    low, high = parts(model, X, y)[0].expected_coverage
     tail = norm.sf(2.812)
     assert (low, high) == (binom.ppf(tail, 2000, 0.95) / 2000, binom.ppf(1 - tail, 2000, 0.95) / 2000)
 
@@ -105,8 +104,8 @@ def test_heavy_tails_are_recognised():
     model, X, _ = plain(4000)
     rng = np.random.default_rng(2)
     y = model.predict(X) + np.where(rng.random(4000) < 0.15, 1.4, 0.25) * rng.normal(size=4000)
-    _, target, _ = parts(model, X, y)
-    assert "heavier tails" in verdict(target).words or "too wide in the middle" in verdict(target).words
+    target, _ = parts(model, X, y)
+    assert "heavier tails" in target.verdict.words or "too wide in the middle" in target.verdict.words
 
 
 # ---- groups ----
@@ -124,10 +123,10 @@ def mixed(num_rows=4000, seed=0, spread=(0.5, 0.5)):
 
 def test_groups_are_those_of_brute_force():
     model, X, y = mixed()
-    _, target, columns = parts(model, X, y)
+    target, columns = parts(model, X, y)
     inside = target.inside
     np.testing.assert_array_equal(inside, np.abs(y - X["x"]) <= norm.ppf(0.975) * 0.5)
-    binned_groups, (by_level,) = groupings_of(target, columns)
+    binned_groups, (by_level,), _ = groups_of(target, columns)
     names = {group.name: group for group in by_level.groups}
     assert set(names) >= {"A", "B", "(missing)"}
     assert (X["level"] == "rare").sum() < 5
@@ -148,16 +147,15 @@ def test_groups_are_those_of_brute_force():
 
 def test_groups_with_wrong_error_bars_are_found_and_others_rarely():
     model, X, y = mixed(spread=(0.7, 0.3))
-    _, target, columns = parts(model, X, y)
-    _, (by_level,) = groupings_of(target, columns)
+    target, columns = parts(model, X, y)
+    _, (by_level,), _ = groups_of(target, columns)
     off = {group.name: group.coverage < 0.95 for group in by_level.groups if group.is_beyond}
     assert off == {"A": True, "B": False, "(missing)": False}
     alarms = 0
     for seed in range(60):
         model, X, y = mixed(600, seed)
-        _, target, columns = parts(model, X, y)
-        found = groupings_of(target, columns)
-        alarms += any(group.is_beyond for groupings in found for grouping in groupings for group in grouping.groups)
+        target, columns = parts(model, X, y)
+        alarms += bool(groups_of(target, columns).beyond)
     assert alarms <= 7  # 5 % of 60 are expected
 
 
@@ -238,7 +236,7 @@ def test_the_worst_rows_are_listed_with_their_labels(tmp_path):
     assert len(labels) >= 5
     numbers = [int(label[3:]) for label in labels]
     error = np.abs(y - model.predict(frame))
-    rows = held_out_rows(model, frame, y, 200)
+    rows = subject_of(model, frame, y, 200)
     assert error[numbers].max() == error[rows.numbers].max()
 
 
@@ -267,12 +265,12 @@ def test_longitude_and_latitude_are_recognised_by_name(names, found):
     rng = np.random.default_rng(0)
     X = table_at(rng.uniform(5, 15, 40), rng.uniform(45, 55, 40), names)
     model = KnownModel(lambda X: X.iloc[:, :1].to_numpy(), list(X), list(X), ["y"])
-    places = places_of(input_columns(held_out_rows(model, X, np.zeros(40), None)))
+    places = places_of(subject_of(model, X, np.zeros(40)).columns)
     assert (places is not None) == found
     if places is not None:
         assert (places.longitude.name, places.latitude.name) == names
     wrong = X.assign(**{names[1]: X[names[1]] * 1000})  # metres, say
-    assert places_of(input_columns(held_out_rows(model, wrong, np.zeros(40), None))) is None
+    assert places_of(subject_of(model, wrong, np.zeros(40)).columns) is None
 
 
 def test_errors_that_neighbours_share_are_found():

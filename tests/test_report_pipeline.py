@@ -13,12 +13,10 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 
 from cagp import CaGPRegressor
 from cagp.report import write_report
-from cagp.report.columns import input_columns
-from cagp.report.html import number
+from cagp.report.effects import effects_of
 from cagp.report.importance import importance_of
-from cagp.report.input_effects import input_effects_of
-from cagp.report.rows import held_out_rows
-from cagp.report.subject import PipelineModel, subject_of
+from cagp.report.page import number
+from cagp.report.subject import subject_of
 from cagp.report.svg import Drawing
 
 pytestmark = pytest.mark.usefixtures("annotations_off", "no_figures")
@@ -49,13 +47,12 @@ def test_a_pipeline_is_reported_in_the_columns_it_takes(tmp_path):
     assert page.row("RMSE")[1] == number(np.sqrt(np.mean((y[120:] - model.predict(X[120:])) ** 2)))
     assert "from 2 inputs" in page.words
     assert {"a", "kind"} <= {row[0] for row in page.rows if row}
-    subject = subject_of(model)
-    assert isinstance(subject, PipelineModel)
-    rows = held_out_rows(subject, X[120:], y[120:], None)
-    found = importance_of(subject, rows, input_columns(rows))
+    subject = subject_of(model, X[120:], y[120:])
+    assert subject.steps
+    found = importance_of(subject)
     assert {column.name for column in found.columns} == {"a", "kind"}
     assert (found.rmse[:, 0] > 5 * found.rmse_error[:, 0]).all()
-    effects = {effect.column.name: effect for effect in input_effects_of(subject, rows, found.columns)}
+    effects = {effect.column.name: effect for effect in effects_of(subject, found.columns)}
     kind = effects["kind"]
     levels = dict(zip((kind.column.levels[int(k)] for k in kind.nodes), kind.mean[:, 0], strict=True))
     assert levels["u"] - levels["v"] == pytest.approx(2, abs=0.3)
@@ -75,12 +72,12 @@ def test_steps_of_nested_pipelines_come_in_their_order():
     model = KnownModel(lambda X: X[:, :1], None, ["x0", "x1"], ["y"])
     inner = Pipeline([("plus", FunctionTransformer(lambda X: X + 1)), ("same", "passthrough"), ("model", model)])
     outer = Pipeline([("twice", FunctionTransformer(lambda X: 2 * X)), ("inner", inner)])
-    X = np.arange(6.0).reshape(3, 2)
-    subject = subject_of(outer)
-    np.testing.assert_array_equal(subject.predict(X), 2 * X[:, 0] + 1)
-    np.testing.assert_array_equal(subject.noise_std(X), model.noise_std(X))
-    assert subject.n_rows_ == model.n_rows_
-    assert subject_of(Pipeline([("model", model)])) is model
+    X, y = np.arange(6.0).reshape(3, 2), np.zeros(3)
+    subject = subject_of(outer, X, y)
+    np.testing.assert_array_equal(subject.predicted.mean()[:, 0], 2 * X[:, 0] + 1)
+    np.testing.assert_array_equal(model.encoder_.table(subject.encoded_rows), 2 * X + 1)
+    alone = subject_of(Pipeline([("model", model)]), X, y)
+    assert (alone.model, alone.steps) == (subject.model, ()) == (model, ())
 
 
 def test_others_are_refused_with_a_remedy(tmp_path):

@@ -18,7 +18,7 @@ from cagp.cli import main
 from cagp.estimators.units import Units
 from cagp.recipes import RECIPES, auto, recipe_for
 from cagp.recipes.base import REST_START
-from cagp.report.html import number
+from cagp.report.page import number
 from cagp.training import history
 from cagp.training.settings import PRESETS, Settings
 from cagp.trees import fit_trees

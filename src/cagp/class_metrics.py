@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 BINS = 15
 """Of equal width, in which predicted and observed frequencies are compared."""
@@ -20,20 +20,23 @@ class ClassScores(NamedTuple):
 
     log_loss: float  # nats per row
     error: float  # share of rows whose most probable class is wrong
-    brier: float  # squared distance of the probabilities from zeros and a one, summed over classes
-    calibration_error: float
+    brier: float  # squared distance of the probabilities from zeros and a one, summed over classes; from 0 to 2
+    calibration_error: float  # expected difference of predicted and observed frequencies
 
 
-def log_loss(codes: Codes, probabilities: Probabilities) -> float:
-    """Mean negative log probability of the observed classes; lower is better; nats per row."""
-    observed = probabilities[np.arange(len(codes)), codes]
-    return float(-np.log(np.maximum(observed, LEAST_PROBABILITY)).mean())
+class ClassRows(NamedTuple):
+    """What each row adds to ``ClassScores``."""
+
+    log_loss: Float[np.ndarray, " n"]
+    error: Bool[np.ndarray, " n"]
+    brier: Float[np.ndarray, " n"]
 
 
-def brier(codes: Codes, probabilities: Probabilities) -> float:
-    """Mean of Σ_c (p_c - 1[y = c])²; lower is better, from 0 to 2."""
+def row_scores(codes: Codes, probabilities: Probabilities) -> ClassRows:
+    """The scores of each row: -log p_y, whether its most probable class is wrong, and Σ_c (p_c - 1[y = c])²."""
     observed = codes[:, None] == np.arange(probabilities.shape[1])
-    return float(np.square(probabilities - observed).sum(1).mean())
+    log_loss = -np.log(np.maximum(probabilities[observed], LEAST_PROBABILITY))
+    return ClassRows(log_loss, probabilities.argmax(1) != codes, np.square(probabilities - observed).sum(1))
 
 
 class Reliability(NamedTuple):
@@ -59,18 +62,12 @@ def reliability(codes: Codes, probabilities: Probabilities, place: int = 1, num_
     return Reliability(sums[0] / count[used], sums[1] / count[used], count[used])
 
 
-def calibration_error(codes: Codes, probabilities: Probabilities) -> float:
-    """Expected calibration error; with more than two classes, the mean over them; lower is better."""
-    places = [1] if probabilities.shape[1] == 2 else range(probabilities.shape[1])
-    return float(np.mean([reliability(codes, probabilities, place).error for place in places]))
-
-
 def class_scores(codes: Codes, probabilities: Probabilities) -> ClassScores:
-    """All metrics of these probabilities.
+    """All metrics of these probabilities; the calibration error of more than two classes is the mean over them.
 
     Args:
         codes: the place of each row's class among the columns of ``probabilities``.
     """
-    wrong = float((probabilities.argmax(1) != codes).mean())
-    loss, score = log_loss(codes, probabilities), brier(codes, probabilities)
-    return ClassScores(loss, wrong, score, calibration_error(codes, probabilities))
+    places = [1] if probabilities.shape[1] == 2 else range(probabilities.shape[1])
+    calibration = float(np.mean([reliability(codes, probabilities, place).error for place in places]))
+    return ClassScores(*(float(values.mean()) for values in row_scores(codes, probabilities)), calibration)

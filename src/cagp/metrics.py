@@ -210,44 +210,34 @@ class ScoreSum:
 
     def __init__(self):
         self.num_rows = 0
-        self._means: dict[str, float] = {}  # of what is a mean over rows
-        self._center, self._spread = 0.0, 0.0  # of the targets: the mean, and the sum of squared distances from it
+        self._means = torch.zeros(6, dtype=torch.float64)  # nll, squared error, crps, coverage, width, target
+        self._spread = 0.0  # the sum of squared distances of the targets from their mean
 
     def add(self, y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> None:
         """Count more rows, whose predictions are normal."""
         self.add_rows(y, row_scores(y, mean, variance))
 
-    def add_rows(self, y: Float[Tensor, " n"], rows: "RowScores") -> None:
+    def add_rows(self, y: Float[Tensor, " n"], rows: RowScores) -> None:
         """Count more rows, whatever the distributions that were predicted."""
-        n = len(y)
-        if n == 0:
+        if len(y) == 0:
             return
-        y = y.double()
-        found = {
-            "nll": float(rows.nll.mean()),
-            "square": float(rows.error.square().mean()),
-            "crps": float(rows.crps.mean()),
-            "coverage": float(rows.inside.double().mean()),
-            "width": float(rows.width.mean()),
-        }
-        total = self.num_rows + n
-        for name, value in found.items():
-            self._means[name] = self._means.get(name, 0.0) * (self.num_rows / total) + value * (n / total)
+        y, total = y.double().cpu(), self.num_rows + len(y)
+        parts = rows.nll, rows.error.square(), rows.crps, rows.inside.double(), rows.width, y
+        means = torch.stack([part.mean().cpu() for part in parts])
+        old, new = self.num_rows / total, len(y) / total
         # The spread of two pieces together is the sum of their own spreads and that of their means.
-        center = float(y.mean())
-        distance, own = center - self._center, float((y - center).square().sum())
-        self._spread += own + distance**2 * self.num_rows * n / total
-        self._center += distance * n / total
+        distance = float(means[-1] - self._means[-1])
+        self._spread += float((y - means[-1]).square().sum()) + distance**2 * old * len(y)
+        self._means = old * self._means + new * means
         self.num_rows = total
 
     def scores(self) -> Scores:
         """The metrics of all rows so far."""
         if self.num_rows == 0:
             raise ValueError("there are no rows with a known target to test on; add rows before asking for scores.")
-        means = dict(self._means)
-        square = means.pop("square")
+        nll, square, crps, coverage, width, _ = self._means.tolist()
         r2 = 1 - self.num_rows * square / self._spread if self._spread > 0 else math.nan
-        return Scores(**means, rmse=math.sqrt(square), r2=r2, coverage_error=abs(LEVEL - means["coverage"]))
+        return Scores(nll, math.sqrt(square), r2, crps, coverage, abs(LEVEL - coverage), width)
 
 
 class Scaled(NamedTuple):

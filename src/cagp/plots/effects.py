@@ -10,7 +10,21 @@ from numpy.typing import NDArray
 from scipy.interpolate import RectBivariateSpline
 
 from cagp.plots.quality import Z95
-from cagp.plots.style import BLUE, INK, RED, SMALL, Vector, legend, segments, shortened, styled
+from cagp.plots.style import (
+    BLUE,
+    INK,
+    RED,
+    Vector,
+    color_bar,
+    date_axis,
+    legend,
+    level_line,
+    named_bars,
+    named_columns,
+    segments,
+    shortened,
+    styled,
+)
 
 VALUE_COLORS = LinearSegmentedColormap.from_list("value", matplotlib.colormaps["viridis"](np.linspace(0.05, 1, 256)))
 
@@ -19,12 +33,8 @@ def relevance(ax: Axes, names: Sequence[str], lengthscales: Vector, top: int = 2
     """1 / lengthscale of the ``top`` inputs with the shortest lengthscales, in standard deviations of each input."""
     values = 1 / np.asarray(lengthscales, float)
     order = np.argsort(-values, kind="stable")[:top]
-    places = np.arange(len(order))[::-1]
+    places = named_bars(ax, [names[index] for index in order], "relevance (1 / lengthscale)")
     ax.barh(places, values[order], 0.7, color=BLUE, linewidth=0)
-    ax.set_yticks(places)
-    ax.set_yticklabels([shortened(str(names[index]), 22) for index in order], parse_math=False)
-    ax.set_ylim(-0.6, len(order) - 0.4)
-    styled(ax, "relevance (1 / lengthscale)").grid(visible=False, axis="y")
     return ax
 
 
@@ -33,19 +43,30 @@ def importance(
 ) -> Axes:
     """The increase of an error without each column, for the first ``top`` columns, with ± 1.96 standard errors."""
     values, half = np.asarray(increase, float)[:top], Z95 * np.asarray(standard_error, float)[:top]
-    places = np.arange(len(values))[::-1].astype(float)
+    places = named_bars(ax, names[:top], xlabel)
     ax.barh(places, values, 0.66, color=BLUE, alpha=0.75, linewidth=0)
     ax.plot(*segments(places, values - half, values + half)[::-1], color=INK, linewidth=1.4)
     ax.axvline(0, color=INK, linewidth=0.8)
-    ax.set_yticks(places)
-    ax.set_yticklabels([shortened(str(name), 22) for name in names[:top]], parse_math=False)
-    ax.set_ylim(-0.6, len(values) - 0.4)
-    styled(ax, xlabel).grid(visible=False, axis="y")
     return ax
 
 
-def effect(ax: Axes, x: Vector, mean: Vector, std: Vector, rows: Vector | None = None, xlabel: str = "") -> Axes:
-    """A mean as a function of an input, with its 95 % band, ± 1.96 ``std``; ``rows`` are marked at the bottom."""
+def effect(
+    ax: Axes,
+    x: Vector,
+    mean: Vector,
+    std: Vector,
+    rows: Vector | None = None,
+    xlabel: str = "",
+    ylabel: str = "",
+    limits: tuple[float, float] | None = None,
+    dates: bool = False,
+) -> Axes:
+    """A mean as a function of an input, with its 95 % band, ± 1.96 ``std``; ``rows`` are marked at the bottom.
+
+    Args:
+        limits: of a change to compare with others, which gets a line at zero.
+        dates: whether ``x`` are days since 1970.
+    """
     x, mean, half = np.asarray(x, float), np.asarray(mean, float), Z95 * np.asarray(std, float)
     ax.fill_between(x, mean - half, mean + half, color=BLUE, alpha=0.22, linewidth=0)
     ax.plot(x, mean, color=BLUE, linewidth=2)
@@ -54,30 +75,43 @@ def effect(ax: Axes, x: Vector, mean: Vector, std: Vector, rows: Vector | None =
         bottom = np.zeros(len(rows))
         marks = segments(np.asarray(rows, float), bottom, bottom + 0.035)
         ax.plot(*marks, color=INK, alpha=0.45, linewidth=0.6, transform=ax.get_xaxis_transform())
-    return styled(ax, shortened(xlabel, 36))
+    styled(ax, shortened(xlabel, 36), ylabel)
+    return _comparable(date_axis(ax) if dates else ax, limits)
 
 
-def category_effect(ax: Axes, names: Sequence[str], mean: Vector, std: Vector, xlabel: str = "") -> Axes:
-    """A mean for each category of an input with its 95 % interval, ± 1.96 ``std``."""
-    places = np.arange(len(names))
-    error = Z95 * np.asarray(std, float)
+def category_effect(
+    ax: Axes,
+    names: Sequence[str],
+    mean: Vector,
+    std: Vector,
+    xlabel: str = "",
+    ylabel: str = "",
+    limits: tuple[float, float] | None = None,
+) -> Axes:
+    """A mean for each category of an input with its 95 % interval, ± 1.96 ``std``; ``limits`` as for ``effect``."""
+    places, error = named_columns(ax, names, 14, crowded=len(names) > 3), Z95 * np.asarray(std, float)
     ax.errorbar(places, mean, error, fmt="o", color=BLUE, markersize=5, elinewidth=1.6, capsize=3)
-    crowded = len(names) > 3
-    ax.set_xticks(places)
-    ax.set_xticklabels(
-        [shortened(str(name), 14) for name in names],
-        parse_math=False,
-        rotation=35 if crowded else 0,
-        ha="right" if crowded else "center",
-        rotation_mode="anchor" if crowded else "default",
-    )
-    ax.set_xlim(-0.6, len(names) - 0.4)
-    styled(ax, shortened(xlabel, 36)).grid(visible=False, axis="x")
+    styled(ax, shortened(xlabel, 36), ylabel).grid(visible=False, axis="x")
+    return _comparable(ax, limits)
+
+
+def _comparable(ax: Axes, limits: tuple[float, float] | None) -> Axes:
+    if limits is not None:
+        level_line(ax)
+        ax.set_ylim(limits)
     return ax
 
 
 def fit_in_one_input(
-    ax: Axes, x: Vector, mean: Vector, latent_std: Vector, std: Vector, points: tuple[Vector, Vector], xlabel: str = ""
+    ax: Axes,
+    x: Vector,
+    mean: Vector,
+    latent_std: Vector,
+    std: Vector,
+    points: tuple[Vector, Vector],
+    xlabel: str = "",
+    ylabel: str = "",
+    dates: bool = False,
 ) -> Axes:
     """The mean, the 95 % band of the function, the wider band of new observations, and observed points."""
     x, mean, std = np.asarray(x, float), np.asarray(mean, float), np.asarray(std, float)
@@ -85,7 +119,7 @@ def fit_in_one_input(
     ax.plot(*points, "o", color=RED, markersize=size, markeredgewidth=0, alpha=0.55, label="test rows", rasterized=True)
     for sign, label in ((1, "95 % of observations"), (-1, None)):
         ax.plot(x, mean + sign * Z95 * std, color=BLUE, linewidth=0.9, linestyle=(0, (4, 2)), label=label)
-    effect(ax, x, mean, latent_std, xlabel=xlabel)
+    effect(ax, x, mean, latent_std, xlabel=xlabel, ylabel=ylabel, dates=dates)
     legend(ax)
     return ax
 
@@ -115,10 +149,5 @@ def surface(
     if points is not None:
         ax.plot(*points, "o", color="white", markersize=1.4, markeredgewidth=0, alpha=0.35, rasterized=True)
         ax.set(xlim=extent[:2], ylim=extent[2:])
-    bar = ax.figure.colorbar(image, ax=ax, aspect=28, pad=0.03)
-    bar.set_label(label, fontsize=SMALL, color=INK, parse_math=False)
-    bar.ax.tick_params(labelsize=SMALL - 0.5, colors=INK, length=3)
-    bar.outline.set_visible(False)
-    if bar.solids is not None:
-        bar.solids.set_rasterized(True)
+    color_bar(ax, image, label)
     return styled(ax, shortened(names[0], 36), shortened(names[1], 36), grid=False)

@@ -10,7 +10,19 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from cagp.plots.quality import Z95
-from cagp.plots.style import BLUE, INK, MUTED, RED, SMALL, Vector, segments, shortened, styled
+from cagp.plots.style import (
+    BLUE,
+    MUTED,
+    RED,
+    Vector,
+    color_bar,
+    date_axis,
+    level_line,
+    named_columns,
+    segments,
+    shortened,
+    styled,
+)
 
 ERROR_COLORS = LinearSegmentedColormap.from_list("error", ["#1f6feb", "#7fa9e8", "#b9bec4", "#e58d98", "#d1495b"])
 """Blue below zero, grey at it, red above: it reads on light and dark pages."""
@@ -24,6 +36,7 @@ def residuals(
     xlabel: str = "",
     flagged: Sequence[bool] | None = None,
     dots: NDArray[np.intp] | None = None,
+    dates: bool = False,
 ) -> Axes:
     """Residuals against ``x``, and their means over bins of rows with 95 % intervals, red where ``flagged``.
 
@@ -32,11 +45,12 @@ def residuals(
     Args:
         bins: the rows in each bin.
         dots: the rows that are drawn one by one; by default all.
+        dates: whether ``x`` are days since 1970.
     """
     x, residual = np.asarray(x, float), np.asarray(residual, float)
     shown = slice(None) if dots is None else dots
     ax.plot(x[shown], residual[shown], "o", color=MUTED, markersize=1.7, markeredgewidth=0, alpha=0.35, rasterized=True)
-    ax.axhline(0, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    level_line(ax)
     centre = np.array([x[rows].mean() for rows in bins])
     mean = np.array([residual[rows].mean() for rows in bins])
     half = Z95 * np.array([residual[rows].std(ddof=1) / len(rows) ** 0.5 for rows in bins])
@@ -46,9 +60,10 @@ def residuals(
             at = centre[chosen], mean[chosen]
             ax.plot(*segments(at[0], at[1] - half[chosen], at[1] + half[chosen]), color=color, linewidth=1.5)
             ax.plot(*at, "o", color=color, markersize=4.2, markeredgewidth=0)
-    reach = max([float(np.quantile(np.abs(residual), 0.95)), *(np.abs(mean) + half)]) or 1.0
-    ax.set_ylim(-1.06 * reach, 1.06 * reach)
-    return styled(ax, shortened(xlabel, 36), "actual − predicted")
+    largest = max([float(np.quantile(np.abs(residual), 0.95)), *(np.abs(mean) + half)]) or 1.0
+    ax.set_ylim(-1.06 * largest, 1.06 * largest)
+    styled(ax, shortened(xlabel, 36), "actual − predicted")
+    return date_axis(ax) if dates else ax
 
 
 def coverage_by_group(
@@ -56,23 +71,15 @@ def coverage_by_group(
 ) -> Axes:
     """The share of actual values inside the intervals for each group of rows, beside the range that chance explains."""
     coverage, low, high = (100 * np.asarray(part, float) for part in (coverage, low, high))
-    places = np.arange(len(names), dtype=float)
+    crowded = max(len(name) for name in names) * len(names) > 44
+    places = named_columns(ax, names, 18, crowded)
     off = (coverage < low - 1e-9) | (coverage > high + 1e-9)
     ax.bar(places, high - low, 0.7, low, color=MUTED, alpha=0.35, linewidth=0)
-    ax.axhline(100 * level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    level_line(ax, 100 * level)
     for color, chosen in ((BLUE, ~off), (RED, off)):
         ax.plot(places[chosen], coverage[chosen], "o", color=color, markersize=5.5, markeredgewidth=0)
-    bottom = min(coverage.min(), low.min())
-    ax.set(xlim=(-0.6, len(names) - 0.4), ylim=(max(0.0, bottom - 0.12 * (100 - bottom)), 100 + 0.04 * (100 - bottom)))
-    crowded = max(len(name) for name in names) * len(names) > 44
-    ax.set_xticks(places)
-    ax.set_xticklabels(
-        [shortened(str(name), 18) for name in names],
-        parse_math=False,
-        rotation=30 if crowded else 0,
-        ha="right" if crowded else "center",
-        rotation_mode="anchor" if crowded else "default",
-    )
+    room = 100 - min(coverage.min(), low.min())
+    ax.set_ylim(max(0.0, 100 - 1.12 * room), 100 + 0.04 * room)
     styled(ax, shortened(xlabel, 44), "coverage (%)").grid(visible=False, axis="x")
     return ax
 
@@ -110,11 +117,6 @@ def map_of_rows(
         drawn.set_antialiased(False)
     drawn.set_rasterized(True)
     ax.set_aspect(shape)
-    bar = ax.figure.colorbar(drawn, ax=ax, aspect=28, pad=0.03)
-    bar.set_label(label, fontsize=SMALL, color=INK, parse_math=False)
-    bar.ax.tick_params(labelsize=SMALL - 0.5, colors=INK, length=3)
-    bar.outline.set_visible(False)
-    if bar.solids is not None:
-        bar.solids.set_rasterized(True)
+    color_bar(ax, drawn, label)
     ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     return styled(ax, "longitude", "latitude", grid=False)

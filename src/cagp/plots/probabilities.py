@@ -10,7 +10,19 @@ from scipy.stats import binom
 
 from cagp.class_metrics import Reliability
 from cagp.plots.quality import DENSITY_COLORS
-from cagp.plots.style import BLUE, INK, LINE_COLORS, MUTED, SMALL, Vector, legend, segments, shortened, styled
+from cagp.plots.style import (
+    BLUE,
+    INK,
+    LINE_COLORS,
+    MUTED,
+    SMALL,
+    Vector,
+    equality_line,
+    legend,
+    segments,
+    shortened,
+    styled,
+)
 
 MOST_NAMED = 30
 """Classes whose names stand at the axes of a confusion matrix."""
@@ -22,7 +34,7 @@ def reliability_diagram(ax: Axes, found: Reliability) -> Axes:
     If they are right and the rows independent, each point lies in its grey bar with probability 95 %.
     """
     low, high = (binom.ppf(tail, found.count, found.predicted) / found.count for tail in (0.025, 0.975))
-    ax.plot([0, 1], [0, 1], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    equality_line(ax)
     ax.plot(*segments(found.predicted, low, high), color=MUTED, alpha=0.45, linewidth=5, label="expected by chance")
     size = 12 + 60 * found.count / found.count.max()
     ax.plot(found.predicted, found.observed, color=BLUE, linewidth=1.4)
@@ -57,7 +69,7 @@ def trade_off(
 ) -> Axes:
     """Curves of one share against another, e.g. the ROC; up to six, each with its name."""
     if diagonal:
-        ax.plot([0, 1], [0, 1], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+        equality_line(ax)
     for color, (name, x, y) in zip(LINE_COLORS, curves, strict=False):
         ax.plot(x, y, color=color, linewidth=1.8, label=shortened(name, 18))
     ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))

@@ -6,7 +6,21 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgb
 from scipy.stats import binom, norm
 
 from cagp import metrics
-from cagp.plots.style import AMBER, BLUE, INK, MUTED, RED, SMALL, Vector, legend, segments, styled
+from cagp.plots.style import (
+    AMBER,
+    BLUE,
+    DASHES,
+    INK,
+    MUTED,
+    RED,
+    SMALL,
+    Vector,
+    equality_line,
+    legend,
+    level_line,
+    segments,
+    styled,
+)
 
 Z95 = float(norm.ppf(0.975))
 DENSITY_COLORS = LinearSegmentedColormap.from_list("density", [(*to_rgb(BLUE), 0.12), (*to_rgb(BLUE), 1.0)])
@@ -76,7 +90,7 @@ def predicted_against_actual(
     low, high = min(y.min(), mean.min()), max(y.max(), mean.max())
     margin = 0.04 * (high - low) or 0.5
     limits = (low - margin, high + margin)
-    ax.plot(limits, limits, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    equality_line(ax, *limits)
     if len(y) <= 300:
         bars = segments(mean, lower, upper)
         ax.plot(*bars, color=BLUE, alpha=0.3, linewidth=1, label="95 % interval")
@@ -114,7 +128,7 @@ def rootogram(ax: Axes, start: Vector, width: int, observed: Vector, expected: V
     ax.plot(centre, top, color=AMBER, linewidth=1.5, marker="o", markersize=2.5, label="expected")
     ax.axhline(0, color=INK, linewidth=0.9)
     for end in (-1, 1):
-        ax.axhline(end, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+        ax.axhline(end, color=MUTED, linewidth=0.9, linestyle=DASHES)
     legend(ax, "upper right")
     return styled(ax, name, "√ rows")
 
@@ -130,7 +144,7 @@ def calibration_curve(ax: Axes, y: Vector, mean: Vector, std: Vector) -> Axes:
     fine = np.linspace(0, 1, 101)
     lower, upper = coverage_band(fine, num_rows)
     ax.fill_between(fine, lower, upper, color=MUTED, alpha=0.25, linewidth=0, label="expected by chance")
-    ax.plot([0, 1], [0, 1], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    equality_line(ax)
     ax.plot([0, *levels, 1], [0, *observed, 1], color=BLUE, linewidth=2, label="observed")
     note = f"mean coverage error {100 * found.error:.1f} %\ncloser to 0 is better"
     ax.text(0.97, 0.05, note, transform=ax.transAxes, ha="right", va="bottom", fontsize=SMALL - 1, color=INK)
@@ -156,7 +170,7 @@ def pit_histogram(ax: Axes, y: Vector, mean: Vector, std: Vector, num_bins: int 
     lower, upper = binom.ppf([0.025, 0.975], num_rows, 1 / bins) * bins / num_rows
     ax.bar(edges[:-1], counts * bins / num_rows, 1 / bins, align="edge", color=BLUE, alpha=0.75, linewidth=0)
     ax.axhspan(lower, upper, color=MUTED, alpha=0.35, linewidth=0, label="expected by chance")
-    ax.axhline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    level_line(ax, 1.0)
     ax.set(xlim=(0, 1), ylim=(0, 1.3 * max(counts.max() * bins / num_rows, upper)))
     legend(ax, "upper center")
     return styled(ax, "probability the model gave to a lower value", "rows, relative to uniform")

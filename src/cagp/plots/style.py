@@ -1,6 +1,7 @@
 """What all figures share: colours, axes, labels that may come from users, and PNG files."""
 
 import unicodedata
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ LINE_COLORS = ("#1f6feb", "#d1495b", "#2f8f5b", "#8a5fbf", "#b7791f", "#3a3f44")
 BLUE, RED, GREEN, PURPLE, AMBER = LINE_COLORS[:5]
 INK = "#22272b"
 MUTED = "#8b949e"
+DASHES = (0, (4, 3))
 SMALL = 9
 """The font size, in points, of figures about 320 points wide."""
 
@@ -51,6 +53,51 @@ def date_axis(ax: Axes) -> Axes:
     ax.xaxis.set_major_locator(locator)
     ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     return ax
+
+
+def named_bars(ax: Axes, names: Sequence[str], xlabel: str = "") -> Vector:
+    """Places of horizontal bars, the first at the top, and their names at the left."""
+    places = np.arange(len(names))[::-1].astype(float)
+    ax.set_yticks(places)
+    ax.set_yticklabels([shortened(str(name), 22) for name in names], parse_math=False)
+    ax.set_ylim(-0.6, len(names) - 0.4)
+    styled(ax, xlabel).grid(visible=False, axis="y")
+    return places
+
+
+def named_columns(ax: Axes, names: Sequence[str], length: int, crowded: bool) -> Vector:
+    """Places beside each other, and their names below, at an angle if they are ``crowded``."""
+    places = np.arange(len(names)).astype(float)
+    ax.set_xticks(places)
+    ax.set_xticklabels(
+        [shortened(str(name), length) for name in names],
+        parse_math=False,
+        rotation=32 if crowded else 0,
+        ha="right" if crowded else "center",
+        rotation_mode="anchor" if crowded else "default",
+    )
+    ax.set_xlim(-0.6, len(names) - 0.4)
+    return places
+
+
+def color_bar(ax: Axes, drawn: Any, label: str) -> None:
+    """The colours of an image or of points on the axes, at their right."""
+    bar = ax.figure.colorbar(drawn, ax=ax, aspect=28, pad=0.03)
+    bar.set_label(label, fontsize=SMALL, color=INK, parse_math=False)
+    bar.ax.tick_params(labelsize=SMALL - 0.5, colors=INK, length=3)
+    bar.outline.set_visible(False)
+    if bar.solids is not None:
+        bar.solids.set_rasterized(True)
+
+
+def level_line(ax: Axes, y: float = 0.0) -> None:
+    """A dashed horizontal line to compare with."""
+    ax.axhline(y, color=INK, linewidth=0.9, linestyle=DASHES)
+
+
+def equality_line(ax: Axes, low: float = 0.0, high: float = 1.0) -> None:
+    """The dashed line on which two quantities are the same."""
+    ax.plot([low, high], [low, high], color=INK, linewidth=0.9, linestyle=DASHES)
 
 
 def legend(ax: Axes, loc: Any = "best", **options: Any) -> None:

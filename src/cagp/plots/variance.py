@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from cagp.plots.style import AMBER, BLUE, INK, MUTED, SMALL, Vector, legend, styled
+from cagp.plots.style import AMBER, BLUE, INK, MUTED, SMALL, Vector, legend, named_bars, styled
 
 
 class Part(NamedTuple):
@@ -29,14 +29,12 @@ def variance_shares(ax: Axes, parts: Sequence[Part]) -> Axes:
     """The share of each part in the total variance of all rows, as bars."""
     sums = np.array([part.variance.clip(0).sum() for part in parts])
     shares = 100 * sums / sums.sum()
-    places = np.arange(len(parts))[::-1]
+    places = named_bars(ax, [part.name for part in parts], "share of the predictive variance (%)")
     ax.barh(places, shares, 0.62, color=[part.color for part in parts], linewidth=0)
     for place, share in zip(places, shares, strict=True):
         ax.text(share + 1.5, place, percent(share / 100), va="center", fontsize=SMALL, color=INK)
-    ax.set_yticks(places, [part.name for part in parts])
-    ax.set(xlim=(0, 119), ylim=(-0.6, len(parts) - 0.4))
+    ax.set_xlim(0, 119)
     ax.set_xticks([0, 25, 50, 75, 100])
-    styled(ax, "share of the predictive variance (%)").grid(visible=False, axis="y")
     return ax
 
 

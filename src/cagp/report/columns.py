@@ -7,7 +7,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cagp.plots import Vector
-from cagp.report.rows import HeldOutRows, Table, column_names
+
+Matrix = NDArray[np.float64]
+"""(rows, targets)"""
+
+Table = pd.DataFrame | np.ndarray
 
 MISSING = "(missing)"
 """The name of the level of rows without a value, in a column of levels."""
@@ -44,11 +48,15 @@ class InputColumn(NamedTuple):
         return f"{value:.4g}".replace("-", "−")
 
 
-def input_columns(rows: HeldOutRows) -> list[InputColumn]:
-    """The columns that have at least two different values among the rows, in the order of the table."""
-    names = column_names(rows.X)
-    found = [_column(rows.X, place, name) for place, name in enumerate(names)]
-    return [column for column in found if _varies(column.values)]
+def column_names(X: Table) -> list[str]:
+    """The names of a frame's columns; "x0", "x1", ... for an array."""
+    return [str(name) for name in X.columns] if isinstance(X, pd.DataFrame) else [f"x{j}" for j in range(X.shape[1])]
+
+
+def input_columns(X: Table) -> list[InputColumn]:
+    """The columns that have at least two different values, in the order of the table."""
+    columns = [_column(X, place, name) for place, name in enumerate(column_names(X))]
+    return [column for column in columns if len(np.unique(column.values[np.isfinite(column.values)])) > 1]
 
 
 def with_values_of(X: Table, place: int, donors: NDArray[np.intp], source: Table) -> Table:
@@ -70,20 +78,15 @@ def _column(X: Table, place: int, name: str) -> InputColumn:
     series = X.iloc[:, place] if isinstance(X, pd.DataFrame) else pd.Series(X[:, place]).infer_objects()
     types = pd.api.types
     if types.is_numeric_dtype(series.dtype) and not types.is_bool_dtype(series.dtype):
-        return InputColumn(name, place, "number", series.to_numpy(dtype=float, na_value=np.nan), ())
-    if types.is_datetime64_any_dtype(series.dtype):
-        days = (series - pd.Timestamp(0, tz=series.dt.tz)) / pd.Timedelta(days=1)
-        return InputColumn(name, place, "date", days.to_numpy(dtype=float, na_value=np.nan), ())
-    if types.is_timedelta64_dtype(series.dtype):
-        days = series / pd.Timedelta(days=1)
-        return InputColumn(name, place, "duration", days.to_numpy(dtype=float, na_value=np.nan), ())
-    missing = series.isna().to_numpy()
-    text = series.astype(object).where(~missing, MISSING).map(str)
-    counts = text.value_counts()
-    levels = sorted(counts.index, key=lambda level: (-counts[level], level))
-    return InputColumn(name, place, "levels", pd.Index(levels).get_indexer(text).astype(float), tuple(levels))
-
-
-def _varies(values: Vector) -> bool:
-    known = values[np.isfinite(values)]
-    return len(known) > 1 and float(known.min()) < float(known.max())
+        kind = "number"
+    elif types.is_datetime64_any_dtype(series.dtype):
+        kind, series = "date", (series - pd.Timestamp(0, tz=series.dt.tz)) / pd.Timedelta(days=1)
+    elif types.is_timedelta64_dtype(series.dtype):
+        kind, series = "duration", series / pd.Timedelta(days=1)
+    else:
+        missing = series.isna().to_numpy()
+        text = series.astype(object).where(~missing, MISSING).map(str)
+        counts = text.value_counts()
+        levels = sorted(counts.index, key=lambda level: (-counts[level], level))
+        return InputColumn(name, place, "levels", pd.Index(levels).get_indexer(text).astype(float), tuple(levels))
+    return InputColumn(name, place, kind, series.to_numpy(dtype=float, na_value=np.nan), ())

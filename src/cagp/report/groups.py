@@ -1,20 +1,15 @@
-"""The section on groups of rows: whether the error bars hold in each of them, and which have the largest errors."""
+"""Groups of rows: bins along a quantity, and whether the error bars hold in each group."""
 
-from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from cagp import plots
 from cagp.metrics import LEVEL
 from cagp.plots import Vector
 from cagp.report.columns import InputColumn
-from cagp.report.html import NBSP, number, share, side_by_side, table, text, with_error
-from cagp.report.residuals import CHANCE, equal_bins
-from cagp.report.svg import Drawing, listed
+from cagp.report.page import number
 from cagp.report.targets import Target
 
 NUM_BINS = 5
@@ -22,6 +17,9 @@ MAX_LEVELS, MAX_COLUMNS = 12, 4
 FEWEST_ROWS = 5
 """Levels with fewer rows are in one group together."""
 OTHERS = "(other levels)"
+
+CHANCE = 0.05
+"""The probability that chance alone flags anything among all bins of a section, or all groups of one."""
 
 
 class Group(NamedTuple):
@@ -48,97 +46,65 @@ class Grouping(NamedTuple):
     name: str
     groups: list[Group]
 
+    @property
+    def bars(self) -> tuple[list[str], Vector, Vector, Vector]:
+        """Names, coverages and the ranges that chance explains, as ``plots.coverage_by_group`` takes them."""
+        names, coverage, expected = zip(*((g.name, g.coverage, g.expected) for g in self.groups), strict=True)
+        return list(names), np.array(coverage), *np.array(expected).T
 
-def groupings_of(target: Target, columns: Sequence[InputColumn]) -> tuple[list[Grouping], list[Grouping]]:
-    """Groups by prediction and by error bar, and groups by the levels of each of these columns."""
-    found: list[tuple[str, dict[str, NDArray[np.intp]]]] = []
+
+class Groups(NamedTuple):
+    """All groups of a section."""
+
+    binned: list[Grouping]  # by prediction and by standard deviation
+    by_level: list[Grouping]  # by the levels of columns
+    left_out: list[str]  # columns of levels beyond ``MAX_COLUMNS``
+
+    @property
+    def every(self) -> list[tuple[str, Group]]:
+        """All groups, each with the name of its grouping."""
+        return [(grouping.name, group) for grouping in (*self.binned, *self.by_level) for group in grouping.groups]
+
+    @property
+    def beyond(self) -> list[tuple[str, Group]]:
+        """Those whose coverage chance does not explain, the farthest off first."""
+        off = [pair for pair in self.every if pair[1].is_beyond]
+        return sorted(off, key=lambda pair: -abs(pair[1].coverage - LEVEL))
+
+
+def groups_of(target: Target, columns: list[InputColumn]) -> Groups:
+    """Groups by prediction and by error bar, and by the levels of each of these columns."""
+    rows_of: list[tuple[str, dict[str, NDArray[np.intp]]]] = []
     for name, values in (("prediction", target.mean), ("standard deviation", target.std)):
         bins = equal_bins(values, NUM_BINS, FEWEST_ROWS)
         if len(bins) > 1:
-            found.append((name, {_range(values[rows]): rows for rows in bins}))
-    num_binned = len(found)
-    found += [(column.name, _by_level(column)) for column in columns if column.kind == "levels"][:MAX_COLUMNS]
-    num_groups = sum(len(groups) for _, groups in found)
+            rows_of.append((name, {_range(values[rows]): rows for rows in bins}))
+    num_binned = len(rows_of)
+    with_levels = [column for column in columns if not column.is_ordered]
+    rows_of += [(column.name, _by_level(column)) for column in with_levels[:MAX_COLUMNS]]
+    num_groups = sum(len(groups) for _, groups in rows_of)
     groupings = [
         Grouping(name, [_group(level, target, rows, num_groups) for level, rows in groups.items()])
-        for name, groups in found
+        for name, groups in rows_of
     ]
-    return groupings[:num_binned], groupings[num_binned:]
+    left_out = [column.name for column in with_levels[MAX_COLUMNS:]]
+    return Groups(groupings[:num_binned], groupings[num_binned:], left_out)
 
 
-def group_figures(draw: Drawing, target: Target, columns: Sequence[InputColumn]) -> list[str]:
-    """Coverage by prediction and by error bar; errors and coverage by the levels of categories."""
-    binned, by_level = groupings_of(target, columns)
-    if not binned and not by_level:
-        return ["<p>There are too few test rows to form groups.</p>"]
-    labels = {"prediction": "groups by prediction", "standard deviation": "groups by standard deviation"}
-    drawn = [draw(partial(_coverage, grouping=g, xlabel=labels[g.name]), _alt(g, target), "", 2.5) for g in binned]
-    left_out = [column.name for column in columns if column.kind == "levels"][MAX_COLUMNS:]
-    more = f" Columns without a table: {text(listed(left_out), 320)}." if left_out else ""
-    return [
-        "<p>The error bars may be right on average and wrong in parts. Here are the shares of actual values inside "
-        "their 95 % intervals in groups of rows. Grey is what chance explains if the intervals are right, for "
-        f"independent rows and all groups of this section together.{more}</p>",
-        f"<p>{_words([*binned, *by_level])}</p>",
-        side_by_side(*drawn),
-        *(_level_table(grouping) for grouping in by_level),
-    ]
-
-
-def _coverage(ax, grouping: Grouping, xlabel: str) -> None:
-    groups = grouping.groups
-    low, high = (np.array([group.expected[side] for group in groups]) for side in (0, 1))
-    coverage = np.array([group.coverage for group in groups])
-    plots.coverage_by_group(ax, [group.name for group in groups], coverage, low, high, LEVEL, xlabel)
-
-
-def _alt(grouping: Grouping, target: Target) -> str:
-    values = ", ".join(f"{group.name}: {share(group.coverage)}" for group in grouping.groups)
-    return f"Coverage of the 95 % intervals of {target.name} by {grouping.name}: {values}."
-
-
-def _words(groupings: Sequence[Grouping]) -> str:
-    every = [(grouping, group) for grouping in groupings for group in grouping.groups]
-    off = [(grouping, group) for grouping, group in every if group.is_beyond]
-    if not off:
-        return f"In all {len(every)} groups the coverage is as it should be, up to chance."
-    off.sort(key=lambda found: -abs(found[1].coverage - LEVEL))
-    shown = "; ".join(
-        f"{text(grouping.name, 40)} {text(group.name, 40)}: {share(group.coverage)}, too "
-        f"{'narrow' if group.coverage < LEVEL else 'wide'}"
-        for grouping, group in off[:4]
-    )
-    more = f"; and {len(off) - 4} more" if len(off) > 4 else ""
-    return f"In {len(off)} of {len(every)} groups the coverage is beyond what chance explains ({shown}{more})."
-
-
-def _level_table(grouping: Grouping) -> str:
-    cells = [
-        [
-            text(group.name, 40),
-            f"{group.num_rows:,}",
-            with_error(group.rmse, group.rmse_error),
-            with_error(group.bias, group.bias_error),
-            _marked(group),
-        ]
-        for group in sorted(grouping.groups, key=lambda group: -group.rmse)
-    ]
-    caption = (
-        f"By {text(grouping.name, 60)}: RMSE and bias (the mean of actual minus predicted values) with standard "
-        "errors, and the coverage of the 95 % intervals, with ↓ or ↑ if it is beyond chance."
-    )
-    return table(["Level", "Rows", "RMSE", "Bias", "Coverage"], cells, caption, kind="dense")
-
-
-def _marked(group: Group) -> str:
-    if not group.is_beyond:
-        return share(group.coverage)
-    return f'<span class="off">{share(group.coverage)}{NBSP}{"↓" if group.coverage < LEVEL else "↑"}</span>'
+def equal_bins(values: Vector, most: int, fewest_rows: int = 2) -> list[NDArray[np.intp]]:
+    """Rows in up to ``most`` bins with about as many rows each; equal values share a bin, missing ones have none."""
+    finite = np.flatnonzero(np.isfinite(values))
+    if len(finite) == 0:
+        return []
+    inner = np.unique(np.quantile(values[finite], np.linspace(0, 1, most + 1)[1:-1], method="inverted_cdf"))
+    codes = np.searchsorted(inner, values[finite], side="left")
+    bins = [finite[codes == k] for k in range(len(inner) + 1)]
+    return [rows for rows in bins if len(rows) >= fewest_rows]
 
 
 def _group(name: str, target: Target, rows: NDArray[np.intp], num_groups: int) -> Group:
-    residual = target.y[rows] - target.mean[rows]
-    square, n = np.square(residual), len(rows)
+    residual, n = target.error[rows], len(rows)
+    square = np.square(residual)
     rmse = float(np.sqrt(square.mean()))
     # √m changes by dm / 2√m.
     rmse_error = float(square.std(ddof=1) / np.sqrt(n) / (2 * rmse)) if n > 1 and rmse > 0 else 0.0
@@ -153,10 +119,10 @@ def _by_level(column: InputColumn) -> dict[str, NDArray[np.intp]]:
     """The rows of each level; rare levels together."""
     codes = column.values.astype(int)
     counts = np.bincount(codes, minlength=len(column.levels))
-    own = [level for level in range(len(column.levels)) if counts[level] >= FEWEST_ROWS][:MAX_LEVELS]
-    found = {column.levels[level]: np.flatnonzero(codes == level) for level in own}
-    others = np.flatnonzero(~np.isin(codes, own))
-    return found | ({OTHERS: others} if len(others) else {})
+    frequent = [level for level in range(len(column.levels)) if counts[level] >= FEWEST_ROWS][:MAX_LEVELS]
+    others = np.flatnonzero(~np.isin(codes, frequent))
+    rows_of = {column.levels[level]: np.flatnonzero(codes == level) for level in frequent}
+    return rows_of | ({OTHERS: others} if len(others) else {})
 
 
 def _range(values: Vector) -> str:

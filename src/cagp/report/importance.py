@@ -1,19 +1,19 @@
-"""Which columns of the user's table matter: how much worse predictions become if a column's values are shuffled."""
+"""Which columns of the user's table matter: how much worse predictions become if a column's values are shuffled.
 
-from collections.abc import Sequence
-from typing import NamedTuple
+``sklearn.inspection.permutation_importance`` has the spread over shuffles of a few rows. What a reader needs is the
+standard error over rows, so the errors of every row are kept.
+"""
+
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cagp import plots
+from cagp.class_metrics import row_scores
+from cagp.estimators.observations import Observations
 from cagp.estimators.predictive import Predictive
-from cagp.report.columns import InputColumn, with_values_of
-from cagp.report.html import count, side_by_side, table, text, with_error
-from cagp.report.rows import SEED, HeldOutRows, Matrix, Table, as_matrix, sample
-from cagp.report.subject import Model
-from cagp.report.svg import Drawing, listed
-from cagp.report.targets import Target
+from cagp.report.columns import InputColumn, Matrix, Table
+from cagp.report.subject import SEED, Subject, as_matrix
 
 SHUFFLES = 5
 MAX_COLUMNS = 30
@@ -22,58 +22,55 @@ SHUFFLED_ROWS = 30_000
 """Rows with a shuffled value, over all columns and shuffles, unless ``MIN_ROWS`` asks for more."""
 SCREENED_ROWS = 10_000
 """The same for the choice of the columns to measure, where there are more than ``MAX_COLUMNS``."""
-SHOWN = 20
 
 
 class Importance(NamedTuple):
     """How much worse the predictions are without what each column says; arrays (columns, targets)."""
 
     columns: list[InputColumn]  # those that were measured, the most important first
-    rmse: Matrix  # the increase of the root mean squared error, in the unit of the target
+    rmse: Matrix  # the increase of the root mean squared error in the unit of the target; of the Brier score's root
     rmse_error: Matrix  # its standard error
-    nll: Matrix  # the increase of the negative log density, in nats per row
+    nll: Matrix  # the increase of the negative log density or probability, in nats per row
     nll_error: Matrix
     num_rows: int
     not_measured: list[InputColumn]
 
-    def order(self, target: int) -> NDArray[np.intp]:
-        """The places of the measured columns, the most important for one target first."""
-        return np.argsort(-self.rmse[:, target], kind="stable")
+    def for_target(self, j: int, by: Literal["rmse", "nll"] = "rmse") -> "Importance":
+        """That for one target, the most important columns first; arrays (columns,)."""
+        order = np.argsort(-getattr(self, by)[:, j], kind="stable")
+        parts = (part[order, j] for part in self[1:5])
+        return Importance([self.columns[k] for k in order], *parts, *self[5:])
 
-    def ranked(self, target: int) -> list[InputColumn]:
-        """All columns, the most important for one target first."""
-        return [*(self.columns[k] for k in self.order(target)), *self.not_measured]
+    @property
+    def ranked(self) -> list[InputColumn]:
+        """All columns, the most important first."""
+        return [*self.columns, *self.not_measured]
 
 
-def importance_of(model: Model, rows: HeldOutRows, columns: Sequence[InputColumn]) -> Importance:
+def importance_of(subject: Subject) -> Importance:
     """The permutation importance of each column, measured on some of the rows.
 
     Every column is shuffled by the same permutations. A row's increase is the mean over the shuffles, and standard
     errors are those of means over rows. Time: predictions of about 30,000 rows, 10,000 more if there are many columns.
     """
-    measured, left = _screened(model, rows, columns)
+    measured, others = _screened(subject)
     size = int(np.clip(SHUFFLED_ROWS // (SHUFFLES * max(len(measured), 1)), MIN_ROWS, MAX_ROWS))
-    chosen = sample(len(rows.y), size)
-    if len(chosen) < 2:
-        return _nothing(rows, [*measured, *left])
+    chosen = subject.sample(size)
+    if len(chosen) < 2 or not measured:
+        return Importance([], *np.empty((4, 0, subject.y.shape[1])), 0, [*measured, *others])
     rng = np.random.default_rng(SEED)
     donors = np.concatenate([rng.permutation(chosen) for _ in range(SHUFFLES)])
     repeated = np.tile(chosen, SHUFFLES)
-    whole = _RowErrors.of(model, rows, rows.take(chosen), chosen)
-    found = [
-        _increase(
-            whole, _RowErrors.of(model, rows, with_values_of(rows.take(repeated), c.place, donors, rows.X), repeated)
-        )
-        for c in measured
-    ]
-    if not found:
-        return _nothing(rows, left)
-    rmse, rmse_error, nll, nll_error = (np.stack(parts) for parts in zip(*found, strict=True))
+    before, increases = _errors_before(subject, chosen), []
+    for column in measured:
+        shuffled = subject.replaced(column, repeated, donors)
+        increases.append(_increase(before, _errors_of(subject, shuffled, repeated)))
+    parts = [np.stack(part) for part in zip(*increases, strict=True)]
     # Each target counts the same, whatever its unit.
-    spread = np.sqrt(whole.square.mean(0))
-    order = np.argsort(-(rmse / np.where(spread > 0, spread, 1)).mean(1), kind="stable")
-    ranked = [measured[k] for k in order]
-    return Importance(ranked, rmse[order], rmse_error[order], nll[order], nll_error[order], len(chosen), left)
+    spread = np.sqrt(before.square.mean(0))
+    leading = parts[2] if subject.is_classifier else parts[0] / np.where(spread > 0, spread, 1)
+    order = np.argsort(-leading.mean(1), kind="stable")
+    return Importance([measured[k] for k in order], *(part[order] for part in parts), len(chosen), others)
 
 
 class _RowErrors(NamedTuple):
@@ -82,16 +79,25 @@ class _RowErrors(NamedTuple):
     square: Matrix
     nll: Matrix
 
-    @classmethod
-    def of(cls, model: Model, rows: HeldOutRows, X: Table, origin: NDArray[np.intp]) -> "_RowErrors":
-        """Those of predictions from ``X`` of the targets of the rows ``origin``."""
-        y = rows.y[origin]
-        if model.likelihood_ is not None:
-            predicted = model.predictive(X)
-            return cls(np.square(y - predicted.mean()), -predicted.log_density(y))
-        found = model.predict(X, return_std=True, sample_noise=rows.take_noise(origin))
-        mean, std = (as_matrix(part, len(X)) for part in found)
-        return cls(np.square(y - mean), -Predictive.from_moments(mean, std, model.target_transforms_).log_density(y))
+
+def _errors_before(subject: Subject, rows: NDArray[np.intp]) -> _RowErrors:
+    answers = subject.probabilities[rows] if subject.is_classifier else subject.predicted.take(rows)
+    return _row_errors(answers, subject.y[rows])
+
+
+def _errors_of(subject: Subject, X: Table, origin: NDArray[np.intp]) -> _RowErrors:
+    """Those of predictions from ``X`` of the targets of the rows ``origin``."""
+    model, inputs = subject.model, subject.encoded(X)
+    noise = subject.take_noise(origin)
+    answers = model.predict_proba(inputs) if subject.is_classifier else model.predictive(inputs, noise)
+    return _row_errors(answers, subject.y[origin])
+
+
+def _row_errors(answers: Predictive | Observations | Matrix, y: Matrix) -> _RowErrors:
+    if isinstance(answers, np.ndarray):
+        rows = row_scores(y[:, 0].astype(np.int64), answers)
+        return _RowErrors(rows.brier[:, None], rows.log_loss[:, None])
+    return _RowErrors(np.square(y - answers.mean()), -answers.log_density(y))
 
 
 def _increase(whole: _RowErrors, shuffled: _RowErrors) -> tuple[Matrix, Matrix, Matrix, Matrix]:
@@ -109,84 +115,21 @@ def _standard_error(values: Matrix) -> Matrix:
     return values.std(0, ddof=1) / np.sqrt(len(values))
 
 
-def _screened(
-    model: Model, rows: HeldOutRows, columns: Sequence[InputColumn]
-) -> tuple[list[InputColumn], list[InputColumn]]:
+def _screened(subject: Subject) -> tuple[list[InputColumn], list[InputColumn]]:
     """The columns to measure, and the others: of many, those whose shuffling changes a few predictions most."""
+    columns, model = subject.columns, subject.model
     if len(columns) <= MAX_COLUMNS:
-        return list(columns), []
-    chosen = sample(len(rows.y), int(np.clip(SCREENED_ROWS // len(columns), 8, 100)))
+        return columns, []
+    chosen = subject.sample(int(np.clip(SCREENED_ROWS // len(columns), 8, 100)))
     donors = np.random.default_rng(SEED).permutation(chosen)
-    table = rows.take(chosen)
-    before = as_matrix(model.predict(table), len(chosen))
-    unit = rows.y.std(0)
-    unit = np.where(unit > 0, unit, 1)
-    change = []
+    spread = subject.y.std(0)
+    predict = model.predict_proba if subject.is_classifier else model.predict
+    before = subject.probabilities if subject.is_classifier else subject.predicted.mean()
+    unit, change = np.where(spread > 0, spread, 1), []
     for column in columns:
-        after = as_matrix(model.predict(with_values_of(table, column.place, donors, rows.X)), len(chosen))
-        change.append(float(np.square((after - before) / unit).mean()))
+        shuffled = subject.encoded(subject.replaced(column, chosen, donors))
+        after = as_matrix(predict(shuffled), len(chosen))
+        change.append(float(np.square((after - before[chosen]) / unit).mean()))
     best = set(np.argsort(-np.array(change), kind="stable")[:MAX_COLUMNS].tolist())
     kept = [column for k, column in enumerate(columns) if k in best]
     return kept, [column for k, column in enumerate(columns) if k not in best]
-
-
-def _nothing(rows: HeldOutRows, columns: list[InputColumn]) -> Importance:
-    empty = np.empty((0, rows.y.shape[1]))
-    return Importance([], empty, empty, empty, empty, 0, columns)
-
-
-def importance_figures(draw: Drawing, target: Target, found: Importance) -> list[str]:
-    """Bars of the increases of RMSE and NLL, and a table of them."""
-    if not found.columns:
-        return ["<p>No input varies among the test rows, so none can be shuffled.</p>"]
-    j = target.number
-    order = found.order(j)
-    names = [found.columns[k].name for k in order]
-    rmse, rmse_error, nll, nll_error = (
-        part[order, j] for part in (found.rmse, found.rmse_error, found.nll, found.nll_error)
-    )
-    height = max(1.5, 0.75 + 0.2 * min(len(names), SHOWN))
-    pictures = [
-        draw(
-            lambda ax: plots.importance(ax, names, rmse, rmse_error, "increase of the RMSE", SHOWN),
-            f"Increase of the root mean squared error of {target.name} if a column is shuffled; most for {names[0]}.",
-            "RMSE, in the unit of the target",
-            height,
-        ),
-        draw(
-            lambda ax: plots.importance(ax, names, nll, nll_error, "increase of the NLL", SHOWN),
-            f"Increase of the negative log-likelihood of {target.name} if a column is shuffled.",
-            "Negative log-likelihood, in nats per row",
-            height,
-        ),
-    ]
-    cells = [
-        [text(name, 60), *(with_error(*map(float, pair)) for pair in pairs)]
-        for name, *pairs in zip(
-            names, zip(rmse, rmse_error, strict=True), zip(nll, nll_error, strict=True), strict=True
-        )
-    ]
-    weak = [name for name, value, error in zip(names, rmse, rmse_error, strict=True) if value <= plots.Z95 * error]
-    remarks = []
-    if weak and len(weak) < len(names):
-        which = "For this column" if len(weak) == 1 else "For these columns"
-        remarks.append(f"{which}, the increase of the RMSE cannot be told from zero: {text(listed(weak), 320)}.")
-    if found.not_measured:
-        left = listed([column.name for column in found.not_measured])
-        remarks.append(
-            f"Not measured, because shuffling them changed the predictions of a few rows least: "
-            f"{count(len(found.not_measured), 'column')} ({text(left, 320)})."
-        )
-    return [
-        f"<p>How much worse the predictions become if the values of one column are shuffled among "
-        f"{count(found.num_rows, 'test row')}, as a mean of {SHUFFLES} shuffles. Error bars are ± 1.96 standard "
-        "errors. If two columns say the same, the model can read it from either, and each seems to matter less than "
-        f"both together.{' ' if remarks else ''}{' '.join(remarks)}</p>",
-        side_by_side(*pictures),
-        table(
-            ["Column", "RMSE increase", "NLL increase"],
-            cells,
-            "Increase when the column is shuffled, ± one standard error.",
-            kind="dense",
-        ),
-    ]

@@ -1,65 +1,124 @@
-"""What a report is about: a regressor of this package, alone, behind a pipeline's steps, or found by a search."""
+"""What a report is about: a fitted model, alone, behind a pipeline's steps or found by a search, and its test rows."""
 
-from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
-from cagp.estimators import CaGPClassifier, GPRegressor
+from cagp.data.targets import encode_target
+from cagp.estimators import CaGPClassifier, EncodedTable, GPRegressor
+from cagp.estimators.labels import codes_of, column_of
+from cagp.estimators.observations import Observations
+from cagp.estimators.predictive import Predictive
+from cagp.estimators.units import known_variances
+from cagp.report.columns import InputColumn, Matrix, Table, column_names, input_columns, with_values_of
 
-ASKED_WITH_ROWS = (
-    "predict",
-    "predictive",
-    "predict_interval",
-    "predict_quantiles",
-    "log_predictive_density",
-    "noise_std",
-    "prior_mean",
-    "sample_y",
-    "calibration",
-)
-"""The methods of a regressor whose first argument is a table."""
+SEED = 0
 
 
-class PipelineModel:
-    """The regressor at the end of a pipeline, asked with rows of the table that the pipeline takes.
+@dataclass(frozen=True)
+class Subject:
+    """A fitted model and the rows that it is tested on.
 
-    Methods that take a table transform it by the earlier steps first. Everything else is the regressor's own.
+    Rows are encoded once, and the model predicts them once, for all sections of the page.
     """
 
-    def __init__(self, steps: Sequence[Pipeline], regressor: GPRegressor):
-        self._steps, self.regressor = tuple(steps), regressor
+    model: Any  # a GPRegressor or a CaGPClassifier
+    steps: tuple[Pipeline, ...]  # before the model; the first takes ``X``
+    X: Table
+    y: Matrix  # (rows, targets); the places of classes for a classifier
+    noise: Matrix | None  # known noise variances
+    numbers: NDArray[np.intp]  # where the rows are in the table that was given, from 0
+    num_given: int
+    num_missing: int  # rows without a target, which are left out
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if name in ("feature_names_in_", "n_features_in_"):
-            return getattr(self._steps[0], name)
-        found = getattr(self.regressor, name)
-        return partial(self._ask, found) if name in ASKED_WITH_ROWS else found
+    @cached_property
+    def columns(self) -> list[InputColumn]:
+        """The columns of the table that vary among the rows."""
+        return input_columns(self.X)
 
-    def transform(self, X: Any) -> Any:
-        """The table that the regressor itself gets for this one."""
-        for step in self._steps:
+    @property
+    def column_names(self) -> list[str]:
+        """The names of all columns."""
+        return column_names(self.X)
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether the model predicts classes."""
+        return hasattr(self.model, "classes_")
+
+    @property
+    def num_rows(self) -> int:
+        """The number of test rows."""
+        return len(self.y)
+
+    def take(self, rows: NDArray[np.intp]) -> Table:
+        """Some of the inputs."""
+        return self.X.iloc[rows] if isinstance(self.X, pd.DataFrame) else self.X[rows]
+
+    def replaced(self, column: InputColumn, rows: NDArray[np.intp], donors: NDArray[np.intp]) -> Table:
+        """Some of the inputs, with the values that the rows ``donors`` have in one column."""
+        return with_values_of(self.take(rows), column.place, donors, self.X)
+
+    def take_noise(self, rows: NDArray[np.intp]) -> Matrix | None:
+        """The known noise variances of some of the rows."""
+        return None if self.noise is None else self.noise[rows]
+
+    def sample(self, size: int) -> NDArray[np.intp]:
+        """``size`` of the rows, drawn at random, in their order; all rows if there are no more."""
+        return sample(self.num_rows, size)
+
+    def label(self, row: int) -> str:
+        """What the user calls a row: its label in the index of a frame, or its number in the table, from 0."""
+        return str(self.X.index[row]) if isinstance(self.X, pd.DataFrame) else str(self.numbers[row])
+
+    # ---- what the model says ----
+
+    def encoded(self, X: Table) -> EncodedTable:
+        """A table after the steps of the pipeline, as numbers: the model takes it and encodes nothing."""
+        for step in self.steps:
             X = step.transform(X)
-        return X
+        encoder = self.model.encoder_
+        return EncodedTable(encoder, encoder.codes(X))
 
-    def _ask(self, method: Any, X: Any, *arguments: Any, **options: Any) -> Any:
-        return method(self.transform(X), *arguments, **options)
+    @cached_property
+    def encoded_rows(self) -> EncodedTable:
+        """The test rows as numbers."""
+        return self.encoded(self.X)
+
+    @cached_property
+    def predicted(self) -> Predictive | Observations:
+        """The predictive distributions of the test rows, by a regressor."""
+        return checked(self.model.predictive(self.encoded_rows, self.noise))
+
+    @cached_property
+    def probabilities(self) -> Matrix:
+        """The probability of each class at the test rows, by a classifier."""
+        return self.model.predict_proba(self.encoded_rows)
+
+    def function(self, X: Table) -> tuple[Matrix, Matrix]:
+        """Mean and standard deviation of the function, without noise."""
+        mean, std = self.model.predict(self.encoded(X), return_std=True, noise=False)
+        return as_matrix(mean, len(X)), as_matrix(std, len(X))
+
+    def moments(self, X: Table) -> tuple[Matrix, Matrix, Matrix]:
+        """Mean and standard deviation of new observations, and the part of the latter that is not noise."""
+        inputs = self.encoded(X)
+        found = checked(self.model.predictive(inputs))
+        mean, std = found.mean(), found.std()
+        noise = as_matrix(self.model.noise_std(inputs), len(X)) / std
+        return mean, std, std * np.sqrt((1 - noise**2).clip(0))
 
 
-Model = GPRegressor | PipelineModel
-"""What the sections of a report ask."""
-
-AnyModel = Model | CaGPClassifier
-"""What the sections on data and training ask."""
-
-
-def subject_of(estimator: Any) -> Model:
-    """The model to report on: the estimator itself, or what its pipeline and its search lead to."""
+def subject_of(estimator: Any, X: Any, y: Any, max_rows: int | None = None, sample_noise: Any = None) -> Subject:
+    """A regressor and the rows with known targets, or ``max_rows`` of them drawn at random, in their order."""
     steps = []
     while not isinstance(estimator, GPRegressor):
         if isinstance(estimator, Pipeline):
@@ -82,14 +141,93 @@ def subject_of(estimator: Any) -> Model:
                 f"model is a {type(estimator).__name__}, expected a fitted regressor of cagp, a Pipeline that ends in "
                 "one, or a search (GridSearchCV, RandomizedSearchCV) over one."
             )
-    return PipelineModel(steps, estimator) if steps else estimator
+    target = encode_target(y, "y_test")
+    values = target.values.reshape(len(target.values), -1)
+    noise = known_variances(sample_noise, values.shape)
+    return _drawn(estimator, tuple(steps), X, values, target.missing, max_rows, noise)
 
 
-def regressor_of(model: Model) -> GPRegressor:
-    """The regressor itself, which takes ``regressor_inputs``."""
-    return model.regressor if isinstance(model, PipelineModel) else model
+def class_subject_of(model: CaGPClassifier, X: Any, y: Any, max_rows: int | None = None) -> Subject:
+    """A classifier and the rows with a label; ``y`` has the places of their classes."""
+    labels = column_of(y)
+    missing = np.asarray(pd.isna(labels))
+    places = np.full((len(labels), 1), np.nan)
+    places[~missing, 0] = codes_of(model.classes_, labels[~missing])
+    return _drawn(model, (), X, places, missing, max_rows)
 
 
-def regressor_inputs(model: AnyModel, X: Any) -> Any:
-    """The table that the regressor itself gets for this one."""
-    return model.transform(X) if isinstance(model, PipelineModel) else X
+def _drawn(
+    model: Any,
+    steps: tuple[Pipeline, ...],
+    X: Any,
+    values: Matrix,
+    missing: NDArray[np.bool_],
+    max_rows: int | None,
+    noise: Matrix | None = None,
+) -> Subject:
+    first = steps[0] if steps else model
+    table, num_targets = _columns_of(first, _as_table(X)), 1 if hasattr(model, "classes_") else model.n_outputs_
+    if values.shape != (len(table), num_targets):
+        raise ValueError(
+            f"y_test has {values.shape[0]} rows and {values.shape[1]} column(s), expected {len(table)} rows, as in "
+            f"X_test, and {num_targets} column(s), as in fit."
+        )
+    if missing.all():
+        raise ValueError("y_test has no row with all of its targets or labels; a report needs some.")
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows is {max_rows}, expected at least 1, or None for all rows.")
+    kept = np.flatnonzero(~missing)
+    kept = kept if max_rows is None else kept[sample(len(kept), max_rows)]
+    every = Subject(model, steps, table, values, noise, np.arange(len(values)), len(values), int(missing.sum()))
+    if len(kept) == len(values):
+        return every
+    return replace(every, X=every.take(kept), y=values[kept], noise=every.take_noise(kept), numbers=kept)
+
+
+def sample(num_rows: int, size: int) -> NDArray[np.intp]:
+    """``size`` of so many rows, drawn at random, in their order; all rows if there are no more."""
+    if num_rows <= size:
+        return np.arange(num_rows)
+    return np.sort(np.random.default_rng(SEED).choice(num_rows, size, replace=False))
+
+
+def checked(found: Predictive | Observations) -> Predictive | Observations:
+    """The distributions, which must have finite means and positive standard deviations."""
+    mean, std = found.mean(), found.std()
+    wrong = ~(np.isfinite(mean) & np.isfinite(std) & (std > 0)).all(1)
+    if wrong.any():
+        raise ValueError(
+            f"the model's predictions of {int(wrong.sum())} of {len(mean)} rows are not finite, or have no positive "
+            "standard deviation, so there is nothing to report; model.fit_report_ says what the fit found."
+        )
+    return found
+
+
+def as_matrix(values: Any, num_rows: int) -> Matrix:
+    """Answers of the model as (rows, targets)."""
+    return np.asarray(values, float).reshape(num_rows, -1)
+
+
+def _as_table(X: Any) -> Table:
+    if not isinstance(X, pd.DataFrame) and hasattr(X, "to_pandas"):
+        X = X.to_pandas()
+    if isinstance(X, torch.Tensor):
+        X = X.detach().cpu().numpy()
+    if isinstance(X, pd.DataFrame):
+        return X
+    array = np.asarray(X)
+    if array.dtype.names is not None:
+        return pd.DataFrame(array)
+    if array.ndim != 2:
+        raise ValueError(f"X_test has shape {array.shape}, expected a table of rows and columns.")
+    return array
+
+
+def _columns_of(model: Any, table: Table) -> Table:
+    """The columns of a frame that the model was fitted with, if all are there; other columns have no effect."""
+    names = [str(name) for name in getattr(model, "feature_names_in_", [])]
+    if isinstance(table, pd.DataFrame) and names:
+        place = {str(name): j for j, name in enumerate(table.columns)}
+        if set(names) <= set(place):
+            return table.iloc[:, [place[name] for name in names]]
+    return table

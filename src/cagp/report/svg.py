@@ -1,14 +1,14 @@
 """Figures as SVG inside the page: text remains text, and colours are those of the page, light or dark."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from html import escape
 from io import StringIO
 from typing import Any
 
 import matplotlib
-from matplotlib.axes import Axes
+from markupsafe import Markup
 from matplotlib.backends.backend_mixed import MixedModeRenderer
 from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.figure import Figure
@@ -82,14 +82,22 @@ class Drawing:
     def __init__(self):
         self.num_drawn = 0
 
-    def __call__(self, draw: Callable[[Axes], object], alt: str, caption: str = "", height: float = HEIGHT) -> str:
-        """A figure with its caption (HTML); ``alt`` describes it in words."""
+    def __call__(
+        self,
+        plot: Callable[..., object],
+        *values: Any,
+        alt: str,
+        caption: str = "",
+        height: float = HEIGHT,
+        **options: Any,
+    ) -> Markup:
+        """The figure that ``plot(ax, *values, **options)`` draws, with its caption; ``alt`` describes it in words."""
         self.num_drawn += 1
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         _Canvas(figure)
-        draw(figure.subplots())
-        text = f"<figcaption>{caption}</figcaption>" if caption else ""
-        return f"<figure>{_svg(figure, f'f{self.num_drawn}-', alt)}{text}</figure>"
+        plot(figure.subplots(), *values, **options)
+        words = Markup("<figcaption>{}</figcaption>").format(caption) if caption else ""
+        return Markup("<figure>{}{}</figure>").format(Markup(_svg(figure, f"f{self.num_drawn}-", alt)), words)
 
 
 def _svg(figure: Figure, prefix: str, alt: str) -> str:
@@ -116,17 +124,3 @@ def _rounded(attribute: re.Match[str]) -> str:
     if "matrix" in attribute[0] or "scale" in attribute[0]:
         return attribute[0]
     return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
-
-
-def common_limits(lowest: Sequence[float], highest: Sequence[float]) -> tuple[float, float]:
-    """Limits that suit several figures, with a margin."""
-    low, high = min(lowest), max(highest)
-    margin = 0.06 * (high - low) or 0.5
-    return low - margin, high + margin
-
-
-def listed(names: Sequence[str], length: int = 40) -> str:
-    """Names for a sentence: the first six, shortened, and the number of the others."""
-    shown = [shortened(name, length) for name in names[:6]]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")

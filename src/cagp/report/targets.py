@@ -1,5 +1,7 @@
-"""How good the predictions of each target are, as numbers."""
+"""How good the predictions of each target are, as numbers, and a verdict on the error bars in words."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -7,14 +9,15 @@ from numpy.typing import NDArray
 
 from cagp import metrics
 from cagp.estimators.observations import Observations
-from cagp.estimators.predictive import Predictive
-from cagp.metrics import Calibration, Scores
-from cagp.plots import Vector
-from cagp.report.rows import HeldOutRows, Predictions
-from cagp.report.subject import Model, regressor_of
+from cagp.metrics import LEVEL, Calibration, Scores
+from cagp.plots import Z95, Vector, coverage_band
+from cagp.report.page import share
+from cagp.report.subject import Subject
 
 MOST_BINS = 30
 """Of counts: with more of them, several share a bin."""
+
+AS_IT_SHOULD = "as it should be, up to chance"
 
 
 class CountShares(NamedTuple):
@@ -26,7 +29,15 @@ class CountShares(NamedTuple):
     expected: Vector
 
 
-class Target(NamedTuple):
+class Verdict(NamedTuple):
+    """Whether the error bars are right, up to chance, and what is wrong with them."""
+
+    is_right: bool
+    words: str  # after "The 95 % intervals contain 93 % of the actual values: "
+
+
+@dataclass(frozen=True)
+class Target:
     """A target, its predictions and their scores."""
 
     name: str
@@ -34,60 +45,84 @@ class Target(NamedTuple):
     y: Vector
     mean: Vector
     std: Vector
-    scores: Scores
-    baseline: Scores  # of predicting the mean and standard deviation of the training targets for every row
-    normal: tuple[Vector, Vector, Vector]  # y, mean and std on the scale of the fit, where predictions are normal
+    z: Vector  # the errors in standard deviations, on the scale of the fit, where they are normal
     interval: tuple[Vector, Vector]  # the ends of the 95 % intervals
+    scores: Scores
+    baseline: Scores
     baseline_words: str  # what the baseline predicts
-    counts: "CountShares | None" = None  # of a target that is a count
+    counts: CountShares | None = None  # of a target that is a count
     allows_outliers: bool = False  # whether gross errors among the targets are to be expected
 
-    @property
+    @cached_property
     def inside(self) -> NDArray[np.bool_]:
         """Whether each actual value lies in its 95 % interval."""
         return (self.interval[0] <= self.y) & (self.y <= self.interval[1])
 
+    @cached_property
+    def error(self) -> Vector:
+        """Actual minus predicted values."""
+        return self.y - self.mean
+
+    @cached_property
+    def error_quantiles(self) -> tuple[float, float]:
+        """The median and the 90 % quantile of the absolute errors."""
+        median, upper = np.quantile(np.abs(self.error), [0.5, 0.9])
+        return float(median), float(upper)
+
     @property
-    def standardized(self) -> Vector:
-        """The errors in standard deviations, on the scale of the fit."""
-        y, mean, std = self.normal
-        return (y - mean) / std
+    def worst(self) -> int:
+        """The row with the largest absolute error."""
+        return int(np.abs(self.error).argmax())
+
+    @property
+    def share_in_the_middle(self) -> float:
+        """Of the targets, those in the middle 95 % of their distributions; random within a count."""
+        return float((np.abs(self.z) <= Z95).mean())
+
+    @property
+    def standard(self) -> tuple[Vector, Vector, Vector]:
+        """Targets, means and standard deviations where all predictions are standard normal: what calibration needs."""
+        return self.z, np.zeros_like(self.z), np.ones_like(self.z)
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """Nominal and observed coverage of the central intervals at 19 levels, the last of which is 95 %."""
+        return metrics.calibration(*metrics.scaled(*self.standard)[:3])
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What the coverage at 19 levels says about the error bars."""
+        return verdict_on(self.calibration, len(self.y))
+
+    @property
+    def error_by_chance(self) -> float:
+        """The expected mean coverage error if the predictions are right."""
+        return error_by_chance(self.calibration.levels, len(self.y))
+
+    @property
+    def expected_coverage(self) -> tuple[float, float]:
+        """The range of the coverage of the 95 % intervals in which all 19 levels lie together with probability 95 %."""
+        low, high = coverage_band(LEVEL, len(self.y))
+        return float(low), float(high)
 
 
-def targets_of(model: Model, rows: HeldOutRows, found: Predictions) -> list[Target]:
-    """All targets of the model."""
-    if model.likelihood_ is not None:
-        return [_observed_target(model, rows, found)]
-    predicted = Predictive.from_moments(found.mean, found.std, model.target_transforms_)
-    constant = regressor_of(model).fitted.constant_prediction(len(rows.y))
-    assert isinstance(constant, Predictive)
-    return [_target(j, str(name), rows, found, predicted, constant) for j, name in enumerate(model.target_names_)]
-
-
-def _target(
-    j: int, name: str, rows: HeldOutRows, found: Predictions, predicted: Predictive, constant: Predictive
-) -> Target:
-    y, mean, std = (np.ascontiguousarray(part[:, j]) for part in (rows.y, found.mean, found.std))
-    normal = predicted.transforms[j].forward(y), predicted.location[:, j], predicted.scale[:, j]
-    low, high = predicted.quantiles([0.5 - metrics.LEVEL / 2, 0.5 + metrics.LEVEL / 2])[:, j].T
-    scores = predicted.scores(j, y), constant.scores(j, y)
-    words = "the mean of the training targets for every row, with their standard deviation"
-    return Target(name, j, y, mean, std, *scores, normal, (low, high), words)
-
-
-def _observed_target(model: Model, rows: HeldOutRows, found: Predictions) -> Target:
-    """The target of a model whose likelihood is not Gaussian: its place in its distribution stands for its error."""
-    predicted, regressor = model.predictive(rows.X), regressor_of(model)
-    assert isinstance(predicted, Observations)
-    y, mean, std = (np.ascontiguousarray(part[:, 0]) for part in (rows.y, found.mean, found.std))
-    constant = regressor.fitted.constant_prediction(len(y), predicted)
-    normal = predicted.standardized(rows.y)[:, 0], np.zeros(len(y)), np.ones(len(y))
-    low, high = predicted.quantiles([0.5 - metrics.LEVEL / 2, 0.5 + metrics.LEVEL / 2])[:, 0].T
-    scores = predicted.scores(0, y), constant.scores(0, y)
-    words = f"{regressor.fitted.constant_words} of the training targets for every row"
-    counts = _count_shares(predicted, y) if predicted.likelihood.are_counts else None
-    ends = low, high
-    return Target(model.target_names_[0], 0, y, mean, std, *scores, normal, ends, words, counts, counts is None)
+def targets_of(subject: Subject) -> list[Target]:
+    """All targets of a regressor."""
+    predicted, model = subject.predicted, subject.model
+    constant = model.fitted.constant_prediction(subject.num_rows, predicted)
+    mean, std, z = predicted.mean(), predicted.std(), predicted.standardized(subject.y)
+    ends = predicted.quantiles([0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
+    counts, is_observed = None, isinstance(predicted, Observations)
+    if is_observed and predicted.likelihood.are_counts:
+        counts = _count_shares(predicted, subject.y[:, 0])
+    found = []
+    for j, name in enumerate(model.target_names_):
+        y, interval = np.ascontiguousarray(subject.y[:, j]), (ends[:, j, 0], ends[:, j, 1])
+        scores = predicted.scores(j, y), constant.scores(j, y)
+        outliers = is_observed and counts is None
+        values = y, mean[:, j], std[:, j], z[:, j], interval, *scores
+        found.append(Target(str(name), j, *values, model.fitted.constant_words, counts, outliers))
+    return found
 
 
 def _count_shares(predicted: Observations, y: Vector) -> CountShares:
@@ -99,16 +134,39 @@ def _count_shares(predicted: Observations, y: Vector) -> CountShares:
     return CountShares(start, width, observed, np.diff(below))
 
 
-def calibration_of(target: Target) -> Calibration:
-    """Nominal and observed coverage of the central intervals at 19 levels, the last of which is 95 %."""
-    return metrics.calibration(*metrics.scaled(*target.normal)[:3])
-
-
-def mean_coverage_error(y: Vector, mean: Vector, std: Vector) -> tuple[float, float]:
-    """The mean coverage error over 19 levels, and its expected value if the predictions are right.
+def error_by_chance(levels: Vector, num_rows: int) -> float:
+    """The mean coverage error of right predictions, on average.
 
     An observed share is nearly normal about p with variance p (1 - p) / n, so E|share - p| ≈ √(2p (1 - p) / πn).
     """
-    found = metrics.calibration(*metrics.scaled(y, mean, std)[:3])
-    expected = np.sqrt(2 * found.levels * (1 - found.levels) / (np.pi * len(y))).mean()
-    return found.error, float(expected)
+    return float(np.sqrt(2 * levels * (1 - levels) / (np.pi * num_rows)).mean())
+
+
+def verdict_on(found: Calibration, num_rows: int) -> Verdict:
+    """The error bars are right if the whole curve lies in the grey band of its figure."""
+    low, high = coverage_band(found.levels, num_rows)
+    distance = found.coverage - found.levels
+    beyond = (found.coverage < low) | (found.coverage > high)
+    if not beyond.any():
+        return Verdict(True, AS_IT_SHOULD)
+    last = int(np.abs(found.levels - LEVEL).argmin())
+    # Of the levels beyond chance, the one that is farthest off.
+    worst = int(np.where(beyond, np.abs(distance), -1).argmax())
+    side = "narrow" if distance[worst] < 0 else "wide"
+    other = f"the {100 * found.levels[worst]:.0f} % intervals contain {share(found.coverage[worst])}"
+    if not beyond[last]:
+        where = "in the middle" if found.levels[worst] < 0.85 else "there"
+        return Verdict(False, f"{AS_IT_SHOULD}, but {other}, so the error bars are too {side} {where}")
+    ends = f"the intervals are {'slightly ' if abs(distance[last]) < 0.02 else ''}too "
+    ends += "narrow" if distance[last] < 0 else "wide"
+    opposite = beyond & (np.sign(distance) != np.sign(distance[last]))
+    if not opposite.any():
+        return Verdict(False, ends)
+    worst = int(np.where(opposite, np.abs(distance), -1).argmax())
+    side = "narrow" if distance[worst] < 0 else "wide"
+    tails = "; errors have heavier tails than a normal distribution" if side == "wide" else ""
+    return Verdict(
+        False,
+        f"{ends}. But the {100 * found.levels[worst]:.0f} % intervals contain {share(found.coverage[worst])} and are "
+        f"too {side}{tails}",
+    )

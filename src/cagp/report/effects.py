@@ -4,16 +4,15 @@ Apley and Zhu (2020), Visualizing the effects of predictor variables in black bo
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from cagp.plots import Vector
-from cagp.report.columns import InputColumn, input_columns, with_values_of
-from cagp.report.rows import HeldOutRows, Matrix, Table, column_names, function_moments, predictions, sample
-from cagp.report.subject import AnyModel, Model, regressor_inputs
+from cagp.report.columns import InputColumn, Matrix, Table
+from cagp.report.subject import Subject, sample
 
 NUM_EFFECTS = 6
 EFFECT_ROWS = 500  # that are moved to both ends of their bin
@@ -39,6 +38,22 @@ class Effect(NamedTuple):
         """Whether there is no other column, so that the effect is the prediction itself."""
         return self.observation_std is not None
 
+    def for_target(self, j: int) -> "Effect":
+        """That on one target; arrays (nodes,)."""
+        observation_std = None if self.observation_std is None else self.observation_std[:, j]
+        return self._replace(mean=self.mean[:, j], std=self.std[:, j], observation_std=observation_std)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the nodes, of a column of levels."""
+        return [self.column.levels[int(code)] for code in self.nodes]
+
+    @property
+    def marks(self) -> Vector:
+        """Some values that occur, between the first and the last node."""
+        values = self.column.values[sample(len(self.column.values), 80)]
+        return values[(values >= self.nodes[0]) & (values <= self.nodes[-1])]
+
 
 class Surface(NamedTuple):
     """The prediction as a function of two inputs; arrays (nodes of the second, nodes of the first, targets)."""
@@ -48,31 +63,12 @@ class Surface(NamedTuple):
     mean: NDArray[np.float64]
     std: NDArray[np.float64]  # of the function
 
-
-def varying(model: AnyModel, rows: HeldOutRows) -> NDArray[np.bool_]:
-    """Which encoded inputs vary among the test rows; all of them if none does.
-
-    The lengthscale of an input that is constant in training remains at its starting value and means nothing.
-    """
-    X = regressor_inputs(model, rows.X)
-    table = X if isinstance(X, pd.DataFrame) else pd.DataFrame(np.asarray(X))
-    names = [str(name) for name in model.feature_names_out_]
-    given = column_names(X if isinstance(X, pd.DataFrame) else np.asarray(X))
-    varies = dict(zip(given, (table.nunique() > 1).tolist(), strict=True))
-    if len(names) == len(varies):
-        found = np.array(list(varies.values()))
-    else:
-        constant = [name for name, varied in varies.items() if not varied]
-        found = np.array([not any(_comes_from(name, c) for c in constant) for name in names])
-    return found if found.any() else np.ones_like(found)
+    def for_target(self, j: int) -> "Surface":
+        """That of one target; arrays (nodes of the second, nodes of the first)."""
+        return self._replace(mean=self.mean[..., j], std=self.std[..., j])
 
 
-def _comes_from(encoded: str, column: str) -> bool:
-    """Whether an encoded input is that of a column, of one of its levels, or says where it is missing."""
-    return encoded in (column, f"{column} is missing") or encoded.startswith(f"{column}=")
-
-
-def input_effects_of(model: Model, rows: HeldOutRows, ranked: Sequence[InputColumn]) -> list[Effect] | Surface:
+def effects_of(subject: Subject, ranked: Sequence[InputColumn]) -> list[Effect] | Surface:
     """What the inputs do: a map if there are two columns of numbers, else the effects of the first columns.
 
     It takes predictions of at most 6 · 2,000 further rows, or of 48² for a map.
@@ -80,19 +76,14 @@ def input_effects_of(model: Model, rows: HeldOutRows, ranked: Sequence[InputColu
     Args:
         ranked: the columns that vary, the most important first.
     """
-    num_columns = len(column_names(rows.X))
+    num_columns = len(subject.column_names)
     if num_columns == len(ranked) == 2 and all(_is_complete(column) for column in ranked):
         first, second = sorted(ranked, key=lambda column: column.place)
-        return _surface(model, rows, first, second)
+        return _surface(subject, first, second)
     if num_columns == 1:
-        return [_fit(model, rows, column) for column in ranked]
-    others = input_columns(rows)
-    return [
-        _accumulated(model, rows, column)
-        if column.is_ordered
-        else _between_levels(model, rows, column, [other for other in others if other.place != column.place])
-        for column in ranked[:NUM_EFFECTS]
-    ]
+        return [_fit(subject, column) for column in ranked]
+    effect = {True: _accumulated, False: _between_levels}
+    return [effect[column.is_ordered](subject, column) for column in ranked[:NUM_EFFECTS]]
 
 
 def _is_complete(column: InputColumn) -> bool:
@@ -102,23 +93,22 @@ def _is_complete(column: InputColumn) -> bool:
 # ---- columns of numbers, dates and durations ----
 
 
-def _accumulated(model: Model, rows: HeldOutRows, column: InputColumn) -> Effect:
+def _accumulated(subject: Subject, column: InputColumn) -> Effect:
     """The accumulated local effect: mean changes of the prediction across each bin, for the rows in the bin, summed up.
 
     A row is moved to both ends of its own bin and nowhere else, so that no input meets others that it never occurs
     with. For f(x) = Σⱼ gⱼ(xⱼ) the effect of column j is gⱼ up to a constant, however the columns are correlated.
     """
     values = column.values
-    known = np.flatnonzero(np.isfinite(values))
-    chosen = known[sample(len(known), EFFECT_ROWS)]
+    finite = np.flatnonzero(np.isfinite(values))
+    chosen = finite[sample(len(finite), EFFECT_ROWS)]
     ends = _bin_ends(values, chosen)
     nodes = values[ends]
     chosen = chosen[(values[chosen] >= nodes[0]) & (values[chosen] <= nodes[-1])]
     # Bin k is (node k, node k + 1]; the first one has its lower end as well.
     bins = (np.searchsorted(nodes, values[chosen], side="left") - 1).clip(0)
-    table = rows.take(np.tile(chosen, 2))
-    moved = with_values_of(table, column.place, np.concatenate([ends[bins], ends[bins + 1]]), rows.X)
-    mean, std = function_moments(model, moved)
+    donors = np.concatenate([ends[bins], ends[bins + 1]])
+    mean, std = subject.function(subject.replaced(column, np.tile(chosen, 2), donors))
     low, high = np.split(mean, 2)
     num_bins = len(nodes) - 1
     effect = np.zeros((num_bins + 1, mean.shape[1]))
@@ -152,7 +142,7 @@ def _means(values: Matrix, groups: NDArray[np.intp], num_groups: int) -> Matrix:
 # ---- columns of levels ----
 
 
-def _between_levels(model: Model, rows: HeldOutRows, column: InputColumn, others: Sequence[InputColumn]) -> Effect:
+def _between_levels(subject: Subject, column: InputColumn) -> Effect:
     """The counterpart for levels: mean changes of the prediction between two levels, for the rows with one of them.
 
     Effects a minimise Σ w(l, m) (a(l) - a(m) - d(l, m))², where d(l, m) is the mean change from m to l and w is the
@@ -161,23 +151,20 @@ def _between_levels(model: Model, rows: HeldOutRows, column: InputColumn, others
     num_levels = min(len(column.levels), MAX_LEVELS)
     among = np.flatnonzero(column.values < num_levels)
     chosen = among[sample(len(among), LEVEL_ROWS // num_levels)]
-    codes = column.values[chosen].astype(int)
-    shown = np.unique(codes)
+    shown, codes = np.unique(column.values[chosen].astype(int), return_inverse=True)
     if len(shown) < 2:  # the sample missed all levels but one
-        nothing = np.zeros((len(shown), rows.y.shape[1]))
+        nothing = np.zeros((len(shown), subject.y.shape[1]))
         return Effect(column, shown.astype(float), nothing, nothing, None, len(chosen))
-    codes = np.searchsorted(shown, codes)
     donors = np.array([np.flatnonzero(column.values == level)[0] for level in shown])
-    table = rows.take(np.tile(chosen, len(shown)))
-    mean, std = function_moments(model, with_values_of(table, column.place, np.repeat(donors, len(chosen)), rows.X))
-    at_level = mean.reshape(len(shown), len(chosen), -1)
+    moved = subject.replaced(column, np.tile(chosen, len(shown)), np.repeat(donors, len(chosen)))
+    at_level, std = (part.reshape(len(shown), len(chosen), -1) for part in subject.function(moved))
+    others = [other for other in subject.columns if other.place != column.place]
     weights = _similarity(codes, len(shown), [other.values[chosen] for other in others], [o.is_ordered for o in others])
     effect = _least_squares(at_level, codes, weights)
     effect -= effect[codes].mean(0)
-    own = std.reshape(at_level.shape)[codes, np.arange(len(chosen))]
+    stds = _means(std[codes, np.arange(len(chosen))], codes, len(shown))
     order = np.argsort([column.levels[level] for level in shown], kind="stable")
-    found = _means(own, codes, len(shown))
-    return Effect(column, shown[order].astype(float), effect[order], found[order], None, len(chosen))
+    return Effect(column, shown[order].astype(float), effect[order], stds[order], None, len(chosen))
 
 
 def _least_squares(at_level: NDArray[np.float64], codes: NDArray[np.intp], weights: Matrix) -> Matrix:
@@ -222,36 +209,34 @@ def _similarity(
 # ---- one or two columns ----
 
 
-def _fit(model: Model, rows: HeldOutRows, column: InputColumn) -> Effect:
+def _fit(subject: Subject, column: InputColumn) -> Effect:
     """The prediction as a function of the only column."""
-    known = np.flatnonzero(np.isfinite(column.values))
-    if column.is_ordered and column.kind == "number":
-        nodes = np.linspace(column.values[known].min(), column.values[known].max(), FIT_NODES)
-        table = _with_numbers(rows.take(np.zeros(FIT_NODES, np.intp)), column, nodes)
+    finite = np.flatnonzero(np.isfinite(column.values))
+    if column.kind == "number":
+        nodes = np.linspace(column.values[finite].min(), column.values[finite].max(), FIT_NODES)
+        table = _with_numbers(subject.take(np.zeros(FIT_NODES, np.intp)), column, nodes)
     else:
         # Values that occur keep their type: all levels, or dates at even quantiles.
-        _, first = np.unique(column.values[known], return_index=True)
-        donors = known[first]
+        donors = finite[np.unique(column.values[finite], return_index=True)[1]]
         if column.is_ordered:
             donors = donors[np.unique(np.linspace(0, len(donors) - 1, FIT_NODES).round().astype(int))]
         else:
             donors = np.array(sorted(donors[:MAX_LEVELS], key=lambda row: column.levels[int(column.values[row])]))
-        nodes, table = column.values[donors], rows.take(donors)
-    found = predictions(model, table)
-    return Effect(column, nodes, found.mean, found.latent_std, found.std, len(rows.y))
+        nodes, table = column.values[donors], subject.take(donors)
+    mean, std, function_std = subject.moments(table)
+    return Effect(column, nodes, mean, function_std, std, subject.num_rows)
 
 
-def _surface(model: Model, rows: HeldOutRows, first: InputColumn, second: InputColumn) -> Surface:
+def _surface(subject: Subject, first: InputColumn, second: InputColumn) -> Surface:
     across, up = (np.linspace(c.values.min(), c.values.max(), MAP_NODES) for c in (first, second))
-    table = rows.take(np.zeros(MAP_NODES**2, np.intp))
+    table = subject.take(np.zeros(MAP_NODES**2, np.intp))
     table = _with_numbers(table, first, np.tile(across, MAP_NODES))
     table = _with_numbers(table, second, np.repeat(up, MAP_NODES))
-    found = predictions(model, table)
-    mean, std = (part.reshape(MAP_NODES, MAP_NODES, -1) for part in (found.mean, found.latent_std))
+    mean, _, std = (part.reshape(MAP_NODES, MAP_NODES, -1) for part in subject.moments(table))
     return Surface((first, second), (across, up), mean, std)
 
 
-def _with_numbers(X: Table, column: InputColumn, values: Any) -> Table:
+def _with_numbers(X: Table, column: InputColumn, values: Vector) -> Table:
     """The table with other numbers in one column."""
     if not isinstance(X, pd.DataFrame):
         changed = X.astype(float)
