@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from scipy.interpolate import CloughTocher2DInterpolator, RectBivariateSpline
+from terrain_maps import Forecast, Map, poster, save, summit
 from torch import Tensor
 
-from cagp import metrics, plots
+from cagp import metrics
 from cagp.data import Dataset, Split, Standardizer, split, terrain
 from cagp.estimators import CaGPRegressor
 from cagp.kernels import Matern32, Scale
@@ -58,7 +59,7 @@ class Quality(NamedTuple):
 class Result(NamedTuple):
     """The maps and the quality of a fit with actions."""
 
-    forecast: plots.Forecast
+    forecast: Forecast
     quality: Quality
 
 
@@ -87,7 +88,7 @@ def run(out: Path) -> None:
     console.print(_reading(results[0].quality, results[-1].quality, local))
 
     picture = out / "terrain.png"
-    plots.save(_poster(data, rows, results), picture)
+    save(_poster(data, rows, results), picture)
     console.print(f"\nPicture: {picture}", soft_wrap=True)
 
 
@@ -117,7 +118,7 @@ def _result(data: Dataset, rows: Split, budget: Budget, progress: Progress) -> R
     test = posterior.predict(scaler.inputs(data.X[rows.test]).float(), noise=True)
     quality = _quality(f"{budget.num_actions} actions", test, data.y[rows.test], scaler, fitted.seconds)
     maps = _maps(posterior.predict(scaler.inputs(torch.from_numpy(_nodes(PREDICTED))).float(), noise=True), scaler)
-    forecast = plots.Forecast(budget.num_actions, *maps, rmse=quality.rmse, coverage=quality.scores.coverage)
+    forecast = Forecast(budget.num_actions, *maps, rmse=quality.rmse, coverage=quality.scores.coverage)
     return Result(forecast, quality)
 
 
@@ -145,7 +146,7 @@ def _quality(label: str, test: Prediction, y: Tensor, scaler: Standardizer, seco
     )
 
 
-def _maps(prediction: Prediction, scaler: Standardizer) -> tuple[plots.Map, plots.Map]:
+def _maps(prediction: Prediction, scaler: Standardizer) -> tuple[Map, Map]:
     """Mean and standard deviation in metres at the nodes that are drawn, by splines between those predicted."""
     coarse, fine = (np.linspace(0, 1, size) for size in (PREDICTED, DRAWN))
     values = scaler.restore_mean(prediction.mean), scaler.restore_variance(prediction.variance).sqrt()
@@ -155,7 +156,7 @@ def _maps(prediction: Prediction, scaler: Standardizer) -> tuple[plots.Map, plot
     return mean, std
 
 
-def _nodes(size: int) -> plots.Map:
+def _nodes(size: int) -> Map:
     """The places (size², 2) of the nodes of a map in km, row by row from south to north."""
     ticks = MARGIN + np.linspace(0, MAP_WIDTH, size)
     return np.stack(np.meshgrid(ticks, ticks), axis=-1).reshape(-1, 2)
@@ -192,7 +193,7 @@ def _reading(few: Quality, many: Quality, local: Quality) -> str:
 def _poster(data: Dataset, rows: Split, results: list[Result]) -> Figure:
     truth = CloughTocher2DInterpolator(data.X.numpy(), data.y.numpy())(_nodes(DRAWN)).reshape(DRAWN, DRAWN)
     budgets = ", ".join(str(result.forecast.num_actions) for result in results[:-1])
-    figure = plots.poster(
+    figure = poster(
         truth,
         [result.forecast for result in results],
         MAP_WIDTH,
@@ -200,7 +201,7 @@ def _poster(data: Dataset, rows: Split, results: list[Result]) -> Figure:
         subtitle=f"{len(rows.train):,} elevations around Blanca Peak, Colorado, summarised by {budgets} and "
         f"{results[-1].forecast.num_actions} learned weighted sums (actions). Coverage is that of 95 % intervals.",
     )
-    plots.summit(figure.axes[0], BLANCA_PEAK[0] - MARGIN, BLANCA_PEAK[1] - MARGIN, "Blanca Peak")
+    summit(figure.axes[0], BLANCA_PEAK[0] - MARGIN, BLANCA_PEAK[1] - MARGIN, "Blanca Peak")
     return figure
 
 

@@ -13,6 +13,7 @@ DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
 
 @pytest.mark.usefixtures("annotations_off")  # integers for floats, as a user may write them
 def test_the_table_and_the_picture_show_actions_and_nearest_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(DEMO.parent)  # as for a script, which imports what lies beside it
     spec = spec_from_file_location("demo", DEMO)
     demo = module_from_spec(spec)
     spec.loader.exec_module(demo)

@@ -3,9 +3,17 @@
 Arrays are numpy's. Nothing here touches matplotlib's global state.
 """
 
-from cagp.plots.effects import VALUE_COLORS, category_effect, effect, fit_in_one_input, importance, relevance, surface
+from cagp.plots.effects import (
+    STD_COLORS,
+    VALUE_COLORS,
+    category_effect,
+    effect,
+    fit_in_one_input,
+    importance,
+    relevance,
+    surface,
+)
 from cagp.plots.errors import ERROR_COLORS, coverage_by_group, degree_shape, map_of_rows, residuals
-from cagp.plots.maps import ELEVATION_COLORS, STD_COLORS, Forecast, Map, poster, relief, scale_bar, spread, summit
 from cagp.plots.over_time import Curve, Point, curves, methods_against_time
 from cagp.plots.probabilities import confusion, reliability_diagram, trade_off
 from cagp.plots.quality import (
@@ -29,7 +37,6 @@ from cagp.plots.style import (
     SMALL,
     Vector,
     date_axis,
-    save,
     shortened,
     styled,
     write_figure,
@@ -39,7 +46,6 @@ from cagp.plots.variance import Part, percent, variance_by_certainty, variance_p
 __all__ = [
     "AMBER",
     "BLUE",
-    "ELEVATION_COLORS",
     "ERROR_COLORS",
     "GREEN",
     "INK",
@@ -52,8 +58,6 @@ __all__ = [
     "VALUE_COLORS",
     "Z95",
     "Curve",
-    "Forecast",
-    "Map",
     "Part",
     "Point",
     "Vector",
@@ -73,19 +77,13 @@ __all__ = [
     "methods_against_time",
     "percent",
     "pit_histogram",
-    "poster",
     "predicted_against_actual",
     "relevance",
     "reliability_diagram",
-    "relief",
     "residuals",
     "rootogram",
-    "save",
-    "scale_bar",
     "shortened",
-    "spread",
     "styled",
-    "summit",
     "surface",
     "trade_off",
     "variance_by_certainty",

@@ -27,6 +27,7 @@ from cagp.plots.style import (
 )
 
 VALUE_COLORS = LinearSegmentedColormap.from_list("value", matplotlib.colormaps["viridis"](np.linspace(0.05, 1, 256)))
+STD_COLORS = LinearSegmentedColormap.from_list("std", matplotlib.colormaps["magma"](np.linspace(0.12, 1, 256)))
 
 
 def relevance(ax: Axes, names: Sequence[str], lengthscales: Vector, top: int = 20) -> Axes:

@@ -2,7 +2,6 @@
 
 import unicodedata
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import AutoLocator, FixedLocator, MaxNLocator
 from numpy.typing import NDArray
-from PIL import Image
 
 from cagp.files import replacing
 
@@ -118,17 +116,6 @@ def shortened(name: str, length: int = 28) -> str:
         return printable
     head = (length - 1) * 2 // 3
     return f"{printable[:head]}…{printable[head + 1 - length :]}"
-
-
-def save(figure: Figure, path: Path, dpi: float = 150) -> None:
-    """Write the figure as a dithered PNG of 256 colours: half the size of true colours, with hardly a difference."""
-    buffer = BytesIO()
-    figure.savefig(buffer, dpi=dpi, bbox_inches="tight", pad_inches=0.3)
-    image = Image.open(buffer).convert("RGB")
-    thumbnail = image.resize((image.width // 3, image.height // 3), Image.Resampling.NEAREST)
-    palette = thumbnail.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=4)
-    with replacing(path) as file:
-        image.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG).save(file, "PNG", optimize=True)
 
 
 def write_figure(figure: Figure, path: Path, dpi: float = 150) -> None:

@@ -1,9 +1,10 @@
-"""Maps of elevations and of their error bars, and the poster of the demo."""
+"""What demo.py draws: maps of elevations and of their error bars."""
 
 from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -12,8 +13,9 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 from numpy.typing import NDArray
+from PIL import Image
 
-from cagp.plots.style import INK
+from cagp.plots import INK, STD_COLORS
 
 Map = NDArray[np.float64]
 """Values on a square grid, rows from south to north."""
@@ -31,7 +33,6 @@ ELEVATION_COLORS = LinearSegmentedColormap.from_list(
         (1.00, "#ffffff"),
     ],
 )
-STD_COLORS = LinearSegmentedColormap.from_list("std", matplotlib.colormaps["magma"](np.linspace(0.12, 1, 256)))
 EXAGGERATION = 2.0  # of heights, for shading
 
 
@@ -140,3 +141,13 @@ def _bare(ax: Axes) -> Axes:
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     return ax
+
+
+def save(figure: Figure, path: Path, dpi: float = 150) -> None:
+    """Write the figure as a dithered PNG of 256 colours: half the size of true colours, with hardly a difference."""
+    buffer = BytesIO()
+    figure.savefig(buffer, dpi=dpi, bbox_inches="tight", pad_inches=0.3)
+    image = Image.open(buffer).convert("RGB")
+    thumbnail = image.resize((image.width // 3, image.height // 3), Image.Resampling.NEAREST)
+    palette = thumbnail.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=4)
+    image.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG).save(path, "PNG", optimize=True)
