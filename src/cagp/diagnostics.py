@@ -4,10 +4,9 @@ Everything here is float64 and records no gradient.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -35,7 +34,7 @@ def principal_angles(A: Float[Tensor, "n p"], B: Float[Tensor, "n q"]) -> Float[
     """The r = min(p, q) angles between the spans of two matrices, in radians, smallest first. Time O(n (p + q)²).
 
     Large angles are computed from their cosines and small ones from their sines (Björck and Golub), both to full
-    precision.
+    precision; ``scipy.linalg.subspace_angles`` is exact to 1e-11 for small ones.
     """
     if A.shape[1] < B.shape[1]:
         A, B = B, A
@@ -166,7 +165,7 @@ def action_fit(
     The exact posterior has seen each training row, so that its variance there is at most k D / (k + D), with k the
     prior variance and D the noise. What the posterior's own variance has beyond that was not computed.
 
-    Ask at hyperparameters that do not depend on the actions, e.g. those of CaGP-Local. The ELBO adapts them to the
+    Use hyperparameters that do not depend on the actions, e.g. those of CaGP-Local. The ELBO adapts them to the
     actions: what these cannot resolve becomes noise.
 
     Args:
@@ -183,9 +182,8 @@ def action_fit(
     rows = rows.to(X.device)
     inputs, prior = X[rows], posterior.prior
     noise = prior.noise_variance(inputs, None if row_noise is None else row_noise[rows])
-    known = prior.kernel.diag(inputs.double())
-    variance = posterior.variance(inputs).double()
-    share = (variance - known * noise / (known + noise)).clamp_min(0) / (variance + noise)
+    before, after = prior.kernel.diag(inputs.double()), posterior.variance(inputs).double()
+    share = (after - before * noise / (before + noise)).clamp_min(0) / (after + noise)
     return ActionFit(_block_spacing(posterior, posterior.W), float(share.mean()))
 
 
@@ -233,41 +231,37 @@ NEIGHBOURS = 256
 
 Kind = Literal["exact", "estimate", "unknown"]
 
-
-class Components(NamedTuple):
-    """The variance of a new observation at each test point, as a sum of three parts."""
-
-    noise: Float[Tensor, " t"]  # of the targets about the function: neither data nor computation lower it
-    latent: Float[Tensor, " t"]  # of the exact posterior: more data would lower it
-    computational: Float[Tensor, " t"]  # what was not computed: zero with a full budget; NaN if unknown
-    error_bound: Float[Tensor, " t"]  # ``computational`` may be too small by up to this, ``latent`` too large
-    num_iterations: int  # of conjugate gradients; 0 if there were none
+KINDS: tuple[Kind, ...] = ("unknown", "estimate", "exact")
+"""What is known of the computational part, the least first; an estimate is one from below."""
 
 
 class Split(NamedTuple):
-    """The variance of the function at each test point as a sum of two parts; the fields of ``Components``."""
+    """The variance of the function at each test point, as a sum of two parts."""
 
+    latent: Float[Tensor, " t"]  # of the exact posterior: more data would lower it
+    computational: Float[Tensor, " t"]  # what was not computed: zero with a full budget; NaN if unknown
+    error_bound: Float[Tensor, " t"]  # ``computational`` may be too small by up to this, ``latent`` too large
+    num_iterations: int = 0  # of conjugate gradients; 0 if there were none
+
+
+class Components(NamedTuple):
+    """The variance of a new observation at each test point, as a sum of three parts; see ``Split``."""
+
+    noise: Float[Tensor, " t"]  # of the targets about the function: neither data nor computation lower it
     latent: Float[Tensor, " t"]
     computational: Float[Tensor, " t"]
     error_bound: Float[Tensor, " t"]
-    num_iterations: int = 0
+    num_iterations: int
 
 
-class Reference(ABC):
-    """What takes the place of the exact posterior, at the same hyperparameters, to find the computational part.
+class Reference(NamedTuple):
+    """What takes the place of the exact posterior, at the same hyperparameters, to find the computational part."""
 
-    Args:
-        kind: what the computational part is: "exact", an "estimate" from below, or "unknown".
-    """
-
-    def __init__(self, kind: Kind):
-        self.kind: Kind = kind
-
-    @abstractmethod
-    def split(self, posterior: Posterior, X: Float[Tensor, "t d"], scale: Float[Tensor, " t"] | None) -> Split:
-        """The latent and the computational part; ``scale`` is that of the posterior around each row."""
+    kind: Kind
+    split: Callable[[Posterior, Tensor, Tensor | None], Split]  # of a posterior, at test points, with its scale there
 
 
+@torch.no_grad()
 def variance_components(
     posterior: Posterior,
     reference: Reference,
@@ -280,12 +274,11 @@ def variance_components(
         reference: from ``reference_for``, at a bounded cost, or from ``exact_reference``, exact for any number of rows.
         row_noise: known noise variances of the rows of ``X``.
     """
-    with torch.no_grad():
-        noise, scale = posterior.prior.noise_variance(X, row_noise), posterior.scale(X)
-        if scale is not None:  # it multiplies the learned noise, not what is known of each row
-            learned = posterior.prior.noise.learned(X)
-            noise = scale * noise if row_noise is None else noise + (scale - 1) * learned
-        return Components(noise, *reference.split(posterior, X, scale))
+    noise, scale = posterior.prior.noise_variance(X, row_noise), posterior.scale(X)
+    if scale is not None:  # it multiplies the learned noise, not what is known of each row
+        learned = posterior.prior.noise.learned(X)
+        noise = scale * noise if row_noise is None else noise + (scale - 1) * learned
+    return Components(noise, *reference.split(posterior, X, scale))
 
 
 @torch.no_grad()
@@ -297,21 +290,48 @@ def reference_for(posterior: Posterior, row_noise: Float[Tensor, " m"] | None, n
         num_rows: the number of rows it was conditioned on; it may hold only some of them.
     """
     if isinstance(posterior, AveragedPosterior):
-        return _Average([reference_for(part, row_noise, num_rows) for part in posterior.components])
+        references = [reference_for(part, row_noise, num_rows) for part in posterior.components]
+        return Reference(min((r.kind for r in references), key=KINDS.index), partial(_average, references))
     if not isinstance(posterior, CaGPPosterior | LocalPosterior):
-        return _Itself("unknown")
+        return Reference("unknown", partial(_alone, math.nan))
     if isinstance(posterior, CaGPPosterior) and posterior.num_actions == num_rows:
-        return _Itself("exact")
+        return Reference("exact", partial(_alone, 0.0))
     if row_noise is None and isinstance(posterior.prior.noise, KnownNoise):  # that of sites, which only some keep
-        return _Itself("unknown")
+        return Reference("unknown", partial(_alone, math.nan))
     held, targets = posterior.X, posterior.X.new_zeros(len(posterior.X))  # a variance does not depend on targets
     if len(held) == num_rows <= EXACT_ROWS:
         with collected(JitterWarning) as jitter:
             exact = CholeskyGP(posterior.prior).condition(held, targets, row_noise)
         # Jitter acts as additional noise: the variance is then an upper bound.
-        return _Posterior(exact, "estimate" if jitter else "exact")
+        return Reference("estimate" if jitter else "exact", partial(_beside, exact, not jitter))
     k = min(NEIGHBOURS, len(held))
-    return _Posterior(CaGPLocal(posterior.prior).condition(held, targets, row_noise, num_neighbours=k), "estimate")
+    nearest = CaGPLocal(posterior.prior).condition(held, targets, row_noise, num_neighbours=k)
+    return Reference("estimate", partial(_beside, nearest, False))
+
+
+def _alone(computational: float, posterior: Posterior, X: Tensor, scale: Tensor | None) -> Split:
+    """The split by a posterior itself, which is exact, or of which nothing else is known."""
+    variance = posterior.variance(X).double()
+    nothing = torch.full_like(variance, computational)
+    return Split(variance, nothing, nothing)
+
+
+def _beside(other: Posterior, is_exact: bool, posterior: Posterior, X: Tensor, scale: Tensor | None) -> Split:
+    """The split by another posterior, whose variance is that of the exact one or an upper bound of it."""
+    variance, latent = posterior.variance(X).double(), other.variance(X).double()
+    latent = torch.minimum(variance, latent if scale is None else scale * latent)  # both are upper bounds
+    # All that is known of the exact variance beyond its bound is that it is not negative.
+    return Split(latent, variance - latent, torch.zeros_like(latent) if is_exact else latent)
+
+
+def _average(references: list[Reference], posterior: Posterior, X: Tensor, scale: Tensor | None) -> Split:
+    """The split of an average: its parts are averages of those of its components."""
+    assert isinstance(posterior, AveragedPosterior)
+    pairs = zip(references, posterior.components, strict=True)
+    splits = [reference.split(component, X, component.scale(X)) for reference, component in pairs]
+    squares = posterior.pooled(X).squares
+    *parts, num_iterations = zip(*splits, strict=True)
+    return Split(*((squares * torch.stack(part)).sum(0) for part in parts), num_iterations=sum(num_iterations))
 
 
 @torch.no_grad()
@@ -351,109 +371,57 @@ def exact_reference(
             f"the posterior holds {posterior.X.shape[0]} inputs, which are not those of X_train ({X_train.shape[0]} "
             "rows) at the support; pass the training inputs, and support=method.actions.support for CaGP-Opt."
         )
-    known = None if row_noise is None else row_noise.double()
-    system = System(posterior.prior, X_train.double(), known, max_bytes=posterior.max_bytes)
+    variances = None if row_noise is None else row_noise.double()
+    system = System(posterior.prior, X_train.double(), variances, max_bytes=posterior.max_bytes)
     if system.num_rows <= dense_up_to:
         factor = safe_cholesky(system.kernel_matrix() + torch.diag(system.noise), "K̂")
-        return _Residuals(system, rows, partial(_squares_by_factor, factor))
-    solver = Solver(system, min(precondition_rank, system.num_rows))
-    return _Residuals(system, rows, partial(_squares_by_cg, system, solver, tolerance, max_iterations))
+        solve = partial(_solved_by_factor, factor)
+    else:
+        solver = Solver(system, min(precondition_rank, system.num_rows))
+        options = {"precondition": solver.precondition, "tolerance": tolerance, "max_iterations": max_iterations}
+        solve = partial(_solved_by_cg, system, options)
+    return Reference("exact", partial(_by_residuals, system, rows, solve))
 
 
-class _Itself(Reference):
-    """The posterior itself, which is exact, or of which nothing else is known."""
-
-    def split(self, posterior: Posterior, X: Tensor, scale: Tensor | None) -> Split:
-        variance = posterior.variance(X).double()
-        nothing = torch.full_like(variance, torch.nan if self.kind == "unknown" else 0.0)
-        return Split(variance, nothing, nothing)
+_Solved = tuple[Tensor, Tensor, int]
+"""rᵀK̂⁻¹r of each column r, by how much it may be too small, and the number of iterations."""
 
 
-class _Posterior(Reference):
-    """A posterior whose variance is that of the exact one, or an upper bound of it."""
+def _by_residuals(
+    system: System,
+    rows: Tensor,
+    solve: Callable[[Tensor], _Solved],
+    posterior: Posterior,
+    X: Tensor,
+    scale: Tensor | None,
+) -> Split:
+    """The split by the identity of ``exact_reference``."""
+    if not isinstance(posterior, CaGPPosterior):
+        raise TypeError(f"posterior is a {type(posterior).__name__}, expected the CaGPPosterior of the reference.")
+    prior, T, chol = posterior.prior, X.double(), posterior.chol
+    check_new_inputs(T, system.X)
+    W = posterior.W
+    W = W._replace(values=W.values.double()) if isinstance(W, BlockWeights) else W.double()
+    KW = kernel_product(prior.kernel, T, system.X[rows], W, max_bytes=posterior.max_bytes)
+    root = torch.linalg.solve_triangular(chol, KW.mT, upper=False)
+    variance = prior.kernel.diag(T).double() - root.square().sum(0)
 
-    def __init__(self, posterior: Posterior, kind: Kind):
-        super().__init__(kind)
-        self._posterior = posterior
-
-    def split(self, posterior: Posterior, X: Tensor, scale: Tensor | None) -> Split:
-        variance = posterior.variance(X).double()
-        latent = self._posterior.variance(X).double()
-        if scale is not None:
-            latent = scale * latent
-        latent = torch.minimum(variance, latent)  # both are upper bounds
-        # All that is known of the exact variance beyond its bound is that it is not negative.
-        return Split(latent, variance - latent, torch.zeros_like(latent) if self.kind == "exact" else latent)
-
-
-KINDS: tuple[Kind, ...] = ("unknown", "estimate", "exact")
-"""What is known of the computational part, the least first."""
-
-
-class _Average(Reference):
-    """The references of the components of an average, whose parts are averages too."""
-
-    def __init__(self, references: list[Reference]):
-        super().__init__(next(kind for kind in KINDS if any(reference.kind == kind for reference in references)))
-        self._references = references
-
-    def split(self, posterior: Posterior, X: Tensor, scale: Tensor | None) -> Split:
-        assert isinstance(posterior, AveragedPosterior)
-        pairs = zip(self._references, posterior.components, strict=True)
-        found = [reference.split(component, X, component.scale(X)) for reference, component in pairs]
-        squares = posterior.pooled(X).squares
-
-        def average(name: str) -> Tensor:
-            return (squares * torch.stack([getattr(part, name) for part in found])).sum(0)
-
-        parts = average("latent"), average("computational"), average("error_bound")
-        return Split(*parts, sum(part.num_iterations for part in found))
+    V = torch.cholesky_solve(KW.mT, chol)
+    U = torch.zeros(system.num_rows, T.shape[0], dtype=torch.float64, device=T.device)
+    U[rows] = W.values[:, None] * V[W.columns()] if isinstance(W, BlockWeights) else W @ V
+    R = system.columns(T) - system.products(U)
+    squares, error_bound, num_iterations = solve(R)
+    computational = (U * R).sum(0) + squares
+    return Split(variance - computational, computational, error_bound, num_iterations)
 
 
-class _Squares(NamedTuple):
-    """rᵀK̂⁻¹r of each column r, by how much it may be too small, and the number of iterations it took."""
-
-    values: Tensor
-    error_bound: Tensor
-    num_iterations: int = 0
-
-
-class _Residuals(Reference):
-    """The identity of ``exact_reference``."""
-
-    def __init__(self, system: System, rows: Tensor, squares: Callable[[Tensor], _Squares]):
-        super().__init__("exact")
-        self._system, self._rows, self._squares = system, rows, squares
-
-    def split(self, posterior: Posterior, X: Tensor, scale: Tensor | None) -> Split:
-        if not isinstance(posterior, CaGPPosterior):
-            raise TypeError(f"posterior is a {type(posterior).__name__}, expected the CaGPPosterior of the reference.")
-        system, prior, T, chol = self._system, posterior.prior, X.double(), posterior.chol
-        check_new_inputs(T, system.X)
-        W = posterior.W
-        W = W._replace(values=W.values.double()) if isinstance(W, BlockWeights) else W.double()
-        KW = kernel_product(prior.kernel, T, system.X[self._rows], W, max_bytes=posterior.max_bytes)
-        root = torch.linalg.solve_triangular(chol, KW.mT, upper=False)
-        variance = prior.kernel.diag(T).double() - root.square().sum(0)
-
-        V = torch.cholesky_solve(KW.mT, chol)
-        U = torch.zeros(system.num_rows, T.shape[0], dtype=torch.float64, device=T.device)
-        U[self._rows] = W.values[:, None] * V[W.columns()] if isinstance(W, BlockWeights) else W @ V
-        R = system.columns(T) - system.products(U)
-        squares = self._squares(R)
-        computational = (U * R).sum(0) + squares.values
-        return Split(variance - computational, computational, squares.error_bound, squares.num_iterations)
-
-
-def _squares_by_factor(factor: Tensor, R: Tensor) -> _Squares:
+def _solved_by_factor(factor: Tensor, R: Tensor) -> _Solved:
     values = torch.linalg.solve_triangular(factor, R, upper=False).square().sum(0)
-    return _Squares(values, torch.zeros_like(values))
+    return values, torch.zeros_like(values), 0
 
 
-def _squares_by_cg(system: System, solver: Solver, tolerance: float, max_iterations: int, R: Tensor) -> _Squares:
-    result = conjugate_gradients(
-        system.products, R, precondition=solver.precondition, tolerance=tolerance, max_iterations=max_iterations
-    )
+def _solved_by_cg(system: System, options: dict[str, Any], R: Tensor) -> _Solved:
+    result = conjugate_gradients(system.products, R, **options)
     E = R - system.products(result.solution)
     bound = (E.square() / system.noise[:, None]).sum(0)
-    return _Squares(((R + E) * result.solution).sum(0), bound, result.num_iterations)
+    return ((R + E) * result.solution).sum(0), bound, result.num_iterations

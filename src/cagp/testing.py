@@ -50,10 +50,8 @@ def check_posterior(
     """
     _require(len(X) >= 5, f"X has {len(X)} rows, expected at least five test points.")
     tolerance = TOLERANCE[X.dtype] if tolerance is None else tolerance
-    trained = [name for name, p in posterior.prior.named_parameters() if p.requires_grad]
-    _require(
-        not trained, f"the prior of the posterior can still be trained ({', '.join(trained)}); expected a snapshot."
-    )
+    trained = ", ".join(name for name, p in posterior.prior.named_parameters() if p.requires_grad)
+    _require(not trained, f"the prior of the posterior can still be trained ({trained}); expected a snapshot.")
     inputs = X.clone()
     _check_kinds(posterior, X, seed)
     _check_moments(posterior, X, tolerance)
@@ -74,26 +72,23 @@ def check_never_below(posterior: Posterior, exact: Posterior, X: Float[Tensor, "
     excess = (posterior.covariance(X) - exact.covariance(X)).double()
     smallest = float(torch.linalg.eigvalsh((excess + excess.mT) / 2)[0])
     words = "the posterior says that its variance is never below the exact one, but a combination of test points has"
-    _require(
-        smallest > -tolerance, f"{words} a variance that is smaller by {-smallest:.3g} (allowed: {tolerance:.0e})."
-    )
+    words += f" a variance that is smaller by {-smallest:.3g} (allowed: {tolerance:.0e})."
+    _require(smallest > -tolerance, words)
     below = float((exact.variance(X) - posterior.variance(X)).max())
-    _require(
-        below <= tolerance, f"the variance is below the exact one by up to {below:.3g} (allowed: {tolerance:.0e})."
-    )
+    words = f"the variance is below the exact one by up to {below:.3g} (allowed: {tolerance:.0e})."
+    _require(below <= tolerance, words)
 
 
 def _check_moments(posterior: Posterior, X: Tensor, tolerance: float) -> None:
-    first, again = posterior.predict(X), posterior.predict(X)
-    for name, a, b in zip(Prediction._fields, first, again, strict=True):
-        _require(a.shape == X.shape[:1], f"the {name} has shape {tuple(a.shape)}, expected ({len(X)},).")
-        _require(torch.equal(a, b), f"predict gives another {name} when it is called again.")
+    first = posterior.predict(X)
+    for name, values in first._asdict().items():
+        _require(values.shape == X.shape[:1], f"the {name} has shape {tuple(values.shape)}, expected ({len(X)},).")
+    _same_predictions(first, posterior.predict(X), "predict gives another {} when it is called again.")
     _require(float(first.variance.min()) >= 0, f"the variance is negative: {float(first.variance.min()):.3g}.")
     _close(posterior.mean(X), first.mean, tolerance, "mean and the mean of predict differ")
     _require(torch.equal(posterior.variance(X), first.variance), "variance and the variance of predict differ.")
-    alone = [posterior.predict(row[None]) for row in X]
-    for name, all_of, each in zip(Prediction._fields, first, zip(*alone, strict=True), strict=True):
-        _close(torch.cat(each), all_of, tolerance, f"the {name} of a test point depends on the other test points")
+    alone = Prediction(*map(torch.cat, zip(*(posterior.predict(row[None]) for row in X), strict=True)))
+    _same_predictions(alone, first, "the {} of a test point depends on the other test points", tolerance)
     variances = torch.cat([posterior.covariance(row[None])[0] for row in X])
     _close(variances, first.variance, tolerance, "the variance is not the covariance of a test point with itself")
 
@@ -104,13 +99,11 @@ def _check_covariance(posterior: Posterior, X: Tensor, tolerance: float) -> None
     _require(torch.equal(C, C.mT), "the covariance is not symmetric.")
     eigenvalues = torch.linalg.eigvalsh(C.double())
     smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
-    words = (
-        f"the covariance has eigenvalues from {smallest:.3g} to {largest:.3g}, expected a positive semi-definite one."
-    )
-    _require(smallest >= -tolerance * largest, words)
+    words = f"has eigenvalues from {smallest:.3g} to {largest:.3g}, expected a positive semi-definite one."
+    _require(smallest >= -tolerance * largest, f"the covariance {words}")
     excess = float((C.diagonal() - posterior.variance(X)).max())
-    words = "the diagonal of a joint covariance exceeds the variance of test points alone"
-    _require(excess <= tolerance, f"{words} by up to {excess:.3g}.")
+    words = f"exceeds the variance of test points alone by up to {excess:.3g}."
+    _require(excess <= tolerance, f"the diagonal of a joint covariance {words}")
     _close(posterior.covariance(X[:2], X[2:]), C[:2, 2:], tolerance, "covariance(X, Z) is not a block of the whole")
     _close(posterior.covariance(X[2:], X[:2]), C[2:, :2], tolerance, "covariance(Z, X) is not a block of the whole")
 
@@ -118,8 +111,8 @@ def _check_covariance(posterior: Posterior, X: Tensor, tolerance: float) -> None
 def _check_tiles(posterior: Posterior, X: Tensor, tolerance: float) -> None:
     tiled = copy.copy(posterior)
     tiled.max_bytes = 4 * 8 * 2 * posterior._width  # two rows
-    for name, a, b in zip(Prediction._fields, posterior.predict(X), tiled.predict(X), strict=True):
-        _close(b, a, tolerance, f"the {name} depends on max_bytes, that is, on how test points are cut into tiles")
+    words = "the {} depends on max_bytes, that is, on how test points are cut into tiles"
+    _same_predictions(tiled.predict(X), posterior.predict(X), words, tolerance)
 
 
 def _check_kinds(posterior: Posterior, X: Tensor, seed: int) -> None:
@@ -129,29 +122,27 @@ def _check_kinds(posterior: Posterior, X: Tensor, seed: int) -> None:
         "sample": posterior.sample(X, 2, generator=torch.Generator().manual_seed(seed)),
         **posterior.predict(X)._asdict(),
     }
+    expected = X.dtype, X.device
     for name, answer in answers.items():
-        kind, expected = (answer.dtype, answer.device), (X.dtype, X.device)
-        _require(
-            kind == expected, f"{name} is {kind[0]} on {kind[1]}, expected the inputs' {expected[0]} on {expected[1]}."
-        )
+        words = f"is {answer.dtype} on {answer.device}, expected the inputs' {expected[0]} on {expected[1]}."
+        _require((answer.dtype, answer.device) == expected, f"{name} {words}")
         _require(bool(torch.isfinite(answer).all()), f"{name} has NaN or infinite values.")
 
 
 def _check_noise(posterior: Posterior, X: Tensor, tolerance: float) -> None:
-    known = torch.linspace(0.1, 1, len(X), dtype=X.dtype, device=X.device)
+    row_noise = torch.linspace(0.1, 1, len(X), dtype=X.dtype, device=X.device)
     scale = posterior.scale(X)
     learned = posterior.prior.noise.learned(X).detach()
-    expected = (learned if scale is None else scale * learned) + known.double()
-    plain, noisy = posterior.predict(X), posterior.predict(X, noise=True, row_noise=known)
+    expected = (learned if scale is None else scale * learned) + row_noise.double()
+    plain, noisy = posterior.predict(X), posterior.predict(X, noise=True, row_noise=row_noise)
     _require(torch.equal(plain.mean, noisy.mean), "noise=True changes the mean.")
     difference = noisy.variance.double() - plain.variance
     _close(difference, expected, tolerance, "noise=True does not add learned and known noise to the variance")
-    difference = posterior.covariance(X, noise=True, row_noise=known).double() - posterior.covariance(X)
-    _close(
-        difference, torch.diag(expected), tolerance, "noise=True does not add noise to the diagonal of the covariance"
-    )
-    _raises(lambda: posterior.predict(X, row_noise=known), "predict with row_noise, but without noise=True,")
-    _raises(lambda: posterior.covariance(X, row_noise=known), "covariance with row_noise, but without noise=True,")
+    difference = posterior.covariance(X, noise=True, row_noise=row_noise).double() - posterior.covariance(X)
+    words = "noise=True does not add noise to the diagonal of the covariance"
+    _close(difference, torch.diag(expected), tolerance, words)
+    _raises(lambda: posterior.predict(X, row_noise=row_noise), "predict with row_noise, but without noise=True,")
+    _raises(lambda: posterior.covariance(X, row_noise=row_noise), "covariance with row_noise, but without noise=True,")
     _raises(lambda: posterior.covariance(X, X, noise=True), "covariance of two sets of test points with noise=True")
 
 
@@ -194,10 +185,8 @@ def _check_input_gradients(posterior: Posterior, X: Tensor, seed: int) -> None:
     for name, value in answers(inputs).items():
         _require(value.requires_grad, f"the {name} is not differentiable in the inputs.")
         (gradient,) = torch.autograd.grad(value.sum(), inputs, retain_graph=True)
-        slope = float((above[name] - below[name]).sum().detach()) / (2 * DIFFERENCE_STEP)
-        found = float((gradient * direction).sum())
-        words = f"the gradient of the {name} in the inputs is {found:.6g} along a direction, finite differences say"
-        _require(abs(found - slope) <= 1e-4 * abs(slope) + 1e-6, f"{words} {slope:.6g}.")
+        difference = float((above[name] - below[name]).sum().detach())
+        _check_slope(gradient, direction, difference, 1e-4, f"of the {name} in the inputs")
 
 
 # ---- methods ----
@@ -282,7 +271,6 @@ def _check_parameter_gradients(
     generator = torch.Generator().manual_seed(seed)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
-        found = 0.0 if gradient is None else float((gradient * direction).sum())
         kept = parameter.detach().clone()
         values = []
         try:
@@ -293,26 +281,22 @@ def _check_parameter_gradients(
         finally:
             with torch.no_grad():
                 parameter.copy_(kept)
-        slope = (values[0] - values[1]) / (2 * DIFFERENCE_STEP)
-        words = f"the gradient in {names[id(parameter)]!r} is {found:.8g} along a direction, finite differences say"
-        _require(abs(found - slope) <= tolerance * (abs(slope) + 1e-3), f"{words} {slope:.8g}.")
+        _check_slope(gradient, direction, values[0] - values[1], tolerance, f"in {names[id(parameter)]!r}")
 
 
 def _check_condition(method: Method, X: Tensor, y: Tensor, row_noise: Tensor | None) -> None:
     points = X[:3] + 0.1 * (X[3:4] - X[:3])
-    posterior, again = method.condition(X, y, row_noise), method.condition(X, y, row_noise)
-    for name, a, b in zip(Prediction._fields, posterior.predict(points), again.predict(points), strict=True):
-        _require(torch.equal(a, b), f"condition gives a posterior with another {name} when it is called again.")
+    first, again = (method.condition(X, y, row_noise).predict(points) for _ in range(2))
+    _same_predictions(first, again, "condition gives a posterior with another {} when it is called again.")
     twin = copy.deepcopy(method)
-    posterior = twin.condition(X, y, row_noise)
-    before = posterior.predict(points, noise=True, row_noise=torch.ones_like(points[:, 0]))
+    posterior, ones = twin.condition(X, y, row_noise), torch.ones_like(points[:, 0])
+    before = posterior.predict(points, noise=True, row_noise=ones)
     with torch.no_grad():
         for tensor in (*twin.parameters(), *twin.buffers()):
             if tensor.is_floating_point():
                 tensor += 0.1
-    after = posterior.predict(points, noise=True, row_noise=torch.ones_like(points[:, 0]))
-    for name, a, b in zip(Prediction._fields, before, after, strict=True):
-        _require(torch.equal(a, b), f"the {name} of a posterior changes with the method; expected a snapshot.")
+    after = posterior.predict(points, noise=True, row_noise=ones)
+    _same_predictions(before, after, "the {} of a posterior changes with the method; expected a snapshot.")
 
 
 def _value(method: Trainable, data: tuple[Tensor, Tensor, Tensor | None], rows: Tensor | None) -> float:
@@ -342,6 +326,19 @@ def _unchanged(before: dict[str, Any], method: Trainable, what: str) -> None:
 # ---- what both use ----
 
 
+def _check_slope(gradient: Tensor | None, direction: Tensor, difference: float, tolerance: float, of: str) -> None:
+    """Compare a gradient with what changed over two steps along a direction."""
+    slope = difference / (2 * DIFFERENCE_STEP)
+    along = 0.0 if gradient is None else float((gradient * direction).sum())
+    words = f"the gradient {of} is {along:.8g} along a direction, finite differences say {slope:.8g}."
+    _require(abs(along - slope) <= tolerance * (abs(slope) + 1e-3), words)
+
+
+def _same_predictions(first: Prediction, second: Prediction, words: str, tolerance: float = 0.0) -> None:
+    for name, a, b in zip(Prediction._fields, first, second, strict=True):
+        _close(a, b, tolerance, words.format(name))
+
+
 def _same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
 
@@ -352,11 +349,8 @@ def _require(holds: bool, words: str) -> None:
 
 
 def _close(actual: Tensor, expected: Tensor, tolerance: float, words: str) -> None:
-    _require(actual.shape == expected.shape, f"{words}: shapes {tuple(actual.shape)} and {tuple(expected.shape)}.")
-    difference = (actual.double() - expected.double()).abs()
-    excess = difference - tolerance * (1 + expected.double().abs())
-    # A comparison that NaN fails.
-    _require(bool((excess <= 0).all()), f"{words}: by up to {float(difference.max()):.3g} (allowed: {tolerance:.0e}).")
+    numbers, bounds = (actual.double(), expected.double()), {"rtol": tolerance, "atol": tolerance}
+    torch.testing.assert_close(*numbers, **bounds, msg=lambda details: f"{words}. {details}")
 
 
 def _raises(call: Callable[[], Any], what: str) -> None:
