@@ -127,7 +127,7 @@ def test_a_state_through_json_gives_the_same_bits(frame):
 def test_an_unknown_kind_in_a_state_is_refused():
     state = Encoder.fit(pd.DataFrame({"a": [1.0]})).state()
     state["columns"][0]["kind"] = "smell"
-    with pytest.raises(ValueError, match="column 'a' has the kind 'smell'"):
+    with pytest.raises(ValueError, match="does not have column 'a' as cagp stores it"):
         Encoder.from_state(state)
 
 
@@ -273,29 +273,9 @@ def test_text_for_dates_is_read_as_iso_8601():
 
 
 @pytest.mark.parametrize("missing", [np.nan, None, pd.NA, pd.NaT])
-def test_inputs_missing_where_nothing_stands_in_name_every_column(missing):
-    state = Encoder.fit(pd.DataFrame({"fine": [1.0], "text": ["v"], "number": [1], "empty": [0]})).state()
-    state["columns"] = [{k: v for k, v in column.items() if k != "quantiles"} for column in state["columns"]]
-    encoder = Encoder.from_state(state)  # of an older file
-    frame = pd.DataFrame(
-        {
-            "fine": [1.0, 2.0, 3.0],
-            "text": pd.Series(["v", "v", missing], dtype=object),
-            "number": pd.Series([missing, 2, missing], dtype=object),
-            "empty": pd.Series([missing] * 3, dtype=object),
-        }
-    )
-    with pytest.raises(ValueError, match="missing values") as error:
-        encoder.transform(frame)
-    said = str(error.value)
-    assert "column 'number' has 2 (first at row 0), column 'empty' has 3" in said
-    assert "'fine'" not in said
-    assert "'text'" not in said  # its level stands in
-    assert "fit again" in said
-    with pytest.raises(ValueError, match=r"column 'number' has 1 \(first at row 101\)"):
-        encoder.transform(frame.iloc[[1, 0]].assign(text="v"), rows_from=100)
+def test_a_column_without_values_is_refused(missing):
     with pytest.raises(ValueError, match="column 'empty' has only missing values in the rows to learn from; drop it"):
-        Encoder.fit(frame)
+        Encoder.fit(pd.DataFrame({"fine": [1.0, 2.0], "empty": pd.Series([missing] * 2, dtype=object)}))
 
 
 def test_infinite_and_huge_inputs_are_told_apart():

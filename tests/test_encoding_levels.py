@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from cagp.column_kinds import Column
 from cagp.data import MAX_LEVELS, Encoder, Standardizer
 
 SEEDS = pytest.mark.parametrize("seed", range(30))
@@ -211,10 +210,3 @@ def test_identifiers_are_refused_unless_they_are_asked_for():
     assert len(Encoder.fit(pd.DataFrame({"name": pd.Categorical(names)})).names_out) == 21
     with pytest.raises(ValueError, match=r"'n' holds text that mostly looks like numbers; '\?' at row 7 does not"):
         Encoder.fit(pd.DataFrame({"n": [*map(str, range(7)), "?", *map(str, range(7, 40))] * 9}))
-
-
-def test_states_of_version_0_1():
-    state = {"has_names": True, "columns": [{"name": "a", "kind": "levels", "levels": ["u", "v", "w"]}]}
-    encoder = Encoder.from_state(state)
-    np.testing.assert_array_equal(encoder.transform(pd.DataFrame({"a": ["v", "x"]})), [[0, 1, 0], [0, 0, 0]])
-    assert Column.from_state(state["columns"][0]) == Column("a", "levels", ("u", "v", "w"))

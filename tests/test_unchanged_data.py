@@ -136,14 +136,12 @@ def test_a_column_of_dates_of_both_sorts_is_an_error():
         Encoder.fit(pd.DataFrame({"when": both}))
 
 
-def test_models_of_older_files_take_dates_of_both_sorts():
+def test_a_state_without_a_time_zone_is_refused():
     state = Encoder.fit(pd.DataFrame({"when": PARIS})).state()
-    del state["columns"][0]["time_zone"]
-    encoder = Encoder.from_state(state)
-    assert encoder.codes(pd.DataFrame({"when": FORMS["dates without"]})).shape == (3, 1)
-    state["columns"][0]["time_zone"] = "somewhere"
-    with pytest.raises(ValueError, match="time zone 'somewhere', expected 'with a time zone' or"):
-        Encoder.from_state(state)
+    for zone in ("", "somewhere"):
+        state["columns"][0]["time_zone"] = zone
+        with pytest.raises(ValueError, match="does not have column 'when' as cagp stores it"):
+            Encoder.from_state(state)
 
 
 # ---- spreadsheets ----

@@ -1,5 +1,6 @@
 """What an input column of a table can hold, and the names of the inputs it becomes. ``cagp.data`` does the encoding."""
 
+import math
 from typing import Any, NamedTuple
 
 NUMBER, DATETIME, TIMEDELTA, LEVELS, EXPOSURE = "number", "datetime", "timedelta", "levels", "exposure"
@@ -18,6 +19,17 @@ AWARE, NAIVE = "with a time zone", "without a time zone"
 DECIMAL_COMMA = "decimal comma"
 """The format of text like "3,14"."""
 
+DATE_FORMATS = [
+    "day.month.year",
+    "day/month/year",
+    "month/day/year",
+    "day-month-year",
+    "month-day-year",
+    "year/month/day",
+    "year.month.day",
+]
+"""Dates besides those of ISO 8601, each with or without a time of day. Numbers with points have the day first."""
+
 
 class Column(NamedTuple):
     """An input column as it was at fit."""
@@ -28,8 +40,8 @@ class Column(NamedTuple):
     common: tuple[str, ...] = ()  # where there are many levels: those with a 0/1 column of their own
     missing: bool = False  # values were missing
     format: str = ""  # of numbers or dates that were text: DECIMAL_COMMA or e.g. "day/month/year"; ISO 8601 needs none
-    quantiles: tuple[float, ...] = ()  # of numbers, dates and durations of which none was missing; files may lack them
-    time_zone: str = ""  # of dates: AWARE or NAIVE; files may lack it
+    quantiles: tuple[float, ...] = ()  # of numbers, dates and durations of which none was missing
+    time_zone: str = ""  # of dates: AWARE or NAIVE
 
     @property
     def coded_levels(self) -> tuple[str, ...]:
@@ -45,30 +57,33 @@ class Column(NamedTuple):
         names += [f"{self.name}=other levels"] if self.common else []
         return names + ([f"{self.name} is missing"] if self.missing else [])
 
-    @property
-    def has_stand_ins(self) -> bool:
-        """Whether known values can stand in for one that fit has not seen: a missing one, or another level."""
-        return bool(self.levels if self.kind == LEVELS else self.quantiles)
-
     def state(self) -> dict[str, Any]:
         """The column as text, lists and booleans, for ``from_state``."""
-        return {
-            **self._asdict(),
-            "levels": list(self.levels),
-            "common": list(self.common),
-            "quantiles": list(self.quantiles),
-        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in self._asdict().items()}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Column":
-        """The column whose ``state()`` this is; that of files of version 0.1 is shorter."""
-        if state["kind"] not in WORDS:
-            raise ValueError(f"column {state['name']!r} has the kind {state['kind']!r}, expected one of {list(WORDS)}.")
-        common, missing = tuple(state.get("common", ())), bool(state.get("missing", False))
-        texts = tuple(state["levels"]), common, missing, state.get("format", "")
-        quantiles, time_zone = tuple(map(float, state.get("quantiles", ()))), state.get("time_zone", "")
-        if time_zone not in ("", AWARE, NAIVE):
+        """The column whose ``state()`` this is; ValueError for what no column can be."""
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in state.items()}
+        if values.keys() != set(cls._fields) or not (column := cls(**values))._is_valid():
             raise ValueError(
-                f"column {state['name']!r} has the time zone {time_zone!r}, expected {AWARE!r} or {NAIVE!r}."
+                f"the state does not have column {state.get('name')!r} as cagp stores it; save the model again."
             )
-        return cls(state["name"], state["kind"], *texts, quantiles, time_zone)
+        return column
+
+    def _is_valid(self) -> bool:
+        lists = (self.levels, self.common, self.quantiles)
+        return (
+            all(isinstance(values, tuple) for values in lists)
+            and all(isinstance(text, str) for text in (self.name, self.kind, *self.levels, *self.common))
+            and all(isinstance(value, float) and math.isfinite(value) for value in self.quantiles)
+            and all(len(set(values)) == len(values) for values in (self.levels, self.common))
+            and set(self.common) <= set(self.levels)
+            and sorted(self.quantiles) == list(self.quantiles)
+            and self.kind in WORDS
+            and (self.kind == LEVELS or not self.levels)
+            and isinstance(self.missing, bool)
+            and (self.kind in (LEVELS, EXPOSURE) or self.missing or len(self.quantiles) > 0)
+            and self.format in ("", DECIMAL_COMMA, *DATE_FORMATS)
+            and self.time_zone in ((AWARE, NAIVE) if self.kind == DATETIME else ("",))
+        )

@@ -206,7 +206,7 @@ def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarra
     Levels become their places 0, 1, 2, ...; those that did not occur at fit get the next number.
     """
     kind, expected = kind_of(values, column.name), NUMBER if column.kind == EXPOSURE else column.kind
-    if expected == DATETIME and column.time_zone and kind in (DATETIME, LEVELS):
+    if expected == DATETIME and kind in (DATETIME, LEVELS):
         _check_zone(column, values)
     if expected == LEVELS and kind in (LEVELS, NUMBER, EMPTY):
         return _level_codes(column, values)

@@ -69,7 +69,7 @@ class Encoder:
     """
 
     def __init__(self, columns: Sequence[Column], has_names: bool):
-        self._columns, self._has_names = tuple(columns), has_names
+        self.columns, self._has_names = tuple(columns), has_names
 
     @classmethod
     def fit(cls, X: Any, categories: Sequence[Any] = ()) -> "Encoder":
@@ -103,7 +103,7 @@ class Encoder:
         codes = encoder._read(table, 0)
         rows = codes if kept is None else codes[kept]
         encoder = encoder.with_quantiles(rows[:: quantile_stride(len(rows))])
-        check_values(codes, encoder._columns, 0)
+        check_values(codes, [column.name for column in encoder.columns], 0)
         return encoder, codes
 
     def with_exposure(self, exposure: Any, codes: Float64[np.ndarray, "n c"]) -> "Encoder":
@@ -113,27 +113,27 @@ class Encoder:
             exposure: the name of the column in a frame, its position in an array.
             codes: of the rows to learn from.
         """
-        names = [column.name for column in self._columns]
+        names = [column.name for column in self.columns]
         (place,) = column_places("exposure", [exposure], names, by_position=not self._has_names)
         if len(names) == 1:
             raise ValueError("X has no column besides the exposure; add one to predict from.")
-        column = self._columns[place]
+        column = self.columns[place]
         if column.kind != NUMBER:
             raise ValueError(f"the exposure, column {column.name!r}, holds {WORDS[column.kind]}, expected numbers.")
         check_exposure(codes[:, place], column.name, 0)
         exposed = Column(column.name, EXPOSURE, format=column.format)
-        return Encoder([*self._columns[:place], exposed, *self._columns[place + 1 :]], self._has_names)
+        return Encoder([*self.columns[:place], exposed, *self.columns[place + 1 :]], self._has_names)
 
     @property
     def exposure_name(self) -> str | None:
         """The name of the column of exposures; None where there is none."""
-        return next((column.name for column in self._columns if column.kind == EXPOSURE), None)
+        return next((column.name for column in self.columns if column.kind == EXPOSURE), None)
 
     def without_exposure(
         self, codes: Float64[np.ndarray, "n c"]
     ) -> tuple[Float64[np.ndarray, "n c"], Float64[np.ndarray, " n"] | None]:
         """Codes in which every exposure is one, and the exposures; None where there are none."""
-        for place, column in enumerate(self._columns):
+        for place, column in enumerate(self.columns):
             if column.kind == EXPOSURE:
                 constant = codes.copy()
                 constant[:, place] = 1.0
@@ -146,32 +146,32 @@ class Encoder:
         Args:
             codes: of every ``quantile_stride``-th row to learn from.
         """
-        return Encoder([with_quantiles(c, codes[:, j]) for j, c in enumerate(self._columns)], self._has_names)
+        return Encoder([with_quantiles(c, codes[:, j]) for j, c in enumerate(self.columns)], self._has_names)
 
     @property
     def names_in(self) -> tuple[str, ...] | None:
         """The names of the columns at fit; None if the table was not a frame."""
-        return tuple(column.name for column in self._columns) if self._has_names else None
+        return tuple(column.name for column in self.columns) if self._has_names else None
 
     @property
     def num_columns(self) -> int:
         """The number of columns of the tables, and of ``codes``."""
-        return len(self._columns)
+        return len(self.columns)
 
     @property
     def names_out(self) -> tuple[str, ...]:
         """The names of the columns of ``transform``: "column", "column=level" or "column is missing"."""
-        return tuple(name for column in self._columns for name in column.names_out)
+        return tuple(name for column in self.columns for name in column.names_out)
 
     @property
     def text_names(self) -> tuple[str, ...]:
         """Columns to read from a file as text (see ``cagp.data.read_table``): levels, and numbers with commas."""
-        return tuple(c.name for c in self._columns if c.kind == LEVELS or c.format == DECIMAL_COMMA)
+        return tuple(c.name for c in self.columns if c.kind == LEVELS or c.format == DECIMAL_COMMA)
 
     @property
     def categorical(self) -> tuple[int, ...]:
         """The positions of the columns of levels in ``codes``."""
-        return tuple(j for j, column in enumerate(self._columns) if column.kind == LEVELS)
+        return tuple(j for j, column in enumerate(self.columns) if column.kind == LEVELS)
 
     def transform(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n p"]:
         """The rows of ``X`` as inputs of a Gaussian process: ``expand(codes(X))``.
@@ -189,10 +189,10 @@ class Encoder:
         The L levels of a column are 0 to L - 1; L is a level that did not occur at fit.
         """
         codes = self._read(as_table(X), rows_from)
-        for j, column in enumerate(self._columns):
+        for j, column in enumerate(self.columns):
             if column.kind == EXPOSURE:
                 check_exposure(codes[:, j], column.name, rows_from)
-        check_values(codes, self._columns, rows_from)
+        check_values(codes, [column.name for column in self.columns], rows_from)
         return codes
 
     def expand(self, codes: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, "n p"]:
@@ -200,9 +200,9 @@ class Encoder:
 
         Numbers stay as they are, NaN where they are missing.
         """
-        if not any(column.kind in (LEVELS, EXPOSURE) or column.missing for column in self._columns):
+        if not any(column.kind in (LEVELS, EXPOSURE) or column.missing for column in self.columns):
             return codes
-        parts = [expanded_column(column, codes[:, j]) for j, column in enumerate(self._columns)]
+        parts = [expanded_column(column, codes[:, j]) for j, column in enumerate(self.columns)]
         return np.concatenate(parts, axis=1)
 
     def stand_ins(
@@ -215,11 +215,11 @@ class Encoder:
         combinations of their stand-ins are taken. Where these are many, each column goes several times through its
         stand-ins, in random orders of its own: columns then vary nearly independently.
         """
-        unknown = {j: is_unknown(column, codes[:, j]) for j, column in enumerate(self._columns) if column.has_stand_ins}
+        unknown = {j: is_unknown(column, codes[:, j]) for j, column in enumerate(self.columns)}
         unknown = {j: rows for j, rows in unknown.items() if rows.any()}
         if not unknown:
             return codes, np.arange(len(codes))
-        values = {j: stand_ins(self._columns[j]) for j in unknown}
+        values = {j: stand_ins(self.columns[j]) for j in unknown}
         longest, product, strides = np.ones(len(codes), dtype=np.int64), np.ones(len(codes)), {}
         for j, rows in unknown.items():
             strides[j] = product  # combinations after which this column takes its next stand-in
@@ -239,14 +239,14 @@ class Encoder:
 
     def num_unknown(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
         """In how many rows each column of levels has a level that did not occur at fit; only columns with such rows."""
-        return self._counted({j: codes[:, j] == len(self._columns[j].levels) for j in self.categorical})
+        return self._counted({j: codes[:, j] == len(self.columns[j].levels) for j in self.categorical})
 
     def num_missing(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
         """In how many rows each column that had no missing value at fit has one; only columns with such rows."""
-        return self._counted({j: np.isnan(codes[:, j]) for j, c in enumerate(self._columns) if not c.missing})
+        return self._counted({j: np.isnan(codes[:, j]) for j, c in enumerate(self.columns) if not c.missing})
 
     def _counted(self, rows: dict[int, Bool[np.ndarray, " n"]]) -> dict[str, int]:
-        return {self._columns[j].name: int(which.sum()) for j, which in rows.items() if which.any()}
+        return {self.columns[j].name: int(which.sum()) for j, which in rows.items() if which.any()}
 
     def typed(self, frame: Any) -> Any:
         """A frame with dates and numbers for text columns that are read as such; any other table as it is."""
@@ -254,7 +254,7 @@ class Encoder:
             return frame
         place = {name: j for j, name in enumerate(names_of(frame))}
         columns = [frame.iloc[:, j] for j in range(frame.shape[1])]
-        for column in self._columns:
+        for column in self.columns:
             j = place.get(column.name)
             if j is None or column.kind not in (NUMBER, DATETIME) or kind_of(columns[j], column.name) != LEVELS:
                 continue
@@ -269,7 +269,7 @@ class Encoder:
 
     def missing_in_words(self, counts: Int64[np.ndarray, " c"], num_rows: int) -> str:
         """The same for a number of missing values in each column, of which one at least is not zero."""
-        parts = [f"{column.name!r} in {n:,}" for column, n in zip(self._columns, counts, strict=True) if n]
+        parts = [f"{column.name!r} in {n:,}" for column, n in zip(self.columns, counts, strict=True) if n]
         rest = f" and {len(parts) - MOST_NAMES:,} more columns" if len(parts) > MOST_NAMES else ""
         return (
             f"Missing values: {', '.join(parts[:MOST_NAMES])}{rest} of {num_rows:,} rows. Each of these columns has "
@@ -278,12 +278,15 @@ class Encoder:
 
     def state(self) -> dict[str, Any]:
         """The whole encoder as dicts, lists, text and booleans, for ``from_state``."""
-        return {"has_names": self._has_names, "columns": [column.state() for column in self._columns]}
+        return {"has_names": self._has_names, "columns": [column.state() for column in self.columns]}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Encoder":
-        """The encoder whose ``state()`` this is."""
-        return cls([Column.from_state(column) for column in state["columns"]], state["has_names"])
+        """The encoder whose ``state()`` this is; ValueError for what no encoder can be."""
+        columns, has_names = [Column.from_state(column) for column in state["columns"]], state["has_names"]
+        if not columns or len({column.name for column in columns}) < len(columns) or not isinstance(has_names, bool):
+            raise ValueError("the state does not have columns as cagp stores them; save the model again.")
+        return cls(columns, has_names)
 
     def _read(self, table: Table, rows_from: int) -> Float64[np.ndarray, "n c"]:
         """The codes of a table, before any check of values."""
@@ -291,11 +294,11 @@ class Encoder:
             parts = [table.iloc[:, j] for j in self._places(table)]
         else:
             self._check_width(table.shape[1])
-            if table.dtype.kind == "f" and all(column.kind in (NUMBER, EXPOSURE) for column in self._columns):
+            if table.dtype.kind == "f" and all(column.kind in (NUMBER, EXPOSURE) for column in self.columns):
                 return table
             parts = [pd.Series(table[:, j]) for j in range(table.shape[1])]
-        codes = np.empty((len(table), len(self._columns)))
-        for j, (column, values) in enumerate(zip(self._columns, parts, strict=True)):
+        codes = np.empty((len(table), len(self.columns)))
+        for j, (column, values) in enumerate(zip(self.columns, parts, strict=True)):
             codes[:, j] = column_codes(column, values, rows_from)
         return codes
 
@@ -305,16 +308,16 @@ class Encoder:
             self._check_width(frame.shape[1])
             return list(range(frame.shape[1]))
         place = {name: j for j, name in enumerate(names_of(frame))}
-        absent = [column.name for column in self._columns if column.name not in place]
+        absent = [column.name for column in self.columns if column.name not in place]
         if absent:
             raise ValueError(f"X has no {columns_text(absent)}, which fit had; its columns are {listed(place)}.")
-        return [place[column.name] for column in self._columns]
+        return [place[column.name] for column in self.columns]
 
     def _check_width(self, width: int) -> None:
-        if width != len(self._columns):
+        if width != len(self.columns):
             raise ValueError(
-                f"X has {width} features, but Encoder is expecting {len(self._columns)} features as input: "
-                f"the columns of fit, {listed(column.name for column in self._columns)}."
+                f"X has {width} features, but Encoder is expecting {len(self.columns)} features as input: "
+                f"the columns of fit, {listed(column.name for column in self.columns)}."
             )
 
 

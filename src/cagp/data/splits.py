@@ -156,9 +156,9 @@ def times_of(values: Any) -> Float64[np.ndarray, " n"]:
             "2024-03-31, or convert them with pandas.to_datetime."
         )
     _check_present(series, name)
-    if kind == DATETIME:
-        one_zone(str(series.name), time_zones(series))
-    return column_codes(Column(str(series.name), kind, format="" if text is None else text.name), series, 0)
+    zone = one_zone(str(series.name), time_zones(series)) if kind == DATETIME else ""
+    column = Column(str(series.name), kind, format="" if text is None else text.name, time_zone=zone)
+    return column_codes(column, series, 0)
 
 
 def _check_present(series: pd.Series, name: str) -> None:

@@ -12,8 +12,6 @@ from jaxtyping import Float64
 from scipy import sparse
 from sklearn.utils import check_array
 
-from cagp.column_kinds import Column
-
 LARGEST = 1e150  # squares of larger values, and so squared distances, leave the range of float64
 
 Table = pd.DataFrame | np.ndarray
@@ -191,37 +189,29 @@ def check_exposure(values: Float64[np.ndarray, " n"], name: str, rows_from: int)
         )
 
 
-def check_values(codes: Float64[np.ndarray, "n c"], columns: Sequence[Column], rows_from: int) -> None:
-    """Raise ValueError for values that are infinite, too large, or missing where nothing can stand in for them.
-
-    It names all columns that have any.
-    """
-    least, largest = codes.min(), codes.max()  # NaN if there is one
-    if least >= -LARGEST and largest <= LARGEST:
+def check_values(codes: Float64[np.ndarray, "n c"], names: Sequence[str], rows_from: int) -> None:
+    """Raise ValueError for values that are infinite or too large; the message names all columns that have any."""
+    least, largest = np.fmin.reduce(codes, axis=None), np.fmax.reduce(codes, axis=None)
+    if not (least < -LARGEST or largest > LARGEST):  # NaN where all values are missing
         return
-    complaints = {
-        "missing values (NaN) in columns that had none at fit": (
-            "The model has not learned what a missing value means there. Fill them in, drop the rows, or fit again "
-            "with rows in which they are missing.",
-            lambda column, values: np.isnan(values) & (not (column.missing or column.has_stand_ins)),
-        ),
-        "infinite values (inf)": ("Replace them or drop the rows.", lambda column, values: np.isinf(values)),
-        f"values beyond {LARGEST:g}, whose squares overflow": (
-            "Rescale the column or drop the rows.",
-            lambda column, values: np.isfinite(values) & (np.abs(values) > LARGEST),
-        ),
-    }
+    large = np.abs(codes) > LARGEST
     sentences = []
-    for what, (remedy, test) in complaints.items():
-        found = [
-            f"column {column.name!r} has {int(wrong.sum())} (first at row {rows_from + int(wrong.argmax())})"
-            for column, values in zip(columns, codes.T, strict=True)
-            if (wrong := test(column, values)).any()
+    for what, wrong, remedy in (
+        ("infinite values (inf)", np.isinf(codes), "Replace them or drop the rows."),
+        (
+            f"values beyond {LARGEST:g}, whose squares overflow",
+            large & np.isfinite(codes),
+            "Rescale the column or drop the rows.",
+        ),
+    ):
+        places = [
+            f"column {name!r} has {int(rows.sum())} (first at row {rows_from + int(rows.argmax())})"
+            for name, rows in zip(names, wrong.T, strict=True)
+            if rows.any()
         ]
-        if found:
-            sentences.append(f"X has {what}: {', '.join(found)}. {remedy}")
-    if sentences:
-        raise ValueError(" ".join(sentences))
+        if places:
+            sentences.append(f"X has {what}: {', '.join(places)}. {remedy}")
+    raise ValueError(" ".join(sentences))
 
 
 # ---- words ----

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from cagp.column_kinds import AWARE, DATETIME, DECIMAL_COMMA, NAIVE, NUMBER
+from cagp.column_kinds import AWARE, DATE_FORMATS, DATETIME, DECIMAL_COMMA, NAIVE, NUMBER
 
 ISO_DATE = r"\s*\d{4}-\d\d(-\d\d)?([T ].*)?"
 PLAIN_NUMBER = r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*"
@@ -14,17 +14,6 @@ THOUSANDS = r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?\s*"
 
 PARTS = {"day": r"(?P<day>\d{1,2})", "month": r"(?P<month>\d{1,2})", "year": r"(?P<year>\d{4})"}
 TIME = r"(?:[T ]\s*(?P<time>\d{1,2}:\d\d(?::\d\d(?:\.\d{1,6})?)?))?"
-DATE_FORMATS = [
-    "day.month.year",
-    "day/month/year",
-    "month/day/year",
-    "day-month-year",
-    "month-day-year",
-    "year/month/day",
-    "year.month.day",
-]
-"""Dates besides those of ISO 8601, each with or without a time of day. Numbers with points have the day first."""
-
 OFFSET = r".*[T ]\s*\d{1,2}(:?\d\d)*([.,]\d+)?\s*(Z|z|[+-]\d\d(:?\d\d)?)\s*"
 """A date with a time of day and a time zone, in the format of ISO 8601."""
 

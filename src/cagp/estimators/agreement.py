@@ -24,7 +24,7 @@ def agreed_scan(scan: "Scan", ranks: Ranks) -> "Scan":
 
     Values that are missing in one part count as missing in all.
     """
-    columns = [Column.from_state(state) for state in scan.encoder.state()["columns"]]
+    columns = scan.encoder.columns
     told = ranks.from_first(lambda: {"names": [column.name for column in columns], "targets": list(scan.target_names)})
     own = {column.name: column for column in columns}
     ranks.together(lambda: _check_columns(own, scan, told["names"], told["targets"]), FAILURES)

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from cagp import notices
-from cagp.column_kinds import DECIMAL_COMMA, LEVELS, WORDS
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import Standardizer
-from cagp.data.text_values import DATE_FORMATS
 from cagp.data.transforms import TRANSFORMS
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.fitted_model import FittedModel
@@ -245,28 +243,6 @@ def _is_noise(value: Any) -> bool:
     return value is None or (is_vector and bool(((value >= 0) & torch.isfinite(value)).all()))
 
 
-def _is_encoder(value: Any) -> bool:
-    columns = value["columns"]
-    right = isinstance(value["has_names"], bool) and _is_list(columns, _is_column) and len(columns) > 0
-    return right and len({column["name"] for column in columns}) == len(columns)
-
-
-def _is_column(column: Any) -> bool:
-    if not isinstance(column, dict) or not is_text(column["name"]) or column["kind"] not in WORDS:
-        return False
-    levels, common, quantiles = column["levels"], column["common"], column["quantiles"]
-    return (
-        _is_list(levels, is_text, distinct=True)
-        and (len(levels) > 0) <= (column["kind"] == LEVELS)
-        and _is_list(common, is_text, distinct=True)
-        and set(common) <= set(levels)
-        and isinstance(column["missing"], bool)
-        and column["format"] in ("", DECIMAL_COMMA, *DATE_FORMATS)
-        and _is_list(quantiles, lambda q: isinstance(q, int | float) and bool(np.isfinite(q)))
-        and sorted(quantiles) == quantiles
-    )
-
-
 SCORES = {"nll": float, "crps": float, "gain": float | None, "gain_error": float | None, "steps": int, "seconds": float}
 TRIAL = {"target": str | None, "model": str, "outcome": str, **SCORES}
 
@@ -281,7 +257,6 @@ def _is_trial(value: Any) -> bool:
 
 
 ENTRIES: dict[str, Callable[[Any], bool]] = {
-    "encoder": _is_encoder,
     "target_names": lambda value: _is_list(value, is_text) and len(value) > 0,
     "target_is_matrix": lambda value: isinstance(value, bool),
     "target_dtype": lambda value: value in ("float32", "float64"),
