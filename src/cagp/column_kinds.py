@@ -64,7 +64,7 @@ class Column(NamedTuple):
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Column":
         """The column whose ``state()`` this is; ValueError for what no column can be."""
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in state.items()}
+        values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in state.items()}
         if values.keys() != set(cls._fields) or not (column := cls(**values))._is_valid():
             raise ValueError(
                 f"the state does not have column {state.get('name')!r} as cagp stores it; save the model again."
