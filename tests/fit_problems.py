@@ -47,7 +47,7 @@ class Bowl(Trainable):
     def value(self, x: Tensor) -> Tensor:
         return (x - torch.tensor([1.0, -2.0], dtype=torch.float64)).square().sum()
 
-    def objective_terms(self, X, y, row_noise=None, *, rows=None) -> dict[str, Tensor]:
+    def terms(self, data, batch) -> dict[str, Tensor]:
         self.on_call()
         call = len(self.visited)
         self.visited.append(self.x.detach().clone())

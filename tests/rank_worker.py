@@ -17,12 +17,13 @@ from torch import Tensor, distributed
 
 from cagp import GP, SVGP, CaGPLocal, CaGPOpt, CaGPRegressor, CholeskyGP, GaussianNoise, fit
 from cagp.actions import BlockActions
+from cagp.dataset import Data
 from cagp.kernels import Matern32, Scale
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.methods import MultiTarget
 from cagp.ranks import LostProcessError, Ranks
-from cagp.shards import LocalShard, Regions, exchange_rows, predict_in_regions
-from cagp.training import FitResult, FitStatus, Trainable
+from cagp.shards import Regions, exchange_rows, predict_in_regions
+from cagp.training import Batch, FitResult, FitStatus, StepRows, Trainable
 
 STEPS = 8
 NUM_ROWS = 300
@@ -91,16 +92,16 @@ class Failing(Trainable):
         self.place = torch.nn.Parameter(torch.tensor([3.0], dtype=torch.float64))
         self.fails, self.num_calls = fails, 0
 
-    def divisible_rows(self, num_rows: int) -> Tensor:
-        """All rows."""
-        return torch.arange(num_rows)
+    def rows(self, step: int, num_rows: int) -> StepRows:
+        """All rows, which processes share."""
+        return StepRows(divisible=True)
 
-    def objective_terms(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None, *, rows: Tensor | None = None):
+    def terms(self, data: Data, batch: Batch):
         """The mean squared distance to the targets."""
         self.num_calls += 1
         if self.fails and self.num_calls == 3:
             raise NotPositiveDefiniteError("this matrix is not positive definite")
-        return {"distance": (self.place - y[rows]).square().mean()}
+        return {"distance": (self.place - data.y[batch.rows]).square().mean()}
 
 
 def check_fits(ranks: Ranks, found: dict[str, Any], label: str) -> None:
@@ -177,8 +178,8 @@ def check_shards(ranks: Ranks, found: dict[str, Any]) -> None:
     method = CaGPLocal(prior(), 10, batch_size=10_000)
     found["lower"], found["upper"] = regions.lower.numpy(), regions.upper.numpy()
     found["held"] = torch.cat([shard.X, shard.y[:, None], shard.row_noise[:, None]], 1).numpy()
-    found["own"] = shard.num_own
-    result = fit(LocalShard(method, shard, ranks.rank), *shard[:3], num_steps=STEPS, ranks=ranks)
+    found["own"] = shard.own.num_rows
+    result = fit(method.with_own_rows(shard.own), *shard[:3], num_steps=STEPS, ranks=ranks)
     found["sharded"] = left_by(result, method)
     test, _ = table(50, seed=1)
     found["in regions"] = torch.stack(predict_in_regions(method.condition(*shard[:3]), regions, ranks, test)).numpy()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from cagp.training.adam import Adam
+from cagp.training.optimizers import Adam
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

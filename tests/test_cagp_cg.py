@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cagp import GP, CaGPCG, CaGPOpt, GaussianNoise, KnownNoise, fit, iterative, start_from_data
+from cagp.dataset import Data
 from cagp.iterative import (
     CGResiduals,
     GivenActions,
@@ -24,6 +25,7 @@ from cagp.iterative import (
 )
 from cagp.kernels import Matern12, Matern32, Scale
 from cagp.prior import ConstantMean, Noise, ZeroMean
+from cagp.training import Batch
 
 STREAMED = 2**12
 
@@ -158,7 +160,7 @@ def test_a_tolerance_ends_the_iterations_early_and_none_uses_the_whole_budget():
 def test_it_trains(settings, num_steps, loss):
     X, y, _ = wave()
     method = CaGPCG.from_data(start_from_data(GP(Scale(Matern32(2)), ConstantMean()), X, y), X, 12, loss=loss)
-    before = {name: term.item() for name, term in method.objective_terms(X, y).items()}
+    before = {name: term.item() for name, term in method.terms(Data(X, y), Batch()).items()}
     assert set(before) == ({"negative_log_likelihood", "kl"} if loss == "elbo" else {"projected_nll"})
     result = fit(method, X, y, settings=settings, num_steps=num_steps)
     assert not result.failures

@@ -8,8 +8,10 @@ from scipy import stats
 from test_estimators import REGRESSORS, every_regressor, quick, table, used_by
 
 from cagp import GP, CaGPRegressor, CGGPRegressor, CholeskyGP, ExactGPRegressor, GaussianNoise
+from cagp.dataset import Data
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPOpt, MultiTarget
+from cagp.training import Coming
 
 Gaussian = oracle.Gaussian
 
@@ -331,8 +333,8 @@ def test_shared_blocks_are_cut_once_for_all_targets():
     both = MultiTarget([first, CaGPOpt(GP(kernel), first.actions, reblock_at=first.reblock_at)])
     alone = CaGPOpt.from_data(GP(Scale(Matern32(2, [0.5, 2.0]))), X, 8)
     for step in (0, 20, 50):
-        told = {"step": step, "share": step / 60, "flat": False, "rows": None}
-        assert both.prepare(X, Y, None, **told) == alone.prepare(X, Y[:, 0].contiguous(), None, **told)
+        coming, data = Coming(step, step / 60, False, None, None), Data(X, Y)
+        assert both.before_step(data, coming).event == alone.before_step(data.column(0), coming).event
         assert torch.equal(first.actions.support, alone.actions.support)
         assert torch.equal(first.actions.values, alone.actions.values)
     assert len(both.parameter_groups()["actions"].parameters) == 1

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from cagp import GP, CaGPRegressor, kernels, limits
+from cagp.dataset import Data
 from cagp.kernels import RBF, ActiveDims, Constant, Cosine, Linear, Matern12, Matern32, Periodic, Scale
 from cagp.periodogram import CHANCE, peaks
 from cagp.recipes import far_apart, steps
@@ -116,7 +117,7 @@ def test_a_kernel_of_which_it_is_unknown_learns_like_one_that_decays(method):
 
 def task(X: torch.Tensor, y: torch.Tensor, kernel: kernels.Kernel, **changes) -> Task:
     values = {
-        "X": X, "y": y, "row_noise": None, "kernel": kernel, "noise": None, "from_data": False, "seed": 0,
+        "data": Data(X, y), "kernel": kernel, "noise": None, "from_data": False, "seed": 0,
         "inputs": X.numpy(), "categorical": (), "mean": "zero", "kernels": (), "start": 1.0,
         "max_bytes": 2**26, "memory": 2**31, "max_memory": None, "max_epochs": None, "max_time": None, "folder": None,
         "verbose": False, "names": None, "points": None,

@@ -12,14 +12,16 @@ from torch import Tensor
 from cagp import GP, CaGPOpt, fit
 from cagp.actions import BlockActions, DenseActions
 from cagp.actions.blocks import ordered_blocks
+from cagp.dataset import Data
 from cagp.kernels import Matern32, Scale
+from cagp.training import Coming
 
 pytestmark = pytest.mark.usefixtures("global_generator_stays")
 
 
 def prepare(m: CaGPOpt, X: Tensor, step: int, share: float, flat: bool) -> str | None:
-    """What ``fit`` asks a method to do before a step."""
-    return m.prepare(X, X[:, 0], None, step=step, share=share, flat=flat, rows=None)
+    """What a method changes before a step."""
+    return m.before_step(Data(X, X[:, 0]), Coming(step, share, flat, None, None)).event
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

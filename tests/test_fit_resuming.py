@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cagp import fit
-from cagp.training import FitResult, Step
+from cagp.training import Batch, FitResult, Step
 from cagp.training.checkpoints import load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("global_generator_stays")
@@ -225,8 +225,8 @@ def test_a_fit_ended_by_ctrl_c_inside_a_step_goes_on_bit_for_bit(call, optimizer
 
 def test_a_change_before_a_step_that_ctrl_c_ends_is_told_once(tmp_path):
     class Changing(Bowl):
-        def prepare(self, X, y, row_noise, *, step, share, flat, rows) -> str | None:
-            return "changed" if step == 2 else None
+        def before_step(self, data, coming) -> Batch:
+            return Batch(coming.part, event="changed" if coming.step == 2 else None)
 
     fit(Changing({2: "interrupt"}), *NOTHING, num_steps=4, checkpoint_dir=tmp_path)
     result = fit(Changing(), *NOTHING, num_steps=4, checkpoint_dir=tmp_path)

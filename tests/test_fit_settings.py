@@ -9,9 +9,10 @@ import torch
 from fit_problems import NOTHING, Bowl, method, wave
 
 from cagp import GP, ConstantMean, GaussianNoise, fit
+from cagp.dataset import Data
 from cagp.kernels import Matern32, Scale
 from cagp.parameters import named_values
-from cagp.training import PRESETS, FitResult, FitStatus, Settings, Step
+from cagp.training import PRESETS, Batch, FitResult, FitStatus, Settings, Step
 
 pytestmark = pytest.mark.usefixtures("global_generator_stays")
 
@@ -182,7 +183,7 @@ def test_lbfgs_computes_no_loss_twice_and_takes_the_steps_of_an_optimiser_that_d
 
     def closure() -> float:
         plain.zero_grad()
-        loss = other.objective_terms(*NOTHING)["bowl"]
+        loss = other.terms(Data(*NOTHING), Batch())["bowl"]
         loss.backward()
         return float(loss.detach())
 

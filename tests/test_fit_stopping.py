@@ -119,7 +119,8 @@ def test_a_loss_that_never_improved_ends_the_fit():
 def test_all_steps_are_taken_where_nothing_else_is_asked():
     result = fit(Bowl(), *NOTHING, num_steps=37, lr=0.0)
     assert len(result.steps) == 37
-    assert result.reason == "Took all 37 steps."
+    assert result.reason == "Took all 37 steps, which made no progress: the starting values are the best."
+    assert result.status is FitStatus.NO_PROGRESS
 
 
 def scored(scores: list[float], **options) -> tuple[Bowl, FitResult, list[Tensor]]:
@@ -183,7 +184,7 @@ def test_a_step_that_gains_little_ends_the_fit():
     short = fit(Bowl(), *NOTHING, **options, min_gain=1.01 * least)
     assert short.status is FitStatus.CONVERGED
     assert [step.loss for step in short.steps] == [step.loss for step in whole.steps[:2]]
-    assert short.reason == "The last step gained little; stopped after 2 steps."
+    assert short.reason == f"Converged after 2 steps: the last step improved the loss by less than {1.01 * least:g}."
     longer = fit(Bowl(), *NOTHING, **options, min_gain=0.99 * least)
     assert len(longer.steps) > 2
 

@@ -25,23 +25,23 @@ from cagp import (
     fit,
     metrics,
 )
+from cagp.dataset import Data
 from cagp.kernels import RBF, Linear, Matern32, Scale
 from cagp.methods import LogNormal
 from cagp.methods.hyperpriors import dimension_scaled
 from cagp.parameters import named_values
-from cagp.training import Trainable
+from cagp.training import Batch, Coming, StepRows, Trainable
 
 
 class ExactNLL(Method):
     """A method of a user's own: the negative log marginal likelihood, from the dense formula."""
 
-    stochastic = True
-
     def __init__(self, prior: GP):
         super().__init__()
         self.prior = prior
 
-    def objective_terms(self, X, y, row_noise=None, *, rows=None) -> dict[str, Tensor]:
+    def terms(self, data, batch) -> dict[str, Tensor]:
+        X, y, row_noise = data
         covariance = self.prior.kernel(X, X) + torch.diag(self.prior.noise_variance(X, row_noise))
         distribution = torch.distributions.MultivariateNormal(self.prior.mean(X), covariance)
         return {"nll": -distribution.log_prob(y) / len(y)}
@@ -49,16 +49,16 @@ class ExactNLL(Method):
     def hyperparameters(self) -> dict:
         return named_values(self.prior)
 
-    def condition(self, X, y, row_noise=None) -> Posterior:
-        return CholeskyGP(self.prior).condition(X, y, row_noise)
+    def posterior(self, data) -> Posterior:
+        return CholeskyGP(self.prior).posterior(data)
 
-    def minibatch(self, step: int, num_rows: int) -> Tensor:
-        return torch.arange(step % num_rows + 1)
+    def rows(self, step: int, num_rows: int) -> StepRows:
+        return StepRows(torch.arange(step % num_rows + 1), stochastic=True)
 
-    def prepare(self, X, y, row_noise, *, step, share, flat, rows) -> str | None:
-        return f"changed at {step}, {share}, {flat}"
+    def before_step(self, data, coming) -> Batch:
+        return Batch(event=f"changed at {coming.step}, {coming.share}, {coming.flat}")
 
-    def findings(self, X, y, input_names=None) -> list[str]:
+    def findings(self, data, input_names=None) -> list[str]:
         return ["exact"]
 
 
@@ -104,7 +104,7 @@ def test_log_prior_is_the_sum_over_all_parameters_with_a_prior_divided_by_the_ro
     kernel = Scale(Matern32(3, [0.5, 1.0, 2.0]), 1.7) + Scale(RBF(3, 4.0) * Linear(3), 0.2)
     noise, outputscale = LogNormal(-4.0, 1.0), LogNormal(0.0, 0.5)
     method = CaGPOpt.from_data(GP(kernel, noise=GaussianNoise(0.3)), X, 5)
-    terms = MAP(method, noise=noise, outputscale=outputscale).objective_terms(X, y)
+    terms = MAP(method, noise=noise, outputscale=outputscale).terms(Data(X, y), Batch())
     lengthscale = stats.norm(math.sqrt(2) + math.log(3) / 2, math.sqrt(3))
     expected = (
         lengthscale.logpdf(np.log([0.5, 1.0, 2.0, 4.0, 4.0, 4.0])).sum()
@@ -112,7 +112,7 @@ def test_log_prior_is_the_sum_over_all_parameters_with_a_prior_divided_by_the_ro
         + stats.norm(-4.0, 1.0).logpdf(math.log(0.3))
     )
     assert terms["log_prior"].item() == pytest.approx(-expected / 12, rel=1e-10)
-    assert list(terms) == [*method.objective_terms(X, y), "log_prior"]
+    assert list(terms) == [*method.terms(Data(X, y), Batch()), "log_prior"]
 
 
 METHODS: dict[str, Callable[[GP, Tensor], Method]] = {
@@ -144,19 +144,23 @@ def test_the_objective_of_any_method_gains_the_term_and_keeps_the_others(make):
     method = make(X)
     map_ = MAP(method)
     assert isinstance(map_, Trainable)
-    own = method.objective_terms(X, y)
-    terms = map_.objective_terms(X, y)
+    given = Data(X, y)
+    own = method.terms(given, Batch())
+    terms = map_.terms(given, Batch())
     assert {name: terms[name].item() for name in own} == {name: term.item() for name, term in own.items()}
     log_prior = map_.log_prior(2).item() / 10
     assert map_.objective(X, y).item() == pytest.approx(method.objective(X, y).item() - log_prior, rel=1e-12)
     assert map_.parameter_groups() == method.parameter_groups()
     assert map_.hyperparameters() == method.hyperparameters()
-    assert map_.stochastic is method.stochastic
-    assert map_.findings(X, y)[:-1] == method.findings(X, y)
-    assert "lengthscale" in map_.findings(X, y)[-1]
-    told = {"step": 3, "share": 0.5, "flat": True, "rows": None}
-    assert map_.prepare(X, y, None, **told) == method.prepare(X, y, None, **told)
-    for a, b in ((map_.minibatch(3, 10), method.minibatch(3, 10)), (map_.minibatch(9, 10), method.minibatch(9, 10))):
+    assert map_.rows(3, 10).stochastic is method.rows(3, 10).stochastic
+    assert map_.findings(given)[:-1] == method.findings(given)
+    assert "lengthscale" in map_.findings(given)[-1]
+    coming = Coming(3, 0.5, True, None, None)
+    assert map_.before_step(given, coming) == method.before_step(given, coming)
+    for a, b in (
+        (map_.rows(3, 10).drawn, method.rows(3, 10).drawn),
+        (map_.rows(9, 10).drawn, method.rows(9, 10).drawn),
+    ):
         assert (a is None and b is None) or torch.equal(a, b)
     new = X[:3] + 0.1
     assert torch.equal(map_.condition(X, y).variance(new), method.condition(X, y).variance(new))
@@ -166,7 +170,8 @@ def test_known_noise_passes_through():
     X, y = data(8, 2)
     row_noise = torch.linspace(0.1, 0.4, 8, dtype=torch.float64)
     method = CaGPOpt.from_data(GP(Matern32(2), noise=KnownNoise()), X, 4)
-    with_, without = MAP(method).objective_terms(X, y, row_noise), method.objective_terms(X, y, row_noise)
+    known = Data(X, y, row_noise), Batch()
+    with_, without = MAP(method).terms(*known), method.terms(*known)
     assert with_["kl"].item() == without["kl"].item()
 
 
@@ -219,7 +224,7 @@ def test_the_term_fades_per_row_and_so_does_its_effect():
     strong = LogNormal(math.log(0.3), 0.5)
     map_ = MAP(ExactNLL(GP(Matern32(1))), lengthscale=strong)
     for X, y in (few, many):
-        assert map_.objective_terms(X, y)["log_prior"].item() * len(y) == pytest.approx(-map_.log_prior(1).item())
+        assert map_.terms(Data(X, y), Batch())["log_prior"].item() * len(y) == pytest.approx(-map_.log_prior(1).item())
 
     def shift(X: Tensor, y: Tensor) -> float:
         """How far the prior moves the logarithm of the lengthscale from its most likely value."""

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from cagp import GP, CaGPOpt, CholeskyGP, ConstantMean, GaussianNoise, KnownNoise, fit, start_from_data
 from cagp.actions import Actions, BlockActions, DenseActions
+from cagp.dataset import Data
 from cagp.kernels import Matern32, Scale
 from cagp.losses import leave_one_out_nll
+from cagp.training import Batch
 
 STREAMED = 2**12  # bytes: a few rows of KS at a time
 
@@ -127,7 +129,7 @@ def test_actions_and_hyperparameters_can_be_trained_with_it(batch_size):
     method = CaGPOpt.from_data(prior, X, 10, loss="loo", batch_size=batch_size, reblock_at=())
     with torch.no_grad():
         before = method.objective(X, y).item()
-        assert set(method.objective_terms(X, y)) == {"loo_nll"}
+        assert set(method.terms(Data(X, y), Batch())) == {"loo_nll"}
     result = fit(method, X, y, num_steps=25)
     with torch.no_grad():
         after = method.objective(X, y).item()

@@ -1,8 +1,6 @@
 """Objectives and fits of CaGP-Local, and what it finds about the inputs."""
 
-import copy
 import math
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +21,14 @@ from cagp import (
     fit,
 )
 from cagp.actions import BlockActions
+from cagp.dataset import Data
 from cagp.kernels import RBF, Constant, Matern32, Scale
 from cagp.local_inference import local_answers
 from cagp.methods import cagp_local
 from cagp.methods.common import idle_inputs
 from cagp.neighbours import NeighbourIndex
 from cagp.prior import ZeroMean
+from cagp.training import Batch, Coming
 
 # --- objectives -------------------------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ def oracle_terms(t: Training) -> np.ndarray:
     """The negative log predictive density of every row that may be predicted."""
     rows = t.method._training_rows(len(t.X))
     S = None if t.method.shared is None else oracle.action_matrix(t.method.shared)
-    neighbours = t.method.neighbours_of(t.X, rows)
+    neighbours = t.method.lookup(Data(t.X, t.y)).of(t.X, rows)
     prior = t.method.prior
     prediction = oracle.local_posterior(prior, t.X, t.y, t.X[rows], neighbours, S, t.row_noise)
     noise = oracle.noise_vector(prior.noise, len(t.X), t.row_noise)[rows]
@@ -142,7 +142,7 @@ def test_a_minibatch_is_an_unbiased_estimate(objective, shared):
     place = {row: number for number, row in enumerate(rows.tolist())}
     means, counts = [], np.zeros(len(rows))
     for step in range(1500):
-        batch = t.method.minibatch(step, 30)
+        batch = t.method.rows(step, 30).drawn
         drawn = [place[row] for row in batch.tolist()]
         assert len(drawn) == 4
         means.append(terms[drawn].mean())
@@ -158,11 +158,11 @@ def test_a_minibatch_is_an_unbiased_estimate(objective, shared):
 def test_minibatches_follow_seed_and_step_alone_and_become_all_rows_where_they_fit():
     t, same, other = (training("loo", batch_size=4, seed=seed) for seed in (0, 0, 1))
     for step in (0, 17):
-        assert torch.equal(t.method.minibatch(step, 30), same.method.minibatch(step, 30))
-        assert not torch.equal(t.method.minibatch(step, 30), other.method.minibatch(step, 30))
-    assert int(t.method.minibatch(17, 6).max()) < 6  # other data are no trouble
+        assert torch.equal(t.method.rows(step, 30).drawn, same.method.rows(step, 30).drawn)
+        assert not torch.equal(t.method.rows(step, 30).drawn, other.method.rows(step, 30).drawn)
+    assert int(t.method.rows(17, 6).drawn.max()) < 6  # other data are no trouble
     t.method.batch_size = 30
-    assert t.method.minibatch(17, 30) is None  # all rows
+    assert t.method.rows(17, 30).drawn is None  # all rows
     every = torch.arange(30)
     assert t.method.objective(t.X, t.y).item() == t.method.objective(t.X, t.y, rows=every).item()
 
@@ -194,7 +194,7 @@ def test_one_row_is_predicted_by_the_prior(objective):
 def test_a_rows_own_target_never_enters_its_prediction(objective, shared):
     t = training(objective, shared)
     rows = t.method._training_rows(30)
-    neighbours = t.method.neighbours_of(t.X, rows)
+    neighbours = t.method.lookup(Data(t.X, t.y)).of(t.X, rows)
 
     def means(y: Tensor) -> Tensor:
         actions = t.method.shared
@@ -272,16 +272,15 @@ def test_neighbours_are_sought_anew_when_it_is_time():
 @pytest.mark.parametrize("objective", ["loo", "ordered"])
 @pytest.mark.parametrize("kind", ["scan", "tree"])
 def test_neighbours_that_are_kept_from_step_to_step_change_nothing(objective, kind, monkeypatch):
-    def counted(look_up, seen, index, X, rows, k):
-        seen.append(rows)
-        return look_up(index, X, rows, k)
+    look_up = cagp_local.Lookup.of
 
     found = []
     for most in (0, 10**6):
         monkeypatch.setattr(cagp_local, "KEPT_NEIGHBOURS", most)
         t = training(objective, n=60, index_kind=kind, batch_size=16, refresh_at=(3, 6))
         looked_up = []
-        monkeypatch.setattr(t.method, "_looked_up", partial(counted, t.method._looked_up, looked_up))
+        counted = lambda self, X, rows, seen=looked_up: seen.append(rows) or look_up(self, X, rows)  # noqa: E731
+        monkeypatch.setattr(cagp_local.Lookup, "of", counted)
         result = fit(t.method, t.X, t.y, t.row_noise, num_steps=40)
         found.append(([step.loss for step in result.steps], sum(map(len, looked_up))))
     (anew, every), (kept, few) = found
@@ -289,27 +288,27 @@ def test_neighbours_that_are_kept_from_step_to_step_change_nothing(objective, ki
     assert every >= 40 * 16
     assert few <= 3 * 60
     # What was found in inference mode can be added to outside of it.
+    data, rows = Data(t.X, t.y, t.row_noise), torch.arange(5)
     with torch.inference_mode():
-        t.method._memo.near = None
-        t.method.objective(t.X, t.y, t.row_noise, rows=torch.arange(5))
-    t.method.objective(t.X, t.y, t.row_noise)
+        batch = t.method.before_step(data, Coming(1, 0.5, False, rows, rows))
+    everything = t.method.before_step(data, Coming(2, 0.5, False, None, None, batch))
+    assert t.method.terms(data, everything) == t.method.terms(data, Batch())
 
 
 def test_the_index_follows_the_data_and_the_lengthscales():
     t = training("loo", k=3)
     X = t.X.flip(0).contiguous()
-    t.method.objective(t.X, t.y)
-    unit = t.method.search_lengthscale
-    index = t.method._index(t.X, unit)
-    assert t.method._index(t.X, unit) is index
-    assert t.method._index(X, unit) is not index
-    fresh = copy.deepcopy(t.method)
-    fresh._memo.index = None
-    assert t.method.objective(X, t.y.flip(0)).item() == fresh.objective(X, t.y.flip(0)).item()
+    data, unit = Data(t.X, t.y), t.method.search_lengthscale
+    index = data.index(unit, "scan")
+    assert data.index(unit, "scan") is index
+    assert Data(X, t.y).index(unit, "scan") is not index
+    assert data.with_targets(2 * t.y).index(unit, "scan") is index  # of the same rows
     t.method.search_lengthscale = torch.tensor([0.01, 5.0], dtype=torch.float64)
     rows = torch.arange(30)
     expected = NeighbourIndex(t.X, t.method.search_lengthscale, "scan").nearest(t.X, 3, left_out=rows)
-    assert torch.equal(t.method.neighbours_of(t.X, rows), expected)
+    assert torch.equal(t.method.lookup(data).of(t.X, rows), expected)
+    refreshed = t.method.before_step(data, Coming(1, 0.5, False, rows, rows))
+    assert torch.equal(refreshed.prepared.near, expected)
 
 
 def test_priors_on_hyperparameters_go_with_it():
@@ -341,11 +340,11 @@ def test_findings_name_inputs_that_do_not_matter():
     g = torch.Generator().manual_seed(0)
     X = torch.rand(60, 2, generator=g, dtype=torch.float64)
     method = CaGPLocal(GP(Scale(Matern32(2, [0.3, 500.0]))), 8)
-    summary, *others = method.findings(X, X[:, 0])
+    summary, *others = method.findings(Data(X, X[:, 0]))
     assert "CaGP-Local with 8 neighbours (16 in predictions) on 60 rows" in summary
     assert any("1 of 2 inputs hardly matter" in words and words.endswith(": 1.") for words in others)
     names = ("depth", "colour")
-    assert any(words.endswith(": colour.") for words in method.findings(X, X[:, 0], names))
+    assert any(words.endswith(": colour.") for words in method.findings(Data(X, X[:, 0]), names))
     result = fit(method, X, X[:, 0], num_steps=1, lr=0.0, input_names=names)
     assert any(words.endswith(": colour.") for words in result.findings)
 

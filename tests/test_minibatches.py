@@ -10,9 +10,11 @@ from torch import Tensor
 
 from cagp import GP, CaGPOpt, fit
 from cagp.actions import BlockActions
+from cagp.dataset import Data
 from cagp.kernels import Kernel, Matern32, Scale
 from cagp.losses import elbo
 from cagp.prior import ConstantMean, GaussianNoise
+from cagp.training import Batch
 
 N, D, NUM_ACTIONS = 61, 2, 9
 SUPPORTS = [None, 3]
@@ -138,9 +140,9 @@ def evaluations_of_a_step(n: int, batch_size: int | None) -> int:
     kernel = Counting(Scale(Matern32(2)))
     actions = BlockActions.from_data(X, 8, support_size=4, generator=seeded())
     m = CaGPOpt(GP(kernel), actions, batch_size=batch_size)
-    m.check(X, y)
+    data = m.checked(X, y)
     kernel.evaluations = 0
-    torch.stack(list(m.objective_terms(X, y, rows=m.minibatch(0, n)).values())).sum().backward()
+    torch.stack(list(m.terms(data, Batch(m.rows(0, n).drawn)).values())).sum().backward()
     return kernel.evaluations
 
 
@@ -167,11 +169,11 @@ class Watched(Tensor):
 
 def test_no_operation_of_a_step_touches_all_rows():
     m, X, y, row_noise = problem(3, n=5000)
-    watched = [t.as_subclass(Watched) for t in (X, y, row_noise)]
+    data = Data(*(t.as_subclass(Watched) for t in (X, y, row_noise)), trusted=True)
     for batch_size, touches_all in ((40, False), (None, True)):
         method = CaGPOpt(m.prior, m.actions, batch_size=batch_size)
         Watched.largest = 0
-        terms = method.objective_terms(*watched, rows=method.minibatch(0, 5000))
+        terms = method.terms(data, Batch(method.rows(0, 5000).drawn))
         torch.stack(list(terms.values())).sum().as_subclass(Tensor).backward()
         assert Watched.largest > 0
         assert (Watched.largest >= 5000) == touches_all
@@ -184,10 +186,10 @@ def test_rows_of_a_step_depend_on_seed_step_and_number_of_rows_alone():
     m, *_ = problem()
     one, other = (CaGPOpt(m.prior, m.actions, batch_size=30, seed=seed) for seed in (0, 1))
     for step in (0, 7):
-        assert torch.equal(one.minibatch(step, 1000), one.minibatch(step, 1000))
-        assert not torch.equal(one.minibatch(step, 1000), other.minibatch(step, 1000))
-    assert not torch.equal(one.minibatch(0, 1000), one.minibatch(1, 1000))
-    drawn = torch.cat([one.minibatch(step, 1000) for step in range(400)])
+        assert torch.equal(one.rows(step, 1000).drawn, one.rows(step, 1000).drawn)
+        assert not torch.equal(one.rows(step, 1000).drawn, other.rows(step, 1000).drawn)
+    assert not torch.equal(one.rows(0, 1000).drawn, one.rows(1, 1000).drawn)
+    drawn = torch.cat([one.rows(step, 1000).drawn for step in range(400)])
     counts = torch.bincount(drawn, minlength=1000).double()  # 12 on average
     assert counts.mean() == 12
     assert float(counts.var()) == pytest.approx(12, rel=0.2)  # of a uniform draw
@@ -197,9 +199,9 @@ def test_a_batch_of_at_least_all_rows_is_no_minibatch():
     m, *_ = problem()
     for size in (None, N, N + 1):
         full = CaGPOpt(m.prior, m.actions, batch_size=size)
-        assert full.minibatch(0, N) is None
-        assert not full.stochastic
-    assert CaGPOpt(m.prior, m.actions, batch_size=N - 1).stochastic
+        assert full.rows(0, N).drawn is None
+        assert not full.rows(0, N).stochastic
+    assert CaGPOpt(m.prior, m.actions, batch_size=N - 1).rows(0, N).stochastic
 
 
 def test_wrong_batches_are_refused():

@@ -268,17 +268,17 @@ def test_a_killed_fit_resumes_to_the_bit(tmp_path, monkeypatch):
     X, y = counts()
     options = {"likelihood": "negative_binomial", "exposure": "hours", "checkpoint_dir": tmp_path, **OPTIONS["local"]}
     whole = CaGPRegressor("local", max_epochs=12, **{**options, "checkpoint_dir": None}).fit(X, y)
-    prepare = WithLikelihood.prepare
+    before_step = WithLikelihood.before_step
 
-    def dies(self, *arguments, step, **named):
-        if step == 7:
+    def dies(self, data, coming):
+        if coming.step == 7:
             raise KeyError("killed")
-        return prepare(self, *arguments, step=step, **named)
+        return before_step(self, data, coming)
 
-    monkeypatch.setattr(WithLikelihood, "prepare", dies)
+    monkeypatch.setattr(WithLikelihood, "before_step", dies)
     with pytest.raises(KeyError, match="killed"):
         CaGPRegressor("local", max_epochs=12, **options).fit(X, y)
-    monkeypatch.setattr(WithLikelihood, "prepare", prepare)
+    monkeypatch.setattr(WithLikelihood, "before_step", before_step)
     resumed = CaGPRegressor("local", max_epochs=12, **options).fit(X, y)
     np.testing.assert_array_equal(resumed.predict(X), whole.predict(X))
     assert resumed.fit_results_[0].steps[-1].loss == whole.fit_results_[0].steps[-1].loss

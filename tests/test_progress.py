@@ -7,18 +7,12 @@ import pytest
 from rich.progress import MofNCompleteColumn
 
 from cagp import progress
-from cagp.progress import Bar, RowProgress, TableProgress
-from cagp.training.history import Step
-from cagp.training.step_progress import StepProgress
+from cagp.progress import Bar, RowProgress, StepProgress, TableProgress
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def step(number: int) -> Step:
-    return Step(number=number, loss=0.5, terms={}, lr={}, gradient_norm=1.0, hyperparameters={}, seconds=number / 4)
 
 
 def test_a_bar_alone_cannot_be_made():
@@ -57,7 +51,7 @@ def test_tables_are_told_every_few_seconds_with_their_fraction(capsys, monkeypat
 def test_steps_are_told_with_their_loss(capsys):
     with StepProgress(25, enabled=True) as bar:
         for number in range(1, 26):
-            bar.update(step(number))
+            bar.update(number, 0.5, number / 4)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "fit: 3/25 steps, loss 0.5000, 4.00 steps/s"
     assert lines[-1] == "fit: 25/25 steps, loss 0.5000, 4.00 steps/s"
@@ -74,6 +68,6 @@ def test_on_a_terminal_there_is_a_bar_if_enabled(enabled, monkeypatch):
     with TableProgress("predict", enabled) as table:
         table.advance(4, 0.5)
     with StepProgress(2, enabled) as steps:
-        steps.update(step(2))
+        steps.update(2, 0.5, 0.5)
     assert ("4/4" in terminal.getvalue()) is enabled
     assert ("loss 0.5000" in terminal.getvalue()) is enabled

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cagp import fit
+from cagp.dataset import Data
 from cagp.engine import COMPILED, INSTRUCTION_SETS, RowTree, column_means, compiled_backend, row_tree, spatial_order
 from cagp.kernels import Matern32
 from cagp.methods import CaGPLocal
@@ -201,7 +203,7 @@ def test_other_lengthscales_share_the_tree_and_give_the_answers_of_a_new_one():
         assert shared.tree is first.tree
         assert new.tree is not first.tree
         assert torch.equal(shared.nearest(X[rows], 9, left_out=rows), new.nearest(X[rows], 9, left_out=rows))
-        assert torch.equal(shared.earlier(rows, position, 9), new.earlier(rows, position, 9))
+        assert torch.equal(shared.ordered(position).earlier(rows, 9), new.ordered(position).earlier(rows, 9))
     scan = NeighbourIndex(X, None, "scan").with_lengthscale(X, torch.full((3,), 2.0).double())
     assert scan.kind == "scan"
     assert scan.tree is None
@@ -211,16 +213,16 @@ def test_a_fit_builds_one_tree(monkeypatch):
     built_trees, of = [], RowTree.of
     monkeypatch.setattr(RowTree, "of", lambda *arguments: built_trees.append(1) or of(*arguments))
     X = some_rows()
+    data = Data(X, X[:, 0])
     method = CaGPLocal(GP(Matern32(3, 1.0)), 8)
     for step, lengthscale in enumerate((1.0, 2.0, 3.0)):
         method.search_lengthscale = torch.full((3,), lengthscale).double()
         rows = torch.arange(step, 4000, 50)
         expected = NeighbourIndex(X, method.search_lengthscale, "scan").nearest(X[rows], 8, left_out=rows)
-        assert float((method.neighbours_of(X, rows) == expected).double().mean()) > 0.999
+        assert float((method.lookup(data).of(X, rows) == expected).double().mean()) > 0.999
+    fit(method, data, num_steps=12)
+    method.condition(data)
     assert len(built_trees) == 1
-    X += 1.0  # the rows have changed: so does the tree
-    method.neighbours_of(X, torch.arange(5))
-    assert len(built_trees) == 2
 
 
 def test_a_tree_of_stored_arrays_gives_the_same_answers_also_from_a_mapped_file(tmp_path):

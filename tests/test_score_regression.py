@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from cagp import GP
+from cagp.dataset import Data
 from cagp.kernels import Matern32, Scale
 from cagp.likelihoods import Logit, Probit, Softmax, class_likelihood
 from cagp.methods import CaGPLocal, ScoreRegression
 from cagp.posteriors import predict_columns
 from cagp.prior import GaussianNoise
+from cagp.training import Batch
 
 N = 60
 
@@ -47,7 +49,7 @@ def test_the_loss_is_that_of_dense_leave_one_out_predictions(likelihood):
     method = made(likelihood, y, weight)
     mean, variance = dense(method, X, y)
     right = float(weight @ likelihood.row_loss(y, mean, variance) / weight.sum())
-    found = method.objective_terms(X, y)
+    found = method.terms(Data(X, y), Batch())
     assert found["left_out_log_loss"].item() == pytest.approx(right, rel=1e-9)
     assert found["log_prior"].item() == 0.0  # at the start
 

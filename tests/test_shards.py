@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rank_worker import UNIT, prior, table
 
 from cagp import CaGPLocal
+from cagp.methods.cagp_local import OwnRows
 from cagp.ranks import Ranks
 from cagp.shards import Regions, exchange_rows, halo_width, sample_of_parts
 
@@ -80,7 +81,7 @@ def test_a_process_alone_holds_everything():
     assert torch.equal(sample_of_parts(X, alone), X)
     shard = exchange_rows(Regions.of_parts(X, alone), 1.0, alone, X, y)
     assert torch.equal(shard.X, X)
-    assert (shard.num_own, shard.share, shard.row_noise) == (30, 1.0, None)
+    assert (shard.own, shard.row_noise) == (OwnRows(30, 1.0, rank=0), None)
 
 
 def test_regions_without_rows_are_an_error():

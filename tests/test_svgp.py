@@ -14,9 +14,11 @@ from torch import Tensor
 
 from cagp import GP, SGPR, SVGP, CaGPOpt, GaussianNoise, fit, start_from_data
 from cagp.action_rules import PseudoInputActions
+from cagp.dataset import Data
 from cagp.inducing import see_through
 from cagp.kernels import RBF, Matern32, Scale
 from cagp.posteriors import CaGPPosterior, InducingPosterior
+from cagp.training import Batch
 
 
 def with_random_q(method: SVGP, seed: int = 0) -> oracle.Gaussian:
@@ -40,7 +42,7 @@ def test_svgp_is_the_uncollapsed_bound_and_posterior_of_any_q(recipe, m):
     q = with_random_q(method, recipe.seed)
     Z = method.inducing_points().detach()
     expected = oracle.uncollapsed_bound(p.prior, Z, q, p.X, p.y, p.row_noise)
-    terms = method.objective_terms(p.X, p.y, p.row_noise)
+    terms = method.terms(Data(p.X, p.y, p.row_noise), Batch())
     assert_close(terms["negative_log_likelihood"], -expected.expected_log_likelihood / len(p.y))
     assert_close(terms["kl"], expected.kl / len(p.y))
     f = oracle.inducing_posterior(p.prior, Z, q, p.Z)
@@ -119,7 +121,7 @@ def test_the_minibatch_objective_is_unbiased_and_depends_on_seed_and_step_alone(
     full = loss(method, X, y, row_noise)  # all rows
     values = []
     for step in range(400):
-        rows = method.minibatch(step, 12)
+        rows = method.rows(step, 12).drawn
         assert len(set(rows.tolist())) == 4
         values.append(method.objective(X, y, row_noise, rows=rows).item())
     error = np.std(values) / math.sqrt(len(values))
@@ -127,18 +129,18 @@ def test_the_minibatch_objective_is_unbiased_and_depends_on_seed_and_step_alone(
     assert error < 0.2 * abs(full)
     other = SVGP(prior_of(), X[:3], gradient="joint", batch_size=4)
     other.load_state_dict(method.state_dict())
-    assert other.objective(X, y, row_noise, rows=other.minibatch(17, 12)).item() == values[17]
+    assert other.objective(X, y, row_noise, rows=other.rows(17, 12).drawn).item() == values[17]
     another_seed = SVGP(prior_of(), X[:3], batch_size=4, seed=1)
-    assert another_seed.minibatch(17, 12).tolist() != other.minibatch(17, 12).tolist()
+    assert another_seed.rows(17, 12).drawn.tolist() != other.rows(17, 12).drawn.tolist()
 
 
 def test_many_rows_are_drawn_without_a_permutation_of_them():
     X = torch.zeros(2000, 1, dtype=torch.float64)
     method = SVGP(GP(RBF(1)), X[:1], batch_size=8)
-    rows = method.minibatch(3, 2000)
+    rows = method.rows(3, 2000).drawn
     assert rows.shape == (8,)
     assert 0 <= int(rows.min()) <= int(rows.max()) < 2000
-    drawn = torch.cat([method.minibatch(step, 2000) for step in range(500)])
+    drawn = torch.cat([method.rows(step, 2000).drawn for step in range(500)])
     counts = torch.bincount(drawn // 20, minlength=100).double()  # of 4,000 rows, 40 for each hundredth of the data
     assert float(((counts - 40).square() / 40).sum()) < 99 + 5 * math.sqrt(2 * 99)  # chi squared
 

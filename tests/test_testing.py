@@ -14,7 +14,7 @@ from cagp.kernels import Matern32, Scale
 from cagp.methods import MultiTarget
 from cagp.posteriors import Posterior, Prediction
 from cagp.testing import check_method, check_never_below, check_posterior
-from cagp.training import ParameterGroup, Trainable
+from cagp.training import ParameterGroup, StepRows, Trainable
 
 seeded = torch.Generator().manual_seed
 
@@ -196,7 +196,8 @@ class Parabola(Trainable):
         self.x, self.fault, self.calls = nn.Parameter(torch.ones(2, dtype=torch.float64)), fault, 0
         self.register_buffer("seen", torch.zeros(1, dtype=torch.float64))
 
-    def objective_terms(self, X, y, row_noise=None, *, rows=None) -> dict[str, Tensor]:
+    def terms(self, data, batch) -> dict[str, Tensor]:
+        y, rows = data.y, batch.rows
         used = y if rows is None else y[rows]
         if self.fault == "attribute":
             self.calls += 1
@@ -209,12 +210,13 @@ class Parabola(Trainable):
         drift = 1e-3 * self.last if self.fault == "drift" else 0.0
         return {"fit": (used - x[0]).square().mean() + drift, "penalty": x.square().sum()}
 
-    def objective(self, X, y, row_noise=None, *, rows=None) -> Tensor:
+    def objective(self, X, y=None, row_noise=None, *, rows=None) -> Tensor:
         value = super().objective(X, y, row_noise, rows=rows)
         return value + 1 if self.fault == "sum" else value
 
-    def minibatch(self, step: int, num_rows: int) -> Tensor:
-        return torch.randperm(num_rows)[:5] if self.fault == "rows" else torch.arange(step, step + 5) % num_rows
+    def rows(self, step: int, num_rows: int) -> StepRows:
+        drawn = torch.randperm(num_rows)[:5] if self.fault == "rows" else torch.arange(step, step + 5) % num_rows
+        return StepRows(drawn)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         group = ParameterGroup([self.x], -1.0 if self.fault == "rate" else 0.1)
@@ -225,8 +227,8 @@ def test_a_correct_method_of_ones_own_passes():
     X, y, _, _ = make_data()
     method = Parabola()
     method.last = 0
-    method.objective_terms = lambda X, y, row_noise=None, *, rows=None: {  # pure
-        "fit": ((y if rows is None else y[rows]) - method.x[0]).square().mean(),
+    method.terms = lambda data, batch: {  # pure
+        "fit": ((data.y if batch.rows is None else data.y[batch.rows]) - method.x[0]).square().mean(),
         "penalty": method.x.square().sum(),
     }
     check_method(method, X, y)
@@ -239,7 +241,7 @@ METHOD_FAULTS = {
     "drift": "the terms of all rows add up to .*, objective says",
     "gradient": r"the gradient in 'x' is .* finite differences say",
     "sum": "the terms of all rows add up to .*, objective says",
-    "rows": r"minibatch\(0, 30\) gives other rows",
+    "rows": r"rows\(0, 30\) gives other rows",
     "rate": "learning rate of 'all' is -1.0",
     "twice": "names a parameter twice",
 }
@@ -262,11 +264,11 @@ def test_a_posterior_that_follows_its_method_is_named():
             super().__init__()
             self.prior = prior()
 
-        def objective_terms(self, X, y, row_noise=None, *, rows=None) -> dict[str, Tensor]:
-            return CholeskyGP(self.prior).objective_terms(X, y, row_noise)
+        def terms(self, data, batch) -> dict[str, Tensor]:
+            return CholeskyGP(self.prior).terms(data, batch)
 
-        def condition(self, X, y, row_noise=None) -> Posterior:
-            posterior = CholeskyGP(self.prior).condition(X, y, row_noise)
+        def posterior(self, data) -> Posterior:
+            posterior = CholeskyGP(self.prior).posterior(data)
             posterior.prior = self.prior
             return posterior
 

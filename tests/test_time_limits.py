@@ -52,14 +52,14 @@ def clock(monkeypatch) -> Clock:
     monkeypatch.setattr(time, "perf_counter", clock.perf_counter)
     clock.costs(monkeypatch, fitting._Run, "_loss_and_gradient", STEP)
     for method in (CaGPLocal, CaGPOpt, SVGP, SGPR, CGGP, CaGPCG):
-        clock.costs(monkeypatch, method, "condition", CONDITION)
-    condition = CholeskyGP.condition
+        clock.costs(monkeypatch, method, "posterior", CONDITION)
+    posterior = CholeskyGP.posterior
 
-    def conditioned(self, X, *rest):
-        clock.now += CONDITION * (len(X) / 200) ** 3
-        return condition(self, X, *rest)
+    def conditioned(self, data):
+        clock.now += CONDITION * (data.num_rows / 200) ** 3
+        return posterior(self, data)
 
-    monkeypatch.setattr(CholeskyGP, "condition", conditioned)
+    monkeypatch.setattr(CholeskyGP, "posterior", conditioned)
     clock.costs(monkeypatch, steps, "held_out_nll", SCORE)
     clock.costs(monkeypatch, exact_choice, "leave_out", SCORE)
     clock.costs(monkeypatch, race.Race, "_score", SCORE)
@@ -196,7 +196,7 @@ def noise_of(method) -> float:
 def test_noise_is_tuned_until_the_time_is_up(allowed, clock, monkeypatch):
     method, X, y = problem()
     start = noise_of(method)
-    clock.costs(monkeypatch, CaGPOpt, "objective_terms", 1.0)
+    clock.costs(monkeypatch, CaGPOpt, "terms", 1.0)
     # The first evaluation is of the noise as it is, each further one of four times as much.
     raise_noise(method, X, y, until=clock.now + allowed + 0.5)
     assert noise_of(method) == pytest.approx(start * 4 ** max(0, allowed))

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from cagp import fit
-from cagp.training import FitResult, Step, Trainable
+from cagp.training import Batch, FitResult, Step, StepRows, Trainable
 from cagp.training.fitting import FLAT
 
 NOTHING = (torch.zeros(1, 1), torch.zeros(1))  # the data of methods that need none
 
 
 class Noted(Trainable):
-    """x² plus the ``offsets`` of each call; notes what ``prepare`` is told, and then does what ``changes`` say."""
+    """x² plus the ``offsets`` of each call; notes what ``before_step`` is told, and then does what ``changes`` say."""
 
     def __init__(self, offsets: dict[int, float] | None = None, changes: dict[int, str] | None = None):
         super().__init__()
@@ -23,23 +23,24 @@ class Noted(Trainable):
         self.visited: list[float] = []
         self.told: list[tuple[int, float, bool]] = []
 
-    def objective_terms(self, X, y, row_noise=None, *, rows=None) -> dict[str, Tensor]:
+    def terms(self, data, batch) -> dict[str, Tensor]:
         call = len(self.visited)
         self.visited.append(self.x.item())
         return {"square": self.x.square(), "offset": torch.tensor(self.offsets.get(call, 0.0), dtype=torch.float64)}
 
-    def prepare(self, X, y, row_noise, *, step, share, flat, rows) -> str | None:
-        self.told.append((step, share, flat))
-        return self.changes.get(step)
+    def before_step(self, data, coming) -> Batch:
+        self.told.append((coming.step, coming.share, coming.flat))
+        return Batch(coming.part, event=self.changes.get(coming.step))
 
 
 class Estimated(Noted):
     """The same, as a method whose objective is another estimate at every step."""
 
-    stochastic = True
+    def rows(self, step: int, num_rows: int) -> StepRows:
+        return StepRows(stochastic=True)
 
 
-# --- prepare ----------------------------------------------------------------------------------------------------------
+# --- before a step ----------------------------------------------------------------------------------------------------
 
 
 def test_a_method_is_told_the_step_and_the_share_of_steps_behind():

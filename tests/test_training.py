@@ -82,7 +82,7 @@ class Slope(Trainable):
         self.first = nn.Parameter(torch.zeros((), dtype=torch.float64))
         self.second = nn.Parameter(torch.zeros((), dtype=torch.float64))
 
-    def objective_terms(self, X, y, row_noise=None, *, rows=None) -> dict[str, Tensor]:
+    def terms(self, data, batch) -> dict[str, Tensor]:
         return {"first": self.first, "second": self.second}
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:

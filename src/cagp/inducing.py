@@ -95,6 +95,11 @@ def check_inducing(prior: GP, Z: Tensor, X: Tensor, y: Tensor, row_noise: Tensor
     """Raise ValueError unless the data fit together, and suit the prior's noise and the inducing points ``Z``."""
     check_data(X, y, row_noise)
     prior.noise.check(row_noise)
+    check_columns(Z, X)
+
+
+def check_columns(Z: Tensor, X: Tensor) -> None:
+    """Raise ValueError unless the inducing points have as many columns as ``X``."""
     if X.shape[1] != Z.shape[1]:
         raise ValueError(f"X has {X.shape[1]} columns, the inducing points have {Z.shape[1]}; choose them from X.")
 

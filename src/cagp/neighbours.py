@@ -1,8 +1,9 @@
 """The training rows nearest to a test point, in units of the lengthscales."""
 
+import copy
 import importlib
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -40,6 +41,7 @@ class NeighbourIndex:
         backend: computes the scans and the tree; None for the fastest that applies. With the compiled backend
             "tree" is a compiled tree, with others it is SciPy's.
         tree: the compiled tree of the same rows, for an index of kind "tree" that uses it; None to build one.
+        check: False if the rows were checked before.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class NeighbourIndex:
         *,
         backend: Backend | None = None,
         tree: RowTree | None = None,
+        check: bool = True,
     ):
-        check_matrix(X, "X")
+        if check:
+            check_matrix(X, "X")
         if kind not in ("auto", "tree", "scan", "approximate"):
             raise ValueError(f'kind is {kind!r}, expected "auto", "tree", "scan" or "approximate".')
         if lengthscale is not None and lengthscale.shape != X.shape[1:]:
@@ -62,17 +66,12 @@ class NeighbourIndex:
                 f"tree has {len(tree.rows):,} rows with {len(tree.unit)} columns, for X of shape {tuple(X.shape)} and "
                 f'kind {kind!r}; expected the tree of the same rows, and kind "tree".'
             )
-        self.lengthscale = None if lengthscale is None else lengthscale.detach().clone()
         if origin is None:
             origin = column_means(X) if tree is None else tree.origin
         self.origin = origin
-        self.inverse_scale = (
-            torch.ones_like(self.origin) if lengthscale is None else 1 / lengthscale.detach().to(self.origin)
-        )
+        self._set_unit(lengthscale)
         self.num_rows = X.shape[0]
         self.backend = backend
-        self._known_order: _KnownOrder | None = None
-        self._prefixes: dict[int, _Prefix] = {}
         computing = choose_backend(None, X, backend)
         compiled = computing if isinstance(computing, CompiledBackend) else None
         if kind == "auto":
@@ -91,7 +90,16 @@ class NeighbourIndex:
 
     def with_lengthscale(self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None) -> "NeighbourIndex":
         """The index of the same rows ``X`` for other lengthscales: a compiled tree is shared, all else made again."""
-        return NeighbourIndex(X, lengthscale, self.kind, self.origin, backend=self.backend, tree=self.tree)
+        if self.tree is None:
+            return NeighbourIndex(X, lengthscale, self.kind, self.origin, backend=self.backend, check=False)
+        other = copy.copy(self)
+        other._set_unit(lengthscale)
+        return other
+
+    def _set_unit(self, lengthscale: Tensor | None) -> None:
+        self.lengthscale = None if lengthscale is None else lengthscale.detach().clone()
+        one = torch.ones_like(self.origin)
+        self.inverse_scale = one if lengthscale is None else 1 / lengthscale.detach().to(self.origin)
 
     def _chosen(self, X: Tensor, compiled: CompiledBackend | None) -> tuple[IndexKind, RowTree | None]:
         """The kind that "auto" is, by the data alone: the same for all lengthscales."""
@@ -152,78 +160,41 @@ class NeighbourIndex:
         order = KDTree(self._scaled(points).cpu().numpy()).indices
         return torch.as_tensor(order, dtype=torch.long, device=points.device)
 
-    def earlier(self, rows: Int[Tensor, " t"], position: Int[Tensor, " n"], k: int) -> Int[Tensor, "t k"]:
-        """The ``k`` nearest among the rows that come before each of ``rows`` in an order; -1 where there are fewer.
-
-        A scan and a compiled tree are exact. The other kinds first look at the ``4 k`` nearest of all rows. Where fewer
-        than ``k`` of them come earlier, they add the nearest rows of the first half of those that do.
+    def ordered(self, position: Int[Tensor, " n"]) -> "OrderedIndex":
+        """The index for searches among the rows that come before a row in an order.
 
         Args:
             position: the place of every row in the order.
         """
-        check_count(k, "k", 2**31, "a size that can be computed")
-        order = self._order(position)
-        if isinstance(order, OrderedRows):
-            assert self.tree is not None
-            return self.tree.earlier(rows, order, self.inverse_scale, k)
-        if self.kind == "scan":
-            found = _scan(self.points[rows], self.points[order], k, None, position[rows], self.backend)
-            return torch.where(found >= 0, order[found.clamp_min(0)], -1)
-        return self._earlier_by_prefixes(rows, position, order, k)
+        return OrderedIndex(self, position)
 
-    def _earlier_by_prefixes(self, rows: Tensor, position: Tensor, order: Tensor, k: int) -> Tensor:
-        out = rows.new_full((len(rows), k), -1)
+
+class OrderedIndex:
+    """The rows of an index in an order. See ``NeighbourIndex.ordered``."""
+
+    def __init__(self, index: NeighbourIndex, position: Int[Tensor, " n"]):
+        self.index, self.position = index, position
+        self._order = position.argsort() if index.tree is None else index.tree.ordered(position)
+
+    def earlier(self, rows: Int[Tensor, " t"], k: int) -> Int[Tensor, "t k"]:
+        """The ``k`` nearest among the rows that come before each of ``rows``; -1 where there are fewer.
+
+        Exact: by the compiled tree, or by a scan of the rows up to the last that is asked for.
+        """
+        check_count(k, "k", 2**31, "a size that can be computed")
+        index, position = self.index, self.position
+        if isinstance(self._order, OrderedRows):
+            assert index.tree is not None
+            return index.tree.earlier(rows, self._order, index.inverse_scale, k)
+        found = rows.new_full((len(rows), k), -1)
+        # Rows that come early have few candidates: those in the same power of two are compared with as many.
         level = torch.log2(position[rows].clamp_min(1).double()).floor().long()
         for exponent in level.unique().tolist():
-            asked = (level == exponent).nonzero()[:, 0]
+            asked, order = (level == exponent).nonzero()[:, 0], self._order[: 2 ** (exponent + 1)]
             mine = rows[asked]
-            size = min(2 ** (exponent + 1), self.num_rows)
-            if size <= 4096:
-                found = _scan(self.points[mine], self.points[order[:size]], k, None, position[mine], self.backend)
-                out[asked] = torch.where(found >= 0, order[found.clamp_min(0)], -1)
-                continue
-            near = self._prefix(order, size).nearest_scaled(self.points[mine], min(4 * k, size))
-            half = self._prefix(order, size // 2).nearest_scaled(self.points[mine], min(k, size // 2))
-            candidates = torch.cat([near, half], dim=1)
-            counts = position[candidates] < position[mine][:, None]
-            # Nearest first; those of the first half come after all others and fill the places left.
-            counts[:, near.shape[1] :] &= ~(half[:, :, None] == near[:, None, :]).any(2)
-            ranked = counts.int().argsort(dim=1, descending=True, stable=True)[:, :k]
-            out[asked] = torch.where(counts.gather(1, ranked), candidates.gather(1, ranked), -1)
-        return out
-
-    def _order(self, position: Tensor) -> Tensor | OrderedRows:
-        """The rows in their order, kept for the next call together with the indices of its prefixes."""
-        known, version = self._known_order, -1 if position.is_inference() else position._version
-        if known is None or known.position is not position or known.version != version or version < 0:
-            order = position.argsort() if self.tree is None else self.tree.ordered(position)
-            self._known_order = known = _KnownOrder(position, version, order)
-            self._prefixes.clear()
-        return known.order
-
-    def _prefix(self, order: Tensor, size: int) -> "_Prefix":
-        if size not in self._prefixes:
-            self._prefixes[size] = _Prefix(self.points, order[:size], self.kind, self.backend)
-        return self._prefixes[size]
-
-
-class _KnownOrder(NamedTuple):
-    """An order that was asked for, and what was computed from it."""
-
-    position: Tensor
-    version: int  # of the positions, which counts changes in place
-    order: Tensor | OrderedRows
-
-
-class _Prefix:
-    """The first rows of an order, with an index of their own."""
-
-    def __init__(self, points: Tensor, rows: Tensor, kind: IndexKind, backend: Backend | None):
-        self.rows = rows
-        self.index = NeighbourIndex(points[rows], kind=kind, backend=backend)
-
-    def nearest_scaled(self, points: Tensor, k: int) -> Tensor:
-        return self.rows[self.index.nearest(points, k)]
+            near = _scan(index.points[mine], index.points[order], k, None, position[mine], index.backend)
+            found[asked] = torch.where(near >= 0, order[near.clamp_min(0)], -1)
+        return found
 
 
 def _scan(

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cagp import metrics
+from cagp.dataset import Data
 from cagp.linalg import JitterWarning, NotPositiveDefiniteError
 from cagp.methods import Method
 from cagp.notices import collected
@@ -23,8 +24,8 @@ CALIBRATED_BY = 2**0.5
 @torch.no_grad()
 def raise_noise(
     method: Trainable,
-    X: Float[Tensor, "n d"],
-    y: Float[Tensor, "n *q"],
+    X: Float[Tensor, "n d"] | Data,
+    y: Float[Tensor, "n *q"] | None = None,
     row_noise: Float[Tensor, "n *q"] | None = None,
     *,
     rows: Rows | None = None,
@@ -39,9 +40,10 @@ def raise_noise(
         rows: the rows to estimate the loss from; None for all rows.
         until: a time of ``time.perf_counter()`` after which nothing more is tried.
     """
-    limit = float(y.double().var(correction=0))
+    data = Data.of(X, y, row_noise)
+    limit = float(data.y.double().var(correction=0))
     for noise in _trained_noises(method):
-        _follow(noise, RAISED_BY, lambda: float(method.objective(X, y, row_noise, rows=rows)), limit, until)
+        _follow(noise, RAISED_BY, lambda: float(method.objective(data, rows=rows)), limit, until)
 
 
 @torch.no_grad()
@@ -71,8 +73,10 @@ def calibrate_noise(
         until: a time of ``time.perf_counter()`` after which nothing more is tried.
     """
 
+    data = method.checked(X, y, row_noise)
+
     def score() -> float:
-        posterior = method.condition(X, y, row_noise)
+        posterior = method.posterior(data)
         return metrics.nll(y_held_out, *posterior.predict(X_held_out, noise=True, row_noise=row_noise_held_out))
 
     for noise in _trained_noises(method):

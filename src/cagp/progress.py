@@ -1,5 +1,6 @@
 """The progress of a long computation: a bar on a terminal, plain lines elsewhere, always on stderr."""
 
+import math
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -67,6 +68,29 @@ class Bar(ABC):
         """Print the current progress as a plain line if the progress is enabled."""
         if self.enabled:
             print(self.line(), file=sys.stderr, flush=True)
+
+
+class StepProgress(Bar):
+    """Shows steps with their loss."""
+
+    def __init__(self, num_steps: int, enabled: bool, label: str = "fit"):
+        words = (TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[rate]} steps/s"))
+        super().__init__(label, enabled, num_steps, (MofNCompleteColumn(), *words), {"loss": "", "rate": ""})
+        self.num_steps = num_steps
+        self._number, self._loss, self._rate = 0, "", ""
+
+    def update(self, number: int, loss: float, seconds: float) -> None:
+        """Show the step that was taken, counted from 1, and the seconds of all steps."""
+        self._number, self._loss = number, f"{loss:.4f}"
+        self._rate = f"{number / max(seconds, 1e-9):.2f}"
+        if self.bar is not None:
+            self.draw(completed=number, loss=self._loss, rate=self._rate)
+        elif number == self.num_steps or number % math.ceil(self.num_steps / LINES) == 0:
+            self.print_line()
+
+    def line(self) -> str:
+        steps = f"{self._number}/{self.num_steps} steps"
+        return f"{self.label}: {steps}, loss {self._loss}, {self._rate} steps/s"
 
 
 class RowProgress(Bar):

@@ -72,6 +72,11 @@ def check_projection(prior: GP, actions: Actions, X: Tensor, y: Tensor, row_nois
     """Raise ValueError unless the data fit together, and suit the prior's noise and the actions. Time O(n d)."""
     check_data(X, y, row_noise)
     prior.noise.check(row_noise)
+    check_actions(actions, X)
+
+
+def check_actions(actions: Actions, X: Tensor) -> None:
+    """Raise ValueError unless the actions were made for as many rows as ``X`` has."""
     if actions.num_rows != X.shape[0]:
         raise ValueError(f"X has {X.shape[0]} rows, the actions were made for {actions.num_rows}; make them from X.")
 

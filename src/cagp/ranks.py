@@ -37,7 +37,7 @@ TIMEOUT = timedelta(minutes=30)
 connections; one that falls silent after ``heartbeat.SILENCE``."""
 
 LOOK = timedelta(seconds=1)
-"""How often a process that waits for others looks whether they still give signs of life."""
+"""How often a process that waits for others looks whether they are still alive."""
 
 SAME = 1e-6
 """Numbers that processes compute from the same table may differ by this, relatively: machines round differently."""
@@ -213,9 +213,12 @@ class Ranks:
             return list(parts)
         sent = self._sendable(torch.cat(list(parts)))
         counts = [len(part) for part in parts]
-        told, expected = self._sendable(torch.tensor(counts)), self._sendable(torch.zeros(self.size, dtype=torch.int64))
+        sent_counts, expected = (
+            self._sendable(torch.tensor(counts)),
+            self._sendable(torch.zeros(self.size, dtype=torch.int64)),
+        )
         with _noticing("exchanged"):
-            self._done(distributed.all_to_all_single(expected, told, group=self.group, async_op=True))
+            self._done(distributed.all_to_all_single(expected, sent_counts, group=self.group, async_op=True))
             found = sent.new_empty(int(expected.sum()), sent.shape[1])
             sizes = expected.tolist(), counts
             self._done(distributed.all_to_all_single(found, sent, *sizes, group=self.group, async_op=True))
@@ -253,7 +256,7 @@ class Ranks:
     # ---- inside ----
 
     def _done(self, work: Any) -> None:
-        """Wait for an exchange, as long as all processes give signs of life."""
+        """Wait for an exchange, as long as all processes are alive."""
         if self.beating is None or self.devices != ("cpu",):  # NCCL waits elsewhere, and has a watch of its own
             work.wait()
             return
@@ -289,7 +292,7 @@ class Ranks:
 
     def _broadcast(self, values: "Tensor", rank: int) -> "Tensor":
         sent = self._sendable(values)
-        with _noticing("told"):
+        with _noticing("sent"):
             self._done(distributed.broadcast(sent, rank, self.group, async_op=True))
         return sent.to(values.device)
 

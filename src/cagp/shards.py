@@ -12,14 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cagp.methods.cagp_local import CaGPLocal
+from cagp.methods.cagp_local import OwnRows
 from cagp.neighbours import NeighbourIndex
 from cagp.posteriors import LocalPosterior, Posterior, Prediction
 from cagp.posteriors.base import LeftOut
 from cagp.prior import GP
 from cagp.ranks import Ranks
-from cagp.training import ParameterGroup, Trainable
-from cagp.training.trainable import AnyNoise, AnyTargets, Inputs, Rows, Terms
 
 SAMPLE = 20_000
 """Rows of the whole table from which regions are cut."""
@@ -121,13 +119,16 @@ def halo_width(sample: Float[Tensor, "m d"], num_rows: int, num_neighbours: int,
 
 
 class Shard(NamedTuple):
-    """The rows that a process holds: those of its region first, then those near it."""
+    """The rows that a process holds: those of its region first, then those near it.
+
+    ``fit(method.with_own_rows(shard.own), shard.X, shard.y, shard.row_noise, ranks=ranks)`` trains the ``CaGPLocal``
+    ``method``: all processes together minimise the mean over all rows of the table.
+    """
 
     X: Float[Tensor, "n d"]
     y: Float[Tensor, " n"]
     row_noise: Float[Tensor, " n"] | None
-    num_own: int  # rows of its region
-    share: float  # of all rows of the table that are in its region
+    own: OwnRows  # those of its region
 
 
 def exchange_rows(
@@ -157,60 +158,8 @@ def exchange_rows(
         raise ValueError(f"{int((counts == 0).sum())} of {ranks.size} regions have no rows; use fewer processes.")
     held, d = torch.cat([own, near]), X.shape[1]
     noise = None if row_noise is None else held[:, d + 1].contiguous()
-    return Shard(held[:, :d].contiguous(), held[:, d].contiguous(), noise, len(own), len(own) / float(counts.sum()))
-
-
-@final
-class LocalShard(Trainable):
-    """CaGP-Local of a process that holds a shard: steps draw rows of its region alone.
-
-    ``fit(LocalShard(method, shard, ranks.rank), shard.X, shard.y, shard.row_noise, ranks=ranks)`` trains ``method``:
-    all processes together minimise the mean over all rows of the table.
-
-    Args:
-        method: without shared actions.
-        shard: only its counts are kept.
-        rank: of the process, from which its rows of a step are drawn.
-    """
-
-    stochastic = True
-    own_share: float
-
-    def __init__(self, method: CaGPLocal, shard: Shard, rank: int):
-        super().__init__()
-        if method.shared is not None:
-            raise ValueError("the method has shared actions, whose rows no single process holds; leave them out.")
-        self.method = method
-        self.num_own, self.rank, self.own_share = shard.num_own, rank, shard.share
-
-    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
-        """This process's part of the rows of a step, all of its region."""
-        count = round(self.method.batch_size * self.own_share)
-        if count >= self.num_own:
-            return torch.arange(self.num_own)
-        seed = (1_000_003 * (step + 1) + 7_919 * self.rank + self.method.seed) % 2**32
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randint(self.num_own, (max(1, count),), generator=generator)
-
-    def objective_terms(
-        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise = None, *, rows: Rows | None = None
-    ) -> Terms:
-        """The mean negative log predictive density of ``rows``, each predicted from other rows of the shard."""
-        return self.method.objective_terms(X, y, row_noise, rows=rows)
-
-    def prepare(
-        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise, *, step: int, share: float, flat: bool, rows: Rows | None
-    ) -> str | None:
-        """What the method does."""
-        return self.method.prepare(X, y, row_noise, step=step, share=share, flat=flat, rows=rows)
-
-    def parameter_groups(self) -> dict[str, ParameterGroup]:
-        """Those of the method."""
-        return self.method.parameter_groups()
-
-    def hyperparameters(self) -> dict[str, object]:
-        """Those of the method."""
-        return self.method.hyperparameters()
+    mine = OwnRows(len(own), len(own) / float(counts.sum()), ranks.rank)
+    return Shard(held[:, :d].contiguous(), held[:, d].contiguous(), noise, mine)
 
 
 def predict_in_regions(

@@ -14,17 +14,18 @@ import time
 from typing import Any, Literal, NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cagp import notices
-from cagp.checks import check_count, check_data
+from cagp.checks import check_count, check_vector
+from cagp.dataset import Data
 from cagp.likelihoods import Likelihood
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, prior_of, trained
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, Targets, prior_of, trained
 from cagp.posteriors import Posterior
 from cagp.prior import GP, KnownNoise
-from cagp.training import ParameterGroup
-from cagp.training.trainable import Inputs, Rows, Terms
+from cagp.training import Batch, Coming, ParameterGroup, StepRows
+from cagp.training.trainable import Inputs, Terms
 
 SiteKind = Literal["variational", "newton"]
 SITE_KINDS: dict[SiteKind, str] = {"variational": "variational", "newton": "Laplace"}
@@ -69,7 +70,7 @@ class WithLikelihood(Method):
         method: any method whose prior has ``KnownNoise``; it learns and conditions as always.
         likelihood: of the targets; its parameters are learned, too.
         num_rows: n, of the data that it is for.
-        offset: known part of f at each row, e.g. the logarithm of exposures; the method is for what it leaves. A number
+        offset: a fixed part of f at each row, e.g. the logarithm of exposures; the method models the rest. A number
             for all rows; None for zero. Predictions of the posterior are without it.
         kind: "variational", or "newton" for the Laplace approximation, which is overconfident more often.
         tolerance: ``condition`` ends when a step changes the sites by less than this, see ``Sites.change``.
@@ -77,8 +78,6 @@ class WithLikelihood(Method):
         unsettled: the share of rows whose sites may change by more than the tolerance when ``condition`` ends.
         refresh_every: steps of a fit after which the sites take a step.
     """
-
-    stochastic = True  # the objective changes with the sites: its smallest value means nothing
 
     precision: Tensor
     shift: Tensor
@@ -139,8 +138,8 @@ class WithLikelihood(Method):
     @torch.no_grad()
     def infer(
         self,
-        X: Inputs,
-        y: Targets,
+        X: Inputs | Data,
+        y: Targets | None = None,
         max_steps: int | None = None,
         tolerance: float | None = None,
         until: float = math.inf,
@@ -157,19 +156,19 @@ class WithLikelihood(Method):
         """
         max_steps = self.max_steps if max_steps is None else max_steps
         tolerance = self.tolerance if tolerance is None else tolerance
-        y, offset = y.double(), self.offset.to(X.device)
+        data = Data.of(X, y)
+        y, offset = data.y.double(), self.offset.to(data.X.device)
         if self.is_refreshed:
-            precision, shift = self.precision.to(X.device), self.shift.to(X.device)
+            precision, shift = self.precision.to(y.device), self.shift.to(y.device)
         else:
-            mean = self.prior.mean(X.double()) + offset
+            mean = self.prior.mean(data.X.double()) + offset
             precision, shift = self._towards(y, mean, torch.zeros_like(mean))
         damping, last, change = 1.0, math.inf, math.inf
         mean, variance, step, num_moving, converged = offset, torch.zeros_like(offset), 0, len(y), False
         for step in range(1, max_steps + 1):
             began = time.perf_counter()
-            mean, variance = (
-                part.double() for part in self.method.marginals(X, *self._regression(X, precision, shift))
-            )
+            marginals = self.method.marginals(self._regression(data, precision, shift))
+            mean, variance = (part.double() for part in marginals)
             mean = mean + offset
             new_precision, new_shift = self._towards(y, mean, variance)
             changes = torch.maximum(_relative(new_precision, precision), _relative(new_shift, shift))
@@ -196,9 +195,10 @@ class WithLikelihood(Method):
         slope, precision = self.likelihood.site(y, mean, used)
         return precision, precision * mean + slope
 
-    def _regression(self, X: Tensor, precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """Targets without the offset, and noise variances, in the dtype of the inputs."""
-        return (shift / precision - self.offset.to(X.device)).to(X), (1 / precision).to(X)
+    def _regression(self, data: Data, precision: Tensor, shift: Tensor) -> Data:
+        """The sites as targets without the offset, and noise variances, in the dtype of the inputs."""
+        targets = shift / precision - self.offset.to(data.X.device)
+        return data.with_targets(targets.to(data.X), (1 / precision).to(data.X))
 
     @property
     def is_refreshed(self) -> bool:
@@ -206,9 +206,9 @@ class WithLikelihood(Method):
         return bool((self.precision > 0).all())
 
     @torch.no_grad()
-    def refresh(self, X: Inputs, y: Targets, num_steps: int = FIRST_STEPS) -> Sites:
+    def refresh(self, X: Inputs | Data, y: Targets | None = None, num_steps: int = FIRST_STEPS) -> Sites:
         """Take up to ``num_steps`` steps of the sites, keep them for the objective, and return them."""
-        found = self.infer(X, y, num_steps)
+        found = self.infer(Data.of(X, y), max_steps=num_steps)
         self.precision, self.shift = found.precision, found.precision * found.target
         self.marginal_mean, self.marginal_variance = found.mean, found.variance
         return found
@@ -223,63 +223,59 @@ class WithLikelihood(Method):
 
     # ---- what a method does ----
 
-    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
-        """Raise ValueError unless the data fit together and the likelihood accepts the targets."""
-        check_data(X, y, None)
-        if row_noise is not None:
+    def check(self, data: Data) -> None:
+        """Raise ValueError unless the data suit the method and the likelihood accepts the targets."""
+        check_vector(data.y, "y", data.X)
+        if data.row_noise is not None:
             raise ValueError("row_noise is given, but the noise of a likelihood is its own; leave row_noise out.")
-        if len(X) != len(self.offset):
-            raise ValueError(f"X has {len(X):,} rows, this method was made for num_rows = {len(self.offset):,}.")
-        self.likelihood.check(y)
-        ones = torch.ones(len(y), dtype=X.dtype, device=X.device)
-        self.method.check(X, ones, ones)
+        if data.num_rows != len(self.offset):
+            raise ValueError(f"X has {data.num_rows:,} rows, this method was made for num_rows = {len(self.offset):,}.")
+        self.likelihood.check(data.y)
+        ones = torch.ones_like(data.X[:, 0])
+        self.method.check(data.with_targets(ones, ones))
 
-    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
+    def terms(self, data: Data, batch: Batch) -> Terms:
         """The method's terms for the sites, and "sites": E_q[log Normal(z; f, 1/w) - log p(y | f)] per row."""
         if not self.is_refreshed:
             raise ValueError("there are no sites yet: call refresh(X, y) first; fit does it by itself.")
-        terms = self.method.objective_terms(X, *self._regression(X, self.precision, self.shift), rows=rows)
-        own: Any = slice(None) if rows is None else rows
-        mean, variance = self.marginal_mean[own], self.marginal_variance[own]
-        w, z = self.precision[own], (self.shift / self.precision)[own]
+        terms = self.method.terms(self._regression(data, self.precision, self.shift), batch)
+        rows: Any = slice(None) if batch.rows is None else batch.rows
+        mean, variance = self.marginal_mean[rows], self.marginal_variance[rows]
+        w, z = self.precision[rows], (self.shift / self.precision)[rows]
         gaussian = 0.5 * (torch.log(w / (2 * math.pi)) - w * ((z - mean).square() + variance))
-        expected = self.likelihood.expected_log_density(y[own].double(), mean, variance)
+        expected = self.likelihood.expected_log_density(data.y[rows].double(), mean, variance)
         return {**terms, "sites": (gaussian - expected).mean()}
 
     @torch.no_grad()
-    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, until: float = math.inf) -> Posterior:
+    def posterior(self, data: Data, *, until: float = math.inf) -> Posterior:
         """The posterior of the function without the offset, given converged sites; ``until`` as in ``infer``."""
-        self.check(X, y, row_noise)
-        sites = self.infer(X, y, until=until)
+        sites = self.infer(data, until=until)
         if not sites.converged:
             notices.warn(
-                f"the sites of {len(X):,} rows have not converged after {sites.num_steps} steps (change "
+                f"the sites of {data.num_rows:,} rows have not converged after {sites.num_steps} steps (change "
                 f"{sites.change:.1e}, tolerance {self.tolerance:.1e}, {sites.num_moving:,} rows still move); "
                 "predictions are those of the last step. Raise max_steps or the tolerance, or allow more time.",
                 SitesWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
-        return self.given(sites, X)
+        return self.given(sites, data)
 
     @torch.no_grad()
-    def given(self, sites: Sites, X: Inputs) -> Posterior:
+    def given(self, sites: Sites, X: Inputs | Data) -> Posterior:
         """The method's posterior of the function without the offset, given these sites."""
-        shift = sites.precision * sites.target
-        return self.method.condition(X, *self._regression(X, sites.precision, shift))
+        data = X if isinstance(X, Data) else Data(X, sites.target.to(X))
+        return self.method.posterior(self._regression(data, sites.precision, sites.precision * sites.target))
 
-    def prepare(
-        self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
-    ) -> str | None:
+    def rows(self, step: int, num_rows: int) -> StepRows:
+        """Those of the method. The objective changes with the sites: its smallest value means nothing."""
+        return self.method.rows(step, num_rows)._replace(stochastic=True, divisible=False)
+
+    def before_step(self, data: Data, coming: Coming) -> Batch:
         """What the method does; and every few steps, a step of the sites."""
-        told = {"step": step, "share": share, "flat": flat, "rows": rows}
         first = not self.is_refreshed
-        if first or step % self.refresh_every == 0:
-            self.refresh(X, y, FIRST_STEPS if first else REFRESH_STEPS)
-        return self.method.prepare(X, *self._regression(X, self.precision, self.shift), **told)
-
-    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
-        """Those of the method."""
-        return self.method.minibatch(step, num_rows)
+        if first or coming.step % self.refresh_every == 0:
+            self.refresh(data, num_steps=FIRST_STEPS if first else REFRESH_STEPS)
+        return self.method.before_step(self._regression(data, self.precision, self.shift), coming)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """Those of the method, and the parameters of the likelihood."""
@@ -293,12 +289,11 @@ class WithLikelihood(Method):
         }
         return {**self.method.hyperparameters(), **own}
 
-    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
+    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
-        latent = self.marginal_mean - self.offset if self.is_refreshed else y.double()
-        found = self.method.findings(X, latent, input_names)
-        words = f"{type(self.likelihood).__name__} likelihood, {SITE_KINDS[self.kind]} sites."
-        return [*found, words]
+        latent = self.marginal_mean - self.offset if self.is_refreshed else data.y.double()
+        lines = self.method.findings(data.with_targets(latent), input_names)
+        return [*lines, f"{type(self.likelihood).__name__} likelihood, {SITE_KINDS[self.kind]} sites."]
 
 
 def _relative(new: Tensor, old: Tensor) -> Tensor:

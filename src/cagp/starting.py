@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp.checks import check_data
+from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.kernels import StartingData
 from cagp.mapped import column_statistics
@@ -22,8 +22,8 @@ LOCAL_STEPS = 100
 @torch.no_grad()
 def start_from_data(
     prior: GP,
-    X: Float[Tensor, "n d"],
-    y: Float[Tensor, " n"],
+    X: Float[Tensor, "n d"] | Data,
+    y: Float[Tensor, " n"] | None = None,
     *,
     stretch: float = 1.0,
     outputscale: float | None = None,
@@ -37,10 +37,10 @@ def start_from_data(
         stretch: multiplies the lengthscales.
         outputscale: where outputscales start; None for the variance of the targets.
     """
-    check_data(X, y)
-    spread = column_statistics(X).variance.sqrt().cpu()
-    variance = float(column_statistics(y[:, None]).variance) or 1.0
-    prior.kernel.start_from(StartingData(X, y, spread, variance))
+    data = Data.of(X, y)
+    spread = column_statistics(data.X).variance.sqrt().cpu()
+    variance = float(column_statistics(data.y[:, None]).variance) or 1.0
+    prior.kernel.start_from(StartingData(data.X, data.y, spread, variance))
     if stretch != 1.0:
         prior.kernel.stretch(stretch)
     if outputscale is not None:
@@ -49,14 +49,14 @@ def start_from_data(
         if isinstance(part, GaussianNoise):
             part.noise = max(NOISE * variance, 2 * part.noise_floor)
         elif isinstance(part, ConstantMean | LinearMean):
-            part.constant.fill_(float(y.double().mean()))
+            part.constant.fill_(float(data.y.double().mean()))
     return prior
 
 
 def start_from_neighbours(
     prior: GP,
-    X: Float[Tensor, "n d"],
-    y: Float[Tensor, " n"],
+    X: Float[Tensor, "n d"] | Data,
+    y: Float[Tensor, " n"] | None = None,
     row_noise: Float[Tensor, " n"] | None = None,
     *,
     num_steps: int = LOCAL_STEPS,
@@ -68,7 +68,8 @@ def start_from_neighbours(
     It finds the inputs that matter and how smooth the function is. The noise that it finds suits many neighbours; a
     method that explains less, with fewer actions or inducing points, needs more of it (``raise_noise``).
     """
-    start_from_data(prior, X, y)
+    data = Data.of(X, y, row_noise)
+    start_from_data(prior, data)
     local = CaGPLocal(prior, seed=seed, max_bytes=max_bytes)
-    fit(local, X.double(), y.double(), row_noise, num_steps=num_steps)
+    fit(local, data.double(), num_steps=num_steps)
     return prior

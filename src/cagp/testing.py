@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cagp.methods.base import Method
 from cagp.posteriors import Posterior, Prediction
-from cagp.training import ParameterGroup, Trainable
+from cagp.training import Batch, ParameterGroup, Trainable
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
 """Differences that are round-off, relative and absolute, by the dtype of the data."""
@@ -216,27 +216,27 @@ def check_method(
         seed: of the directions in which gradients are checked.
     """
     data, given = (X, y, row_noise), [None if t is None else t.clone() for t in (X, y, row_noise)]
-    method.check(*data)
+    checked = method.checked(*data)
     before = _snapshot(method)
-    batches = [method.minibatch(step, len(X)) for step in (0, 7)]
+    batches = [method.rows(step, len(X)).drawn for step in (0, 7)]
     for step, rows in zip((0, 7), batches, strict=True):
-        again = method.minibatch(step, len(X))
+        again = method.rows(step, len(X)).drawn
         same = rows is again is None or (rows is not None and again is not None and torch.equal(rows, again))
-        _require(same, f"minibatch({step}, {len(X)}) gives other rows when it is called again.")
+        _require(same, f"rows({step}, {len(X)}) gives other rows when it is called again.")
     groups = method.parameter_groups()
     _check_groups(method, groups)
     for rows in [None, *(rows for rows in batches if rows is not None)]:
         of = "all rows" if rows is None else "a minibatch"
         value = _value(method, data, rows)
         _require(math.isfinite(value), f"the objective of {of} is {value}, expected a finite number.")
-        terms = method.objective_terms(*data, rows=rows)
+        terms = method.terms(checked, Batch(rows))
         total = torch.stack(list(terms.values())).sum().item()
         _require(total == value, f"the terms of {of} add up to {total!r}, objective says {value!r}.")
         _require(_value(method, data, rows) == value, f"the objective of {of} is another number when evaluated again.")
         if gradients:
             _check_parameter_gradients(method, data, rows, groups, tolerance, seed)
     _unchanged(before, method, "evaluating the objective")
-    found = method.findings(X, y)
+    found = method.findings(checked)
     _require(all(isinstance(line, str) for line in found), "findings is not a list of text.")
     if isinstance(method, Method):
         _check_condition(method, X, y, row_noise)

@@ -90,10 +90,10 @@ def _counts(X: Tensor, y: Tensor, kernel: str, num_actions: int, steps: int) -> 
     options = {"support_size": SUPPORT_SIZE, "generator": generator, "reblock_at": (), "batch_size": BATCH_SIZE}
     method = CaGPOpt.from_data(prior, X, num_actions, **options)
     if steps:
-        raise_noise(method, X, y, rows=method.minibatch(0, len(y)))
+        raise_noise(method, X, y, rows=method.rows(0, len(y)).drawn)
         fit(method, X, y, num_steps=steps)
     assert isinstance(method.actions, BlockActions)
-    batch = method.minibatch(0, len(y))
+    batch = method.rows(0, len(y)).drawn
     counted = count_pairs(base, X, method.actions, torch.arange(len(y)) if batch is None else batch)
     return {"n": len(y), **counted, "hyperparameters": method.hyperparameters()}
 

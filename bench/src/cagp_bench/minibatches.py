@@ -86,7 +86,7 @@ def _quality(X: Tensor, y: Tensor, seed: int, case: tuple[int, int, int], second
     prior = GP(Scale(Matern32(X.shape[1], PAPER_START), PAPER_START), noise=GaussianNoise(PAPER_START))
     start_from_neighbours(prior, X, y, seed=seed)
     method = _with_actions(prior, X, *case, seed=seed)
-    rows = method.minibatch(0, len(y))
+    rows = method.rows(0, len(y)).drawn
     raise_noise(method, X, y, rows=rows)
     begin = time.process_time()
     _loss(copy.deepcopy(method), X, y, rows).backward()
@@ -106,7 +106,7 @@ def _quality(X: Tensor, y: Tensor, seed: int, case: tuple[int, int, int], second
 
 def _loss(method: CaGPOpt, X: Tensor, y: Tensor, rows: Tensor | None) -> Tensor:
     """The loss as ``fit`` computes it, which has checked the data before."""
-    return torch.stack(list(method.objective_terms(X, y, rows=rows).values())).sum()
+    return method.objective(X, y, rows=rows)
 
 
 def _with_actions(prior: GP, X: Tensor, num_actions: int, support_size: int, batch_size: int, seed: int) -> CaGPOpt:

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cagp.dataset import Data
 from cagp.kernels import Matern32, Scale
 from cagp.memory import current_memory, peak_memory
 from cagp.methods import CaGPLocal, CaGPOpt, Method
 from cagp.prior import GP, GaussianNoise
+from cagp.training import Batch
 from cagp_bench.processes import answer, in_new_process
 from cagp_bench.records import machine, show
 
@@ -61,10 +63,11 @@ def measure(method: str, rows: int, num_actions: int) -> dict[str, Any]:
         trained = CaGPOpt.from_data(prior, X, min(num_actions, rows), batch_size=BATCH_SIZE, **choices)
     else:
         trained = CaGPLocal(prior, NUM_NEIGHBOURS, batch_size=BATCH_SIZE)
-    _step(trained, X, y, 0)
+    data = Data(X, y, trusted=True)
+    _step(trained, data, 0)
     prepared = time.perf_counter(), time.process_time()
     for step in range(1, STEPS + 1):
-        _step(trained, X, y, step)
+        _step(trained, data, step)
     ended = time.perf_counter(), time.process_time()
     return {
         "columns": NUM_DIMS,
@@ -77,10 +80,10 @@ def measure(method: str, rows: int, num_actions: int) -> dict[str, Any]:
     }
 
 
-def _step(method: Method, X: Tensor, y: Tensor, step: int) -> None:
+def _step(method: Method, data: Data, step: int) -> None:
     """What a fit does in a step, except for the move and for checks of the data, which a fit makes once."""
     method.zero_grad()
-    terms = method.objective_terms(X, y, rows=method.minibatch(step, len(X)))
+    terms = method.terms(data, Batch(method.rows(step, data.num_rows).drawn))
     torch.stack(list(terms.values())).sum().backward()
 
 

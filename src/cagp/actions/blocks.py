@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cagp.actions.base import Actions
 from cagp.checks import check_count, check_matrix
+from cagp.dataset import Data
 from cagp.engine import BlockWeights
 from cagp.kernels import Kernel
 from cagp.linalg import NotPositiveDefiniteError
@@ -41,8 +42,7 @@ def spatial_blocks(
 ) -> Partition:
     """Blocks of nearby rows, in units of ``lengthscale``: all rows, cut by ``refined_blocks``."""
     check_matrix(X, "X")
-    everything = Partition(torch.arange(X.shape[0]), torch.tensor([0, X.shape[0]]))
-    return refined_blocks(X, everything, num_blocks, lengthscale)
+    return _refined(X, _whole(X), num_blocks, lengthscale)
 
 
 def refined_blocks(
@@ -56,6 +56,16 @@ def refined_blocks(
     rows are cut last, in the order of the rows. Time O(n d² log i) if cuts are not too uneven.
     """
     check_matrix(X, "X")
+    return _refined(X, partition, num_blocks, lengthscale)
+
+
+def _whole(X: Tensor) -> Partition:
+    """All rows in one block."""
+    return Partition(torch.arange(X.shape[0]), torch.tensor([0, X.shape[0]]))
+
+
+def _refined(X: Tensor, partition: Partition, num_blocks: int, lengthscale: Tensor | None) -> Partition:
+    """See ``refined_blocks``; the inputs were checked."""
     check_count(num_blocks, "num_blocks", X.shape[0], "the number of rows")
     points = X.detach().double().cpu()
     if lengthscale is not None:
@@ -145,7 +155,7 @@ class BlockActions(Actions):
     @classmethod
     def from_data(
         cls,
-        X: Float[Tensor, "n d"],
+        X: Float[Tensor, "n d"] | Data,
         num_actions: int,
         *,
         kernel: Kernel | None = None,
@@ -164,10 +174,13 @@ class BlockActions(Actions):
             start: "constant" over each block, "random" (the paper's), or the leading "eigenvector" of the block's own
                 kernel matrix.
         """
-        check_matrix(X, "X")
+        if isinstance(X, Data):
+            X = X.X
+        else:
+            check_matrix(X, "X")
         check_count(num_actions, "num_actions", X.shape[0], "the number of rows of X")
         if blocks == "spatial":
-            partition = spatial_blocks(X, num_actions, lengthscale)
+            partition = _refined(X, _whole(X), num_actions, lengthscale)
         elif blocks == "ordered":
             partition = Partition(*(t.to(X.device) for t in ordered_blocks(X.shape[0], num_actions)))
         else:
@@ -204,7 +217,8 @@ class BlockActions(Actions):
         Weights learned for other blocks are a worse start than equal ones: see docs/training.md.
         """
         rows = self._support.sort().values
-        self._set_blocks(rows, spatial_blocks(X[rows], self.num_actions, lengthscale))
+        inputs = X[rows]
+        self._set_blocks(rows, _refined(inputs, _whole(inputs), self.num_actions, lengthscale))
         with torch.no_grad():
             self.values.fill_(1.0)
 
@@ -212,7 +226,7 @@ class BlockActions(Actions):
         """Cut blocks in two until there are ``num_actions``, whose span contains the old one; rows keep weights."""
         check_count(num_actions, "num_actions", len(self._support), "the number of rows with weights")
         every = Partition(torch.arange(len(self._support), device=X.device), self.offsets)
-        self._set_blocks(self._support, refined_blocks(X[self._support], every, num_actions, lengthscale))
+        self._set_blocks(self._support, _refined(X[self._support], every, num_actions, lengthscale))
 
     def _set_blocks(self, rows: Tensor, partition: Partition) -> None:
         self._support, self.offsets = rows[partition.rows], partition.offsets

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cagp import kernel_registry, notices
+from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.copies import CopiesWarning
 from cagp.estimators.fitted_model import FittedModel
@@ -106,9 +107,7 @@ class Fit:
         start = _starting_values(options, units, rows, target)
         start.kernel.tell(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
         task = Task(
-            X=tensor(X),
-            y=tensor(y),
-            row_noise=None if noise is None else tensor(noise),
+            data=Data(tensor(X), tensor(y), None if noise is None else tensor(noise)),
             inputs=rows.inputs,
             categorical=units.encoder.categorical,
             mean=_mean(options, start.noise is not None, target) if scratch is None else "zero",

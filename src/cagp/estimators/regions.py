@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 from cagp.data.chunks import Chunks
+from cagp.dataset import Data
 from cagp.estimators.options import FitOptions
 from cagp.estimators.pieces import learn_chunks
 from cagp.estimators.rows import MappedRows, Prepared
 from cagp.estimators.units import Units
+from cagp.methods import CaGPLocal
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
 from cagp.recipes import Recipe, steps
 from cagp.recipes.checks import check_neighbours
 from cagp.recipes.local import Local
 from cagp.recipes.task import Fitted, Task
-from cagp.shards import LocalShard, RegionPosterior, Regions, Shard, exchange_rows, halo_width, sample_of_parts
+from cagp.shards import RegionPosterior, Regions, Shard, exchange_rows, halo_width, sample_of_parts
 from cagp.storage import fingerprint, write_atomically
 from cagp.training import FitResult, fit
 
@@ -88,21 +90,21 @@ class InRegions(Recipe):
         priors = task.priors()
         (method,) = steps.local_methods(task, priors, neighbours)
         shard = self._shard(part, None, method.num_neighbours_predict, ranks)[0]
-        result = self._fit(task, LocalShard(method, shard, ranks.rank), shard, method.batch_size)
+        result = self._fit(task, method.with_own_rows(shard.own), shard)
         # Neighbours are those of the learned lengthscales: regions are cut again, in these units.
-        noise = None if shard.row_noise is None else shard.row_noise[: shard.num_own]
-        own = _Part(shard.X[: shard.num_own], shard.y[: shard.num_own], noise)
+        count = shard.own.num_rows
+        own = _Part(shard.X[:count], shard.y[:count], None if shard.row_noise is None else shard.row_noise[:count])
         lengthscales = priors[0].kernel.lengthscales(part.X.shape[1])
         shard, width, regions = self._shard(own, lengthscales, method.num_neighbours_predict, ranks)
         noise = None if shard.row_noise is None else shard.row_noise[:, None]
-        held = replace(task, X=shard.X, y=shard.y[:, None], row_noise=noise)
+        held = replace(task, data=Data(shard.X, shard.y[:, None], noise, trusted=True))
         (method,) = steps.local_methods(held, priors, neighbours, recipe.local_scale)
         notes = [_words(shard, width, ranks)]
         few = ranks.any(method.num_neighbours_predict >= held.num_rows)[0]
         if recipe.local_scale == "auto" and not few:  # the scale that suits the rows of process 0, for all
             (method,), words = steps.with_local_scales([method], held)
             notes += words
-        posterior = method.condition(shard.X, shard.y, shard.row_noise, shares_rows=True)
+        posterior = method.posterior(held.column(0), shares_rows=True)
         options = (posterior.X, method.local_scale, lambda _: posterior, task.max_bytes)
         return Fitted("local", [RegionPosterior(posterior.prior, regions, ranks, *options)], result, notes, None)
 
@@ -117,11 +119,11 @@ class InRegions(Recipe):
             width = ranks.broadcast(halo_width(sample, self.num_rows, num_neighbours, regions.unit))
         return exchange_rows(regions, width, ranks, *part), width, regions
 
-    def _fit(self, task: Task, method: LocalShard, shard: Shard, batch_size: int) -> FitResult:
+    def _fit(self, task: Task, method: CaGPLocal, shard: Shard) -> FitResult:
         """Train as ``Task.run`` does, with as many steps as all rows of the table ask for."""
         changes = {}
         if task.max_epochs is not None:
-            changes["num_steps"] = math.ceil(task.max_epochs * max(1.0, self.num_rows / batch_size))
+            changes["num_steps"] = math.ceil(task.max_epochs * max(1.0, self.num_rows / method.batch_size))
         reserve = 0.0 if task.max_time is None else steps.LOCAL_RESERVE * seconds_of(task.max_time)
         return fit(
             method,
@@ -150,7 +152,7 @@ class InRegions(Recipe):
 
 def _words(shard: Shard, width: float, ranks: Ranks) -> str:
     counts = torch.zeros(2, ranks.size, dtype=torch.float64)
-    counts[:, ranks.rank] = torch.tensor([float(shard.num_own), float(len(shard.X) - shard.num_own)])
+    counts[:, ranks.rank] = torch.tensor([float(shard.own.num_rows), float(len(shard.X) - shard.own.num_rows)])
     own, near = ranks.add_up(counts)
     if ranks.size == 1:
         return f"One region, of {int(own.sum()):,} rows: a single process was started."

@@ -132,7 +132,7 @@ def conjugate_gradients(
 
 
 class PivotedCholesky(NamedTuple):
-    """L with LLᵀ ≈ A, and what it leaves out."""
+    """L with LLᵀ ≈ A, and the trace of the error."""
 
     L: Float[Tensor, "n r"]
     pivots: Int[Tensor, " r"]  # the rows chosen, in order

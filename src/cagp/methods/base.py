@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cagp.checks import check_data
+from cagp.dataset import Data
 from cagp.parameters import named_values
 from cagp.posteriors import Posterior, Prediction
 from cagp.prior import GP
-from cagp.training import ParameterGroup, Trainable
+from cagp.training import Batch, ParameterGroup, Trainable
 from cagp.training.trainable import Inputs
 
 Targets = Float[Tensor, " n"]
@@ -24,24 +24,34 @@ HYPERPARAMETER_RATE = 0.2
 class Method(Trainable):
     """Parameters, an objective of the data, and a posterior given them.
 
-    A method of your own needs ``objective_terms`` and ``condition``. If it has a GP called ``prior``, the history of a
-    fit shows its hyperparameters.
+    A method of your own needs ``terms`` and ``posterior``. If it has a GP called ``prior``, the history of a fit shows
+    its hyperparameters.
     """
 
     @abstractmethod
-    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Posterior:
-        """The posterior given the data, as a snapshot that further training does not change."""
+    def posterior(self, data: Data) -> Posterior:
+        """The posterior given checked data, as a snapshot that further training does not change."""
 
-    def marginals(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Prediction:
-        """Mean and variance of the function at each of the rows themselves, given all that ``condition`` sees."""
-        return self.condition(X, y, row_noise).predict(X)
+    def condition(
+        self, X: Inputs | Data, y: Targets | None = None, row_noise: RowNoise = None, **options: Any
+    ) -> Posterior:
+        """The posterior given the data, as a snapshot that further training does not change.
 
-    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
-        """Raise ValueError unless the data fit together and suit the method. Time O(n d)."""
-        check_data(X, y, row_noise)
+        Args:
+            options: those of ``posterior`` of the method.
+        """
+        return self.posterior(self.checked(X, y, row_noise), **options)
+
+    def marginals(self, data: Data) -> Prediction:
+        """Mean and variance of the function at each of the rows themselves, given all that ``posterior`` sees."""
+        return self.posterior(data).predict(data.X)
+
+    def check(self, data: Data) -> None:
+        """Raise ValueError unless checked data suit the method."""
+        super().check(data)
         prior = prior_of(self)
         if prior is not None:
-            prior.noise.check(row_noise)
+            prior.noise.check(data.row_noise)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """The parameters to train, by the learning rate they share."""
@@ -73,7 +83,7 @@ def drawn_rows(seed: int, step: int, num_rows: int, batch_size: int) -> Int[Tens
     return torch.randint(num_rows, (batch_size,), generator=generator)
 
 
-def check_all_rows(rows: Tensor | None, method: str) -> None:
+def check_all_rows(batch: Batch, method: str) -> None:
     """Raise ValueError if ``rows`` are given to a method whose objective always needs all rows."""
-    if rows is not None:
+    if batch.rows is not None:
         raise ValueError(f"rows is given, but the objective of {method} needs all rows: leave rows at None.")

@@ -7,13 +7,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cagp.checks import check_count
-from cagp.engine import DEFAULT_MAX_BYTES, backend_for
+from cagp.dataset import Data
+from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.iterative import Iteration, Lanczos, Policy, Stopping, iterate
 from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
-from cagp.methods.common import Loss, check_loss, dtype_name, loss_terms, prior_findings
+from cagp.methods.common import Loss, check_loss, loss_terms, method_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
-from cagp.training.trainable import Inputs, Rows, Terms
+from cagp.training import Batch
+from cagp.training.trainable import Inputs, Terms
 
 
 @final
@@ -70,41 +72,38 @@ class CaGPCG(Method):
         check_count(num_actions, "num_actions", X.shape[0], "the number of rows of X")
         return cls(prior, num_actions, **choices)
 
-    def iteration(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Iteration:
+    def iteration(self, X: Inputs | Data, y: Targets | None = None, row_noise: RowNoise = None) -> Iteration:
         """The iterations at the current hyperparameters, with their actions and status."""
-        self.check(X, y, row_noise)
-        return self._iteration(X, y, row_noise)
+        return self._iteration(self.checked(X, y, row_noise))
 
-    def _iteration(self, X: Tensor, y: Tensor, row_noise: Tensor | None) -> Iteration:
+    def _iteration(self, data: Data) -> Iteration:
+        X, y, row_noise = data
         stopping = Stopping(self.num_actions, relative_residual=self.relative_residual)
         options = {"reorthogonalise": True, "max_bytes": self.max_bytes, "check": False}
         return iterate(self.prior, X, y, self.policy, stopping, row_noise, **options)
 
-    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
-        """Raise ValueError unless the data fit together, and there are as many rows as actions."""
-        super().check(X, y, row_noise)
-        check_count(self.num_actions, "num_actions", X.shape[0], "the number of rows of X")
+    def check(self, data: Data) -> None:
+        """Raise ValueError unless the data suit the noise, and there are as many rows as actions."""
+        super().check(data)
+        check_count(self.num_actions, "num_actions", data.num_rows, "the number of rows of X")
 
-    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
-        """Terms per row whose sum is the loss, to be minimised over the hyperparameters. ``rows`` must be None."""
-        check_all_rows(rows, "CaGPCG")
-        found = self._iteration(X, y, row_noise)
+    def terms(self, data: Data, batch: Batch) -> Terms:
+        """Terms per row whose sum is the loss of all rows, to be minimised over the hyperparameters."""
+        check_all_rows(batch, "CaGPCG")
+        found = self._iteration(data)
         actions = found.actions if self.policy.orthogonal else found.orthonormal_actions
-        return loss_terms(self.loss, self.prior, actions, X, y, row_noise, self.max_bytes)
+        return loss_terms(self.loss, self.prior, actions, data, self.max_bytes)
 
     @torch.no_grad()
-    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> CaGPPosterior:
+    def posterior(self, data: Data) -> CaGPPosterior:
         """The posterior given the data, as a snapshot that further training does not change."""
-        return self.iteration(X, y, row_noise).posterior()
+        return self._iteration(data).posterior()
 
-    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
+    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
-        n = X.shape[0]
+        n = data.num_rows
         kept = "kept in memory" if 8 * n * n <= self.max_bytes else "evaluated again for every product"
         tolerance = f" or a residual of {self.relative_residual:g}" if self.relative_residual > 0 else ""
         name = "CaGP-CG" if isinstance(self.policy, Lanczos) else f"CaGP ({type(self.policy).__name__})"
-        summary = (
-            f"{name} with {self.num_actions:,} actions{tolerance} on {n:,} rows, loss {self.loss}, k(X, X) {kept}, "
-            f"kernel products by {backend_for(self.prior.kernel, X)}, {dtype_name(X)}."
-        )
-        return [summary, *prior_findings(self.prior, X, y, input_names)]
+        words = f"{name} with {self.num_actions:,} actions{tolerance} on {n:,} rows, loss {self.loss}, k(X, X) {kept}"
+        return method_findings(words, self.prior, data, input_names)

@@ -1,27 +1,27 @@
 """CaGP-Local: each test point is answered from its nearest rows, alone or beside actions that all test points share."""
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, final
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from cagp.actions import Actions
 from cagp.checks import check_count
-from cagp.engine import DEFAULT_MAX_BYTES, backend_for
+from cagp.dataset import Data
+from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.local_inference import SharedActions, local_nll
 from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, drawn_rows, trained
-from cagp.methods.common import ACTION_RATE, dtype_name, prior_findings
+from cagp.methods.common import ACTION_RATE, method_findings
 from cagp.methods.local_scale import SCALE_ROWS, ScaleChoice, choose_local_scale
-from cagp.neighbours import IndexKind, NeighbourIndex
+from cagp.neighbours import IndexKind, NeighbourIndex, OrderedIndex
 from cagp.posteriors import LocalPosterior, Prediction
 from cagp.posteriors.nearest_rows import checked_scale
 from cagp.prior import GP
-from cagp.projection import check_projection, project
-from cagp.training import ParameterGroup
+from cagp.projection import check_actions, project
+from cagp.training import Batch, Coming, ParameterGroup, StepRows
 from cagp.training.trainable import Inputs, Rows, Terms
 
 Objective = Literal["loo", "ordered"]
@@ -34,32 +34,58 @@ KEPT_NEIGHBOURS = 2**22
 """Up to this many neighbours of all rows together are kept from step to step: beyond, few rows are drawn twice."""
 
 
-@dataclass(frozen=True)
-class _Index:
-    """An index, and what it was made for."""
+class Table(NamedTuple):
+    """The neighbours that were looked up so far, for later steps that draw the same rows."""
 
-    X: Tensor
-    version: int  # of X, which counts changes in place
-    lengthscale: Tensor
+    near: Int[Tensor, "n k"]  # int32
+    is_known: Bool[Tensor, " n"]
+
+    @classmethod
+    def nothing(cls, num_rows: int, k: int, device: torch.device) -> "Table":
+        """No row was looked up."""
+        with torch.inference_mode(False):  # later steps may add to it in another mode
+            near = torch.empty(num_rows, k, dtype=torch.int32, device=device)
+            return cls(near, torch.zeros(num_rows, dtype=torch.bool, device=device))
+
+
+class Lookup(NamedTuple):
+    """How the training rows that each row is predicted from are looked up."""
+
     index: NeighbourIndex
+    ordered: OrderedIndex | None  # None: among all other rows
+    k: int  # 0 for a single row, which has no neighbours
+
+    def of(self, X: Inputs, rows: Rows) -> Int[Tensor, "b k"]:
+        """The rows that each of these is predicted from; -1 for none."""
+        if self.k == 0:
+            return rows.new_full((len(rows), 1), -1)
+        if self.ordered is not None:
+            return self.ordered.earlier(rows, self.k)
+        return self.index.nearest(X[rows], self.k, left_out=rows)
 
 
-@dataclass(frozen=True)
-class _Near:
-    """Neighbours that were found with an index, for the training rows that were asked for."""
+class Neighbourhood(NamedTuple):
+    """The neighbours of the rows of a step, and what makes those of the next."""
 
-    index: NeighbourIndex
-    rows: Tensor  # (n, k), int32
-    is_known: Tensor  # (n,)
+    near: Int[Tensor, "b k"]
+    lookup: Lookup
+    table: Table | None  # None with many rows, of which few are drawn twice
 
 
-@dataclass
-class _Memo:
-    """The last index, neighbours and order, kept because they are expensive. They never change a result."""
+class OwnRows(NamedTuple):
+    """The first rows are this process's own, the others are neighbours alone: see ``cagp.shards``."""
 
-    index: _Index | None = None
-    order: Tensor | None = field(default=None)
-    near: _Near | None = None
+    num_rows: int
+    share: float  # of all rows of the table
+    rank: int  # of the process, from which its rows of a step are drawn
+
+    def of_step(self, step: int, batch_size: int, seed: int) -> Rows:
+        """This process's part of the rows of a step."""
+        count = round(batch_size * self.share)
+        if count >= self.num_rows:
+            return torch.arange(self.num_rows)
+        generator = torch.Generator().manual_seed((1_000_003 * (step + 1) + 7_919 * self.rank + seed) % 2**32)
+        return torch.randint(self.num_rows, (max(1, count),), generator=generator)
 
 
 @final
@@ -84,10 +110,10 @@ class CaGPLocal(Method):
         index_kind: how neighbours are found, see ``cagp.neighbours``.
         refresh_at: steps of a fit, counted from 0, before which neighbours are looked up again, besides the first;
             None for never: neighbours stay those of ``search_lengthscale``.
+        own_rows: of a process that holds a part of the table; None where every process has all rows.
         max_bytes: limit for temporaries.
     """
 
-    stochastic = True
     search_lengthscale: Tensor
 
     def __init__(
@@ -103,6 +129,7 @@ class CaGPLocal(Method):
         seed: int = 0,
         index_kind: IndexKind = "auto",
         refresh_at: Sequence[int] | None = DEFAULT_REFRESH_AT,
+        own_rows: OwnRows | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ):
         super().__init__()
@@ -110,6 +137,8 @@ class CaGPLocal(Method):
             raise ValueError(f'objective is {objective!r}, expected "loo" or "ordered".')
         for name, value in (("num_neighbours", num_neighbours), ("batch_size", batch_size)):
             check_count(value, name, 2**31, "a size that can be computed")
+        if own_rows is not None and shared is not None:
+            raise ValueError("shared actions have rows that no single process holds; leave shared or own_rows out.")
         self.prior = prior
         self.num_neighbours = num_neighbours
         self.num_neighbours_predict = 2 * num_neighbours if num_neighbours_predict is None else num_neighbours_predict
@@ -119,42 +148,66 @@ class CaGPLocal(Method):
         self.batch_size, self.seed = batch_size, seed
         self.index_kind: IndexKind = index_kind
         self.refresh_at = None if refresh_at is None else tuple(refresh_at)
-        self.max_bytes = max_bytes
+        self.own_rows, self.max_bytes = own_rows, max_bytes
         lengthscale = prior.kernel.lengthscales()
         # Neighbours are those of these lengthscales; a checkpoint holds them, so that a resumed fit finds the same.
         self.register_buffer("search_lengthscale", torch.ones(0) if lengthscale is None else lengthscale.clone())
-        self._memo = _Memo()
 
     # ---- training ----
 
-    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
-        """Raise ValueError unless the data fit together, and suit the prior's noise and the shared actions."""
-        if self.shared is None:
-            super().check(X, y, row_noise)
-        else:
-            check_projection(self.prior, self.shared, X, y, row_noise)
+    def check(self, data: Data) -> None:
+        """Raise ValueError unless the data suit the prior's noise and the shared actions."""
+        super().check(data)
+        if self.shared is not None:
+            check_actions(self.shared, data.X)
 
-    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
-        """The rows of a step, drawn with replacement by ``seed`` and the step; None if a step uses all rows."""
+    def rows(self, step: int, num_rows: int) -> StepRows:
+        """The rows of a step, drawn with replacement by ``seed`` and the step."""
+        if self.own_rows is not None:
+            drawn = self.own_rows.of_step(step, self.batch_size, self.seed)
+            return StepRows(drawn, stochastic=True, divisible=True, share=self.own_rows.share)
         eligible = None if self.shared is None else self._training_rows(num_rows)
         available = num_rows if eligible is None else len(eligible)
         if self.batch_size >= available:
-            return None
+            return StepRows(eligible, stochastic=True, divisible=True)
         drawn = drawn_rows(self.seed, step, available, self.batch_size)
-        return drawn if eligible is None else eligible[drawn.to(eligible.device)]
+        drawn = drawn if eligible is None else eligible[drawn.to(eligible.device)]
+        return StepRows(drawn, stochastic=True, divisible=True)
 
-    def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
-        """All rows; with shared actions, those whose targets no action touches."""
-        return self._training_rows(num_rows)
-
-    def prepare(
-        self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
-    ) -> str | None:
-        """From now on, if that is due, take neighbours in units of the lengthscales learned so far."""
+    def before_step(self, data: Data, coming: Coming) -> Batch:
+        """Look up the neighbours of the rows of the step: where that is due, in units of the present lengthscales."""
         lengthscale = self.prior.kernel.lengthscales()
-        if self.refresh_at is not None and step in (0, *self.refresh_at) and lengthscale is not None:
+        if self.refresh_at is not None and coming.step in (0, *self.refresh_at) and lengthscale is not None:
             self.search_lengthscale = lengthscale.clone()
-        return None
+        rows = (self._training_rows(data.num_rows) if coming.part is None else coming.part).to(data.X.device)
+        return Batch(rows, self._neighbourhood(data, rows, None if coming.last is None else coming.last.prepared))
+
+    def _neighbourhood(self, data: Data, rows: Tensor, last: Neighbourhood | None) -> Neighbourhood:
+        if last is None or not _is_unit(last.lookup.index.lengthscale, self.search_lengthscale):
+            lookup, table = self.lookup(data), None
+            if 0 < lookup.k * data.num_rows <= KEPT_NEIGHBOURS:
+                table = Table.nothing(data.num_rows, lookup.k, data.X.device)
+        else:
+            lookup, table = last.lookup, last.table
+        if table is None:
+            return Neighbourhood(lookup.of(data.X, rows), lookup, None)
+        new = rows[~table.is_known[rows]].unique()
+        if len(new):
+            table.near[new] = lookup.of(data.X, new).to(table.near.dtype)
+            table.is_known[new] = True
+        return Neighbourhood(table.near[rows].long(), lookup, table)
+
+    def lookup(self, data: Data) -> Lookup:
+        """What finds the neighbours of training rows, in units of ``search_lengthscale``."""
+        index, ordered = self._index(data, self.search_lengthscale), None
+        if self.objective_name == "ordered":
+            # A random order, which depends on the seed and the number of rows alone.
+            order = torch.randperm(data.num_rows, generator=torch.Generator().manual_seed(self.seed))
+            ordered = index.ordered(order.to(data.X.device))
+        return Lookup(index, ordered, min(self.num_neighbours, data.num_rows - 1))
+
+    def _index(self, data: Data, unit: Tensor | None) -> NeighbourIndex:
+        return data.index(unit if unit is not None and len(unit) else None, self.index_kind)
 
     def _training_rows(self, num_rows: int) -> Tensor:
         """Rows that may be predicted in training: with shared actions, those whose targets no action touches."""
@@ -169,77 +222,31 @@ class CaGPLocal(Method):
             )
         return outside.nonzero()[:, 0]
 
-    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
-        """The mean negative log predictive density of ``rows``, each predicted from other rows.
+    def terms(self, data: Data, batch: Batch) -> Terms:
+        """The mean negative log predictive density of the rows of the batch, each predicted from other rows.
 
-        Args:
-            rows: None for all rows; with shared actions, for all whose targets no action touches.
+        Without a batch they are all rows; with shared actions, all whose targets no action touches.
         """
-        rows = (self._training_rows(X.shape[0]) if rows is None else rows).to(X.device)
-        total = torch.zeros((), dtype=torch.float64, device=X.device)
-        k, num_actions = self.num_neighbours, 0 if self.shared is None else self.shared.num_actions
-        tile = max(1, self.max_bytes // (8 * 8 * k * (k + 8 + num_actions)))
-        shared = None if self.shared is None else self._seen(self.prior, self.shared, X, y, row_noise)
-        for part in rows.split(tile):
-            total = total + local_nll(self.prior, X, y, row_noise, part, self.neighbours_of(X, part), shared)
-        return {"negative_log_density": total / len(rows)}
+        num_actions = 0 if self.shared is None else self.shared.num_actions
+        tile = max(1, self.max_bytes // (8 * 8 * self.num_neighbours * (self.num_neighbours + 8 + num_actions)))
+        shared = None if self.shared is None else self._seen(self.prior, self.shared, data)
+        total, num_rows = torch.zeros((), dtype=torch.float64, device=data.X.device), 0
+        for rows, near in self.tiles(data, batch, tile):
+            total, num_rows = total + local_nll(self.prior, *data.tensors, rows, near, shared), num_rows + len(rows)
+        return {"negative_log_density": total / num_rows}
 
-    def neighbours_of(self, X: Inputs, rows: Rows) -> Int[Tensor, "b k"]:
-        """The rows that each of these training rows is predicted from in training; -1 for none."""
-        k = min(self.num_neighbours, X.shape[0] - 1)
-        if k == 0:
-            return rows.new_full((len(rows), 1), -1)
-        index = self._index(X, self.search_lengthscale)
-        if k * X.shape[0] > KEPT_NEIGHBOURS:
-            return self._looked_up(index, X, rows, k)
-        near = self._memo.near
-        if near is None or near.index is not index or near.rows.shape[1] != k:
-            with torch.inference_mode(False):  # later steps may fill it in another mode
-                found = torch.empty(X.shape[0], k, dtype=torch.int32, device=X.device)
-                near = _Near(index, found, torch.zeros(X.shape[0], dtype=torch.bool, device=X.device))
-            self._memo.near = near
-        new = rows[~near.is_known[rows]].unique()
-        if len(new):
-            near.rows[new] = self._looked_up(index, X, new, k).to(near.rows.dtype)
-            near.is_known[new] = True
-        return near.rows[rows].long()
+    def tiles(self, data: Data, batch: Batch, tile: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows of a batch and their neighbours, ``tile`` rows at a time."""
+        rows = (self._training_rows(data.num_rows) if batch.rows is None else batch.rows).to(data.X.device)
+        if batch.prepared is not None:
+            yield from zip(rows.split(tile), batch.prepared.near.split(tile), strict=True)
+            return
+        lookup = self.lookup(data)
+        yield from ((part, lookup.of(data.X, part)) for part in rows.split(tile))
 
-    def _looked_up(self, index: NeighbourIndex, X: Tensor, rows: Tensor, k: int) -> Tensor:
-        if self.objective_name == "ordered":
-            return index.earlier(rows, self._positions(X), k)
-        return index.nearest(X[rows], k, left_out=rows)
-
-    def _index(self, X: Tensor, lengthscale: Tensor | None) -> NeighbourIndex:
-        """The index of the rows of ``X`` in units of these lengthscales; the last one is kept."""
-        unit = torch.ones(0) if lengthscale is None else lengthscale
-        # An inference tensor does not count its changes: its index is never known to be up to date.
-        version, known = -1 if X.is_inference() else X._version, self._memo.index
-        current = known is not None and known.X is X and known.version == version >= 0
-        if known is None or not current or not torch.equal(known.lengthscale, unit):
-            lengthscale, kind = unit if len(unit) else None, self.index_kind
-            self._memo.index = self._memo.near = None
-            if known is not None and current and known.index.tree is not None:
-                index = known.index.with_lengthscale(X, lengthscale)
-            else:
-                kind, known = known.index.kind if known is not None and current else kind, None
-                index = NeighbourIndex(X, lengthscale, kind)  # the old one is gone: two may not fit into memory
-            self._memo.index = known = _Index(X, version, unit.detach().clone(), index)
-        return known.index
-
-    def _positions(self, X: Tensor) -> Tensor:
-        """The place of every row in a random order, which depends on the seed and the number of rows alone."""
-        known = self._memo.order
-        if known is None or len(known) != X.shape[0] or known.device != X.device:
-            generator = torch.Generator().manual_seed(self.seed)
-            with torch.inference_mode(False):  # the index knows it again by its version
-                self._memo.order = known = torch.randperm(X.shape[0], generator=generator).to(X.device)
-        return known
-
-    def _seen(
-        self, prior: GP, shared: Actions, X: Tensor, y: Tensor, row_noise: Tensor | None, support: Tensor | None = None
-    ) -> SharedActions:
+    def _seen(self, prior: GP, shared: Actions, data: Data, support: Tensor | None = None) -> SharedActions:
         """What the shared actions see of the data."""
-        projection = project(prior, shared, X, y, row_noise, self.max_bytes, check=False)
+        projection = project(prior, shared, *data.tensors, self.max_bytes, check=False)
         return SharedActions(prior, projection, shared.support if support is None else support, self.max_bytes)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
@@ -252,52 +259,41 @@ class CaGPLocal(Method):
     # ---- answers ----
 
     @torch.no_grad()
-    def condition(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None = None,
-        *,
-        num_neighbours: int | None = None,
-        shares_rows: bool = False,
-    ) -> LocalPosterior:
+    def posterior(self, data: Data, *, num_neighbours: int | None = None, shares_rows: bool = False) -> LocalPosterior:
         """The posterior given the data, as a snapshot that further training does not change.
 
         Args:
             num_neighbours: rows for each test point; None for ``num_neighbours_predict``.
             shares_rows: hold the data themselves, which nobody may change any more, instead of copies.
         """
-        self.check(X, y, row_noise)
         k = self.num_neighbours_predict if num_neighbours is None else num_neighbours
         if k < 0:
             raise ValueError(f"num_neighbours is {k}, expected 0 (shared actions alone) or more.")
         prior = copy.deepcopy(self.prior).requires_grad_(False)
-        index = self._index(X, prior.kernel.lengthscales())
-        shared = None
-        if self.shared is not None:
-            shared = self._seen(prior, self.shared, X, y, row_noise, self.shared.support.clone())
+        index = self._index(data, prior.kernel.lengthscales())
+        shared = None if self.shared is None else self._seen(prior, self.shared, data, self.shared.support.clone())
         options = {"max_bytes": self.max_bytes, "local_scale": self.local_scale, "shares_rows": shares_rows}
-        return LocalPosterior(prior, X, y, row_noise, min(k, X.shape[0]), index, shared, **options)
+        return LocalPosterior(prior, *data.tensors, min(k, data.num_rows), index, shared, **options)
 
     @torch.no_grad()
-    def marginals(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Prediction:
+    def marginals(self, data: Data) -> Prediction:
         """Mean and variance of the function at each row, from its nearest rows, of which it is one itself.
 
         There are as many others as in training, by the index of training: it is called again and again.
         """
-        shared = None if self.shared is None else self._seen(self.prior, self.shared, X, y, row_noise)
-        index, k = self._index(X, self.search_lengthscale), min(self.num_neighbours + 1, X.shape[0])
+        shared = None if self.shared is None else self._seen(self.prior, self.shared, data)
+        index, k = self._index(data, self.search_lengthscale), min(self.num_neighbours + 1, data.num_rows)
         options = {"max_bytes": self.max_bytes, "shares_rows": True}
-        return LocalPosterior(self.prior, X, y, row_noise, k, index, shared, **options).predict(X)
+        return LocalPosterior(self.prior, *data.tensors, k, index, shared, **options).predict(data.X)
 
     def choose_local_scale(
         self,
-        X: Inputs,
-        y: Targets,
+        X: Inputs | Data,
+        y: Targets | None = None,
         row_noise: RowNoise = None,
         *,
         num_rows: int = SCALE_ROWS,
-        held_out: tuple[Tensor, Tensor, Tensor | None] | None = None,
+        held_out: Data | tuple[Tensor, Tensor, Tensor | None] | None = None,
     ) -> ScaleChoice:
         """The local scale with which rows are predicted best from their neighbours, at the present hyperparameters.
 
@@ -309,45 +305,45 @@ class CaGPLocal(Method):
             held_out: inputs, targets and known noise of rows that choose, predicted from those of ``X``. None: some of
                 the rows of ``X`` do, each predicted from the others.
         """
-        self.check(X, y, row_noise)
-        index, k = self._index(X, self.prior.kernel.lengthscales()), self.num_neighbours_predict
-        options = {"seed": self.seed, "max_bytes": self.max_bytes, "num_rows": num_rows, "held_out": held_out}
-        return choose_local_scale(self.prior, X, y, row_noise, index, k, **options)
+        data = self.checked(X, y, row_noise)
+        index, k = self._index(data, self.prior.kernel.lengthscales()), self.num_neighbours_predict
+        options = {"seed": self.seed, "max_bytes": self.max_bytes, "num_rows": num_rows}
+        held = None if held_out is None else tuple(held_out)
+        return choose_local_scale(self.prior, *data.tensors, index, k, held_out=held, **options)
 
     def with_local_scale(self, local_scale: float | None) -> "CaGPLocal":
         """The same method with this local scale; the two share prior, actions and nothing else that changes."""
-        return self._like_this(self.prior, local_scale, self.refresh_at)
+        return self._like_this(local_scale=local_scale)
 
     def with_prior(self, prior: GP, refresh_at: Sequence[int] | None = None) -> "CaGPLocal":
         """The same method for another prior, with the neighbours of this one until they are looked up again."""
-        return self._like_this(prior, self.local_scale, refresh_at)
+        return self._like_this(prior=prior, refresh_at=refresh_at)
 
-    def _like_this(self, prior: GP, local_scale: float | None, refresh_at: Sequence[int] | None) -> "CaGPLocal":
-        method = CaGPLocal(
-            prior,
-            self.num_neighbours,
-            num_neighbours_predict=self.num_neighbours_predict,
-            shared=self.shared,
-            local_scale=local_scale,
-            objective=self.objective_name,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            index_kind=self.index_kind,
-            refresh_at=refresh_at,
-            max_bytes=self.max_bytes,
-        )
+    def with_own_rows(self, own_rows: OwnRows) -> "CaGPLocal":
+        """The same method for a process that holds a part of the table."""
+        return self._like_this(own_rows=own_rows)
+
+    def _like_this(self, **changes: Any) -> "CaGPLocal":
+        names = ("prior", "num_neighbours", "num_neighbours_predict", "shared", "local_scale", "batch_size", "seed")
+        options = {name: getattr(self, name) for name in (*names, "index_kind", "refresh_at", "own_rows", "max_bytes")}
+        method = CaGPLocal(**{**options, "objective": self.objective_name, **changes})
         method.search_lengthscale = self.search_lengthscale.clone()
-        method._memo = _Memo(self._memo.index, self._memo.order, self._memo.near)
         return method
 
-    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
+    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
-        kind = self._index(X, self.search_lengthscale).kind
+        if self.own_rows is not None:
+            return []  # a part of the table says little about all of it
+        kind = self._index(data, self.search_lengthscale).kind
         beside = "" if self.shared is None else f" beside {self.shared.num_actions:,} shared actions"
-        summary = (
+        words = (
             f"CaGP-Local with {self.num_neighbours} neighbours{beside} ({self.num_neighbours_predict} in predictions) "
-            f"on {X.shape[0]:,} rows, {OBJECTIVES[self.objective_name]} objective, minibatches of "
-            f"{self.batch_size:,} rows, neighbours by {kind}, kernels by {backend_for(self.prior.kernel, X)}, "
-            f"{dtype_name(X)}."
+            f"on {data.num_rows:,} rows, {OBJECTIVES[self.objective_name]} objective, minibatches of "
+            f"{self.batch_size:,} rows, neighbours by {kind}"
         )
-        return [summary, *prior_findings(self.prior, X, y, input_names)]
+        return method_findings(words, self.prior, data, input_names)
+
+
+def _is_unit(lengthscale: Tensor | None, unit: Tensor) -> bool:
+    """Whether an index of this lengthscale is one in these units; an empty vector stands for none."""
+    return len(unit) == 0 if lengthscale is None else torch.equal(lengthscale, unit)

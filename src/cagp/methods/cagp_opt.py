@@ -12,14 +12,15 @@ from torch import Tensor
 from cagp.action_rules import ActionRule
 from cagp.actions import Actions, BlockActions
 from cagp.checks import check_count
-from cagp.engine import DEFAULT_MAX_BYTES, backend_for
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, drawn_rows, trained
-from cagp.methods.common import ACTION_RATE, Loss, check_loss, dtype_name, loss_terms, prior_findings
+from cagp.dataset import Data
+from cagp.engine import DEFAULT_MAX_BYTES
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, check_all_rows, drawn_rows, trained
+from cagp.methods.common import ACTION_RATE, Loss, check_loss, loss_terms, method_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
-from cagp.projection import check_projection, project
-from cagp.training import ParameterGroup, fit
-from cagp.training.trainable import Inputs, Rows, Terms
+from cagp.projection import check_actions, project
+from cagp.training import Batch, Coming, ParameterGroup, StepRows, fit
+from cagp.training.trainable import Terms
 
 DEFAULT_REBLOCK_AT = (20, 50)
 GROWN_BY, GROWTH_PACE = 0.2, 0.05
@@ -78,13 +79,12 @@ class CaGPOpt(Method):
             check_count(grow_to, "grow_to", len(actions.support), "the number of rows with weights")
         self.grow_to = grow_to
         self.batch_size, self.seed = batch_size, seed
-        self.stochastic = batch_size is not None and isinstance(actions, Actions) and batch_size < actions.num_rows
 
     @classmethod
     def from_data(
         cls,
         prior: GP,
-        X: Float[Tensor, "n d"],
+        X: Float[Tensor, "n d"] | Data,
         num_actions: int,
         *,
         loss: Loss = "elbo",
@@ -106,57 +106,53 @@ class CaGPOpt(Method):
                 (by default the kernel's).
         """
         choices.setdefault("kernel", prior.kernel)
-        choices.setdefault("lengthscale", prior.kernel.lengthscales(X.shape[1]))
+        choices.setdefault("lengthscale", prior.kernel.lengthscales((X.X if isinstance(X, Data) else X).shape[1]))
         if reblock_at is None:
             reblock_at = DEFAULT_REBLOCK_AT if choices.get("blocks", "spatial") == "spatial" else ()
         grow_to = None if start_actions is None else num_actions
         actions = BlockActions.from_data(X, num_actions if start_actions is None else start_actions, **choices)
         return cls(prior, actions, loss, max_bytes, reblock_at, grow_to, batch_size, seed)
 
-    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
+    def terms(self, data: Data, batch: Batch) -> Terms:
         """Terms per row whose sum is the loss, to be minimised over all parameters.
 
         The loss of all rows is streamed: besides the data and the i x i matrices it takes ``max_bytes`` of memory.
-
-        Args:
-            rows: the rows to estimate the loss from; None for all rows.
         """
         if self.loss == "projected":
-            check_all_rows(rows, "CaGPOpt with the projected loss")
-        return loss_terms(self.loss, self.prior, self._current(X, y, row_noise), X, y, row_noise, self.max_bytes, rows)
+            check_all_rows(batch, "CaGPOpt with the projected loss")
+        return loss_terms(self.loss, self.prior, self._current(data), data, self.max_bytes, batch.rows)
 
-    def _current(self, X: Tensor, y: Tensor, row_noise: Tensor | None) -> Actions:
+    def _current(self, data: Data) -> Actions:
         """The actions, at the present hyperparameters where they depend on them."""
         if isinstance(self.actions, Actions):
             return self.actions
-        actions, name = self.actions.actions(self.prior, X, y, row_noise), f"{type(self.actions).__name__}.actions"
+        actions, name = self.actions.actions(self.prior, *data.tensors), f"{type(self.actions).__name__}.actions"
         if not isinstance(actions, Actions):
             raise ValueError(f"{name} returned a {type(actions).__name__}, expected Actions: ComputedActions(S).")
-        if actions.num_rows != X.shape[0]:
-            raise ValueError(f"{name} returned actions on {actions.num_rows} rows, expected {X.shape[0]}: those of X.")
+        if actions.num_rows != data.num_rows:
+            raise ValueError(f"{name} returned actions on {actions.num_rows} rows, expected {data.num_rows}: all of X.")
         return actions
 
     def support(self, num_rows: int) -> Int[Tensor, " m"]:
         """The rows that carry weight in any action: what the posterior conditions on."""
         return self.actions.support if isinstance(self.actions, Actions) else torch.arange(num_rows)
 
-    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
-        """The rows of a step, drawn with replacement by ``seed`` and the step; None if a step uses all rows."""
+    def rows(self, step: int, num_rows: int) -> StepRows:
+        """The rows of a step, drawn with replacement by ``seed`` and the step.
+
+        Processes can share a loss whose data term is a sum over rows; the projected loss has none.
+        """
         if self.batch_size is None or self.batch_size >= num_rows:
-            return None
-        return drawn_rows(self.seed, step, num_rows, self.batch_size)
+            return StepRows(divisible=self.loss != "projected")
+        return StepRows(drawn_rows(self.seed, step, num_rows, self.batch_size), stochastic=True, divisible=True)
 
-    def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
-        """All rows for a loss whose data term is a sum over rows; None for the projected loss, which has none."""
-        return None if self.loss == "projected" else torch.arange(num_rows)
-
-    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
-        """Raise ValueError unless the data fit together, and suit the prior's noise and the actions."""
+    def check(self, data: Data) -> None:
+        """Raise ValueError unless the data suit the prior's noise and the actions."""
+        super().check(data)
         if isinstance(self.actions, ActionRule):
-            super().check(X, y, row_noise)
-            check_count(self.actions.num_actions, "the number of actions", X.shape[0], "the number of rows of X")
+            check_count(self.actions.num_actions, "the number of actions", data.num_rows, "the number of rows of X")
         else:
-            check_projection(self.prior, self.actions, X, y, row_noise)
+            check_actions(self.actions, data.X)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """The parameters to train, by the learning rate they share."""
@@ -167,21 +163,17 @@ class CaGPOpt(Method):
             ),
         }
 
-    def prepare(
-        self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
-    ) -> str | None:
+    def before_step(self, data: Data, coming: Coming) -> Batch:
         """Double the actions if that is due, or cut blocks again in units of the lengthscales learned so far."""
-        if not isinstance(self.actions, BlockActions):
-            return None
-        lengthscale = self.prior.kernel.lengthscales(X.shape[1])
-        if self._growth_is_due(share, flat):
+        event, lengthscale = None, self.prior.kernel.lengthscales(data.X.shape[1])
+        if isinstance(self.actions, BlockActions) and self._growth_is_due(coming.share, coming.flat):
             assert self.grow_to is not None
-            self.actions.grow(X, min(2 * self.actions.num_actions, self.grow_to), lengthscale)
-            return f"cut blocks in two: {self.actions.num_actions} actions"
-        if step in self.reblock_at and lengthscale is not None:
-            self.actions.reblock(X, lengthscale)
-            return f"cut {self.actions.num_actions} blocks again, in units of the learned lengthscales"
-        return None
+            self.actions.grow(data.X, min(2 * self.actions.num_actions, self.grow_to), lengthscale)
+            event = f"cut blocks in two: {self.actions.num_actions} actions"
+        elif isinstance(self.actions, BlockActions) and coming.step in self.reblock_at and lengthscale is not None:
+            self.actions.reblock(data.X, lengthscale)
+            event = f"cut {self.actions.num_actions} blocks again, in units of the learned lengthscales"
+        return Batch(coming.part, event=event)
 
     def _growth_is_due(self, share: float, flat: bool) -> bool:
         """At a flat loss, or when the remaining doublings need the time until ``GROWN_BY``."""
@@ -190,15 +182,7 @@ class CaGPOpt(Method):
         doublings = math.ceil(math.log2(self.grow_to / self.actions.num_actions))
         return flat or share >= GROWN_BY - (doublings - 1) * GROWTH_PACE
 
-    def condition(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None = None,
-        *,
-        num_actions: int | None = None,
-        refit_steps: int = REFIT_STEPS,
-    ) -> CaGPPosterior:
+    def posterior(self, data: Data, *, num_actions: int | None = None, refit_steps: int = REFIT_STEPS) -> CaGPPosterior:
         """The posterior given the data, as a snapshot that further training does not change.
 
         Args:
@@ -207,15 +191,12 @@ class CaGPOpt(Method):
                 actions, are fitted again for a few steps.
             refit_steps: the number of these steps.
         """
-        method = self if num_actions is None else self._with_more_actions(X, y, row_noise, num_actions, refit_steps)
+        method = self if num_actions is None else self._with_more_actions(data, num_actions, refit_steps)
         with torch.no_grad():
-            actions = method._current(X, y, row_noise)
-            projection = project(method.prior, actions, X, y, row_noise, self.max_bytes)
+            projection = project(method.prior, method._current(data), *data.tensors, self.max_bytes, check=False)
         return CaGPPosterior(method.prior, projection, self.max_bytes)
 
-    def _with_more_actions(
-        self, X: Tensor, y: Tensor, row_noise: Tensor | None, num_actions: int, refit_steps: int
-    ) -> "CaGPOpt":
+    def _with_more_actions(self, data: Data, num_actions: int, refit_steps: int) -> "CaGPOpt":
         if not isinstance(self.actions, BlockActions):
             raise ValueError(
                 f"num_actions needs BlockActions, whose blocks can be cut, not {type(self.actions).__name__}."
@@ -225,23 +206,22 @@ class CaGPOpt(Method):
         grown = copy.deepcopy(self)
         grown.reblock_at, grown.grow_to = (), None
         assert isinstance(grown.actions, BlockActions)
-        grown.actions.grow(X, num_actions, self.prior.kernel.lengthscales(X.shape[1]))
+        grown.actions.grow(data.X, num_actions, self.prior.kernel.lengthscales(data.X.shape[1]))
         if refit_steps:
             rates = {"hyperparameters": REFIT_RATE, "actions": 0.0}
-            fit(grown, X, y, row_noise, num_steps=refit_steps, lr=rates)
+            fit(grown, data, num_steps=refit_steps, lr=rates)
         return grown
 
-    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
+    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
-        actions, n = self.actions, X.shape[0]
+        actions, n = self.actions, data.num_rows
         num_weights = len(self.support(n))
         share = "all" if num_weights == n else f"{num_weights:,} of the"
-        batches = f", minibatches of {self.batch_size:,} rows" if self.stochastic else ""
+        batches = f", minibatches of {self.batch_size:,} rows" if self.rows(0, n).stochastic else ""
         kind = f"{num_weights / actions.num_actions:.0f} in each block"
         if isinstance(actions, ActionRule):
             kind = type(actions).__name__
-        summary = (
-            f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows ({kind}), loss {self.loss}{batches}, "
-            f"kernel products by {backend_for(self.prior.kernel, X)}, {dtype_name(X)}."
+        words = (
+            f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows ({kind}), loss {self.loss}{batches}"
         )
-        return [summary, *prior_findings(self.prior, X, y, input_names)]
+        return method_findings(words, self.prior, data, input_names)

@@ -8,14 +8,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cagp.checks import check_count
+from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES, backend_for, kernel_product
-from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
+from cagp.methods.base import Method, check_all_rows
 from cagp.methods.common import prior_findings
 from cagp.posteriors import CGPosterior
 from cagp.prior import GP
 from cagp.solver import Solver
 from cagp.system import System
-from cagp.training.trainable import Inputs, Rows, Terms
+from cagp.training import Batch
+from cagp.training.trainable import Terms
 
 TOLERANCE = 1e-4
 NUM_PROBES = 16
@@ -64,10 +66,10 @@ class CGGP(Method):
         self.tolerance, self.num_probes, self.precondition_rank = tolerance, num_probes, precondition_rank
         self.max_iterations, self.seed, self.max_bytes = max_iterations, seed, max_bytes
 
-    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
-        """½ rᵀK̂⁻¹r, ½ log|K̂| and ½ n log 2π per row. ``rows`` must be None: all rows."""
-        check_all_rows(rows, "CGGP")
-        n, X, y, row_noise = X.shape[0], X.double(), y.double(), None if row_noise is None else row_noise.double()
+    def terms(self, data: Data, batch: Batch) -> Terms:
+        """½ rᵀK̂⁻¹r, ½ log|K̂| and ½ n log 2π per row, of all rows."""
+        check_all_rows(batch, "CGGP")
+        n, (X, y, row_noise) = data.num_rows, data.double()
         solver = self._solver(X, row_noise)
         white = self._probes(solver)
         quadratic, log_det = self.estimates(solver, X, y, row_noise, white)
@@ -117,15 +119,14 @@ class CGGP(Method):
         return signs.to(solver.L.device)
 
     @torch.no_grad()
-    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> CGPosterior:
+    def posterior(self, data: Data) -> CGPosterior:
         """The posterior with K̂⁻¹(y - m) computed, as a snapshot; ``representer_status`` says how the solve ended."""
-        self.check(X, y, row_noise)
-        inputs = X.to(torch.float64, copy=True)
-        solver = self._solver(inputs, None if row_noise is None else row_noise.double())
-        residual = y.double() - self.prior.mean(inputs)
+        inputs, (_, y, row_noise) = data.X.to(torch.float64, copy=True), data.double()
+        solver = self._solver(inputs, row_noise)
+        residual = y - self.prior.mean(inputs)
         representer = solver.solve(residual[:, None], self.tolerance, self.max_iterations, "representer weights")
         return CGPosterior(
-            X,
+            data.X,
             solver,
             representer,
             tolerance=self.tolerance,
@@ -133,11 +134,11 @@ class CGGP(Method):
             max_bytes=self.max_bytes,
         )
 
-    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
+    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
         return [
-            f"CGGP on {X.shape[0]:,} rows: conjugate gradients to {self.tolerance:.0e}, {self.num_probes} probes, "
-            f"preconditioner of rank {min(self.precondition_rank, X.shape[0])}, kernel by "
-            f"{backend_for(self.prior.kernel, X)} in float64.",
-            *prior_findings(self.prior, X, y, input_names),
+            f"CGGP on {data.num_rows:,} rows: conjugate gradients to {self.tolerance:.0e}, {self.num_probes} probes, "
+            f"preconditioner of rank {min(self.precondition_rank, data.num_rows)}, kernel by "
+            f"{backend_for(self.prior.kernel, data.X)} in float64.",
+            *prior_findings(self.prior, data, input_names),
         ]

@@ -9,16 +9,18 @@ from torch import Tensor
 
 from cagp.actions import BlockActions, Partition
 from cagp.checks import check_first_order
-from cagp.engine import DEFAULT_MAX_BYTES, backend_for, precise_product
+from cagp.dataset import Data
+from cagp.engine import DEFAULT_MAX_BYTES, precise_product
 from cagp.linalg import safe_cholesky
 from cagp.memory import available_memory
-from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
-from cagp.methods.common import dtype_name, prior_findings
+from cagp.methods.base import Method, check_all_rows
+from cagp.methods.common import method_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import project
 from cagp.quantities import size
-from cagp.training.trainable import Inputs, Rows, Terms
+from cagp.training import Batch
+from cagp.training.trainable import Terms
 
 MATRICES = 6
 """Float64 matrices of n x n values that objective and gradient, or conditioning, hold at once; measured."""
@@ -36,35 +38,30 @@ class CholeskyGP(Method):
         self.prior = prior
         self.max_bytes = max_bytes
 
-    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
-        """Raise ValueError unless the data fit together, MemoryError if the matrices do not fit into memory."""
-        super().check(X, y, row_noise)
-        check_memory(X)
+    def check(self, data: Data) -> None:
+        """Raise ValueError unless the data suit the noise, MemoryError if the matrices do not fit into memory."""
+        super().check(data)
+        check_memory(data.X)
 
-    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
-        """-log p(y) / n, y ~ Normal(m(X), K̂). ``rows`` must be None: all rows."""
-        check_all_rows(rows, "CholeskyGP")
-        n = X.shape[0]
+    def terms(self, data: Data, batch: Batch) -> Terms:
+        """-log p(y) / n, y ~ Normal(m(X), K̂), of all rows."""
+        check_all_rows(batch, "CholeskyGP")
+        X, y, row_noise = data
         residual = y.double() - self.prior.mean(X.double())
         K = precise_product(self.prior.kernel, X, X)
         nll = _GaussianNLL.apply(K, self.prior.noise(X, row_noise), residual)
-        return {"negative_log_marginal_likelihood": nll / n}
+        return {"negative_log_marginal_likelihood": nll / data.num_rows}
 
     @torch.no_grad()
-    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> CaGPPosterior:
+    def posterior(self, data: Data) -> CaGPPosterior:
         """The exact posterior, as a snapshot that further training does not change."""
-        self.check(X, y, row_noise)
-        projection = project(self.prior, unit_vectors(X), X, y, row_noise, self.max_bytes, check=False)
+        projection = project(self.prior, unit_vectors(data.X), *data.tensors, self.max_bytes, check=False)
         return CaGPPosterior(self.prior, projection, self.max_bytes)
 
-    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
+    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
-        n = X.shape[0]
-        return [
-            f"Exact GP on {n:,} rows by Cholesky (about {size(memory_needed(n))}), kernel by "
-            f"{backend_for(self.prior.kernel, X)}, {dtype_name(X)}.",
-            *prior_findings(self.prior, X, y, input_names),
-        ]
+        words = f"Exact GP on {data.num_rows:,} rows by Cholesky (about {size(memory_needed(data.num_rows))})"
+        return method_findings(words, self.prior, data, input_names)
 
 
 class _GaussianNLL(torch.autograd.Function):

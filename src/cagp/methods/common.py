@@ -8,6 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.actions import Actions
+from cagp.dataset import Data
+from cagp.engine import backend_for
 from cagp.kernels import Kernel
 from cagp.losses import elbo, leave_one_out_nll, projected_nll
 from cagp.mapped import column_statistics
@@ -31,39 +33,36 @@ def check_loss(loss: str) -> None:
 
 
 def loss_terms(
-    loss: Loss,
-    prior: GP,
-    actions: Actions,
-    X: Float[Tensor, "n d"],
-    y: Float[Tensor, " n"],
-    row_noise: Float[Tensor, " n"] | None,
-    max_bytes: int,
-    rows: Int[Tensor, " b"] | None = None,
+    loss: Loss, prior: GP, actions: Actions, data: Data, max_bytes: int, rows: Int[Tensor, " b"] | None = None
 ) -> dict[str, Float[Tensor, ""]]:
-    """Terms per row whose sum is the loss of these actions, to be minimised; the data are not checked.
+    """Terms per row whose sum is the loss of these actions, to be minimised.
 
     Args:
         rows: the rows to estimate a sum over rows from; None for all rows. The projected-data loss sees none but the
             support.
     """
     if loss == "elbo":
-        bound = elbo(prior, actions, X, y, row_noise, max_bytes, rows=rows, check=False)
+        bound = elbo(prior, actions, *data.tensors, max_bytes, rows=rows, check=False)
         terms = {"negative_log_likelihood": -bound.expected_log_likelihood, "kl": bound.kl}
     elif loss == "loo":
-        terms = {"loo_nll": leave_one_out_nll(prior, actions, X, y, row_noise, max_bytes, rows=rows, check=False)}
+        terms = {"loo_nll": leave_one_out_nll(prior, actions, *data.tensors, max_bytes, rows=rows, check=False)}
     else:
-        terms = {"projected_nll": projected_nll(prior, actions, X, y, row_noise, max_bytes, check=False)}
-    return {name: term / X.shape[0] for name, term in terms.items()}
+        terms = {"projected_nll": projected_nll(prior, actions, *data.tensors, max_bytes, check=False)}
+    return {name: term / data.num_rows for name, term in terms.items()}
 
 
-def dtype_name(X: Tensor) -> str:
-    """The dtype of the data as users know it, e.g. "float64"."""
-    return str(X.dtype).removeprefix("torch.")
+def method_findings(words: str, prior: GP, data: Data, names: Sequence[str] | None = None) -> list[str]:
+    """One sentence on a method with its backend and dtype, and what a user should know about its hyperparameters.
+
+    Args:
+        words: what the sentence begins with.
+    """
+    dtype = str(data.X.dtype).removeprefix("torch.")
+    summary = f"{words}, kernel products by {backend_for(prior.kernel, data.X)}, {dtype}."
+    return [summary, *prior_findings(prior, data, names)]
 
 
-def prior_findings(
-    prior: GP, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], names: Sequence[str] | None = None
-) -> list[str]:
+def prior_findings(prior: GP, data: Data, names: Sequence[str] | None = None) -> list[str]:
     """What a user should know about learned hyperparameters: noise at its floor, inputs that hardly matter."""
     found = []
     noise = prior.noise
@@ -72,13 +71,13 @@ def prior_findings(
             f"The noise variance sits at its floor ({noise.noise_floor:g}): the data look noise-free to this "
             "model. A lower floor may fit better; it needs float64 data."
         )
-    idle = [j if names is None else names[j] for j in idle_inputs(prior.kernel, X, y)]
+    idle = [j if names is None else names[j] for j in idle_inputs(prior.kernel, data.X, data.y)]
     if idle:
         more = len(idle) - MOST_LISTED
         listed = ", ".join(map(str, idle[:MOST_LISTED])) + (f" and {more} more" if more > 0 else "")
         found.append(
-            f"{len(idle)} of {X.shape[1]} inputs hardly matter to this model (less than {IDLE:.0%} of the targets' "
-            f"variance, from end to end): {listed}."
+            f"{len(idle)} of {data.X.shape[1]} inputs hardly matter to this model (less than {IDLE:.0%} of the "
+            f"targets' variance, from end to end): {listed}."
         )
     return found
 

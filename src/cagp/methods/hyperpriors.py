@@ -5,15 +5,16 @@ from inspect import getattr_static
 from typing import Any, Literal, NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from cagp.methods.base import Method, RowNoise, Targets, prior_of
+from cagp.dataset import Data
+from cagp.methods.base import Method, prior_of
 from cagp.parameters import Positive
 from cagp.posteriors import Posterior
 from cagp.prior import GP
-from cagp.training import ParameterGroup
-from cagp.training.trainable import Inputs, Rows, Terms
+from cagp.training import Batch, Coming, ParameterGroup, StepRows
+from cagp.training.trainable import Terms
 
 
 class LogNormal(NamedTuple):
@@ -67,7 +68,6 @@ class MAP(Method):
         if prior_of_method is None:
             raise ValueError(f"MAP needs a method with a GP called prior; {type(method).__name__} has none.")
         self.method = method
-        self.stochastic = method.stochastic
         given = ({} if lengthscale is None else {"lengthscale": lengthscale}) | others
         for name, prior in given.items():
             if prior != "dimension-scaled":
@@ -86,38 +86,34 @@ class MAP(Method):
                 total = total.to(value.device) + density.log_density(value).sum()
         return total
 
-    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
+    def terms(self, data: Data, batch: Batch) -> Terms:
         """The method's terms and "log_prior"."""
-        terms = self.method.objective_terms(X, y, row_noise, rows=rows)
-        return {**terms, "log_prior": -self.log_prior(X.shape[1]) / X.shape[0]}
+        log_prior = -self.log_prior(data.X.shape[1]) / data.num_rows
+        return {**self.method.terms(data, batch), "log_prior": log_prior}
 
-    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> Posterior:
-        """The method's own posterior."""
-        return self.method.condition(X, y, row_noise)
+    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
+        names = ", ".join(name for name, _ in self.priors) or "nothing"
+        return [*self.method.findings(data, input_names), f"Prior distributions on: {names}."]
 
-    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
-        self.method.check(X, y, row_noise)
+    # ---- the method's own ----
 
-    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
-        return self.method.minibatch(step, num_rows)
+    def posterior(self, data: Data, **options: Any) -> Posterior:
+        return self.method.posterior(data, **options)
 
-    def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
-        return self.method.divisible_rows(num_rows)
+    def check(self, data: Data) -> None:
+        self.method.check(data)
 
-    def prepare(
-        self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
-    ) -> str | None:
-        return self.method.prepare(X, y, row_noise, step=step, share=share, flat=flat, rows=rows)
+    def rows(self, step: int, num_rows: int) -> StepRows:
+        return self.method.rows(step, num_rows)
+
+    def before_step(self, data: Data, coming: Coming) -> Batch:
+        return self.method.before_step(data, coming)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         return self.method.parameter_groups()
 
     def hyperparameters(self) -> dict[str, Any]:
         return self.method.hyperparameters()
-
-    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
-        names = ", ".join(name for name, _ in self.priors) or "nothing"
-        return [*self.method.findings(X, y, input_names), f"Prior distributions on: {names}."]
 
 
 def _values(prior: GP, name: str) -> list[Tensor]:

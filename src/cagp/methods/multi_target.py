@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 
+from cagp.dataset import AnyTargets, Data
 from cagp.methods.base import Method, prior_of
 from cagp.parameters import named_values
 from cagp.posteriors import Posterior
 from cagp.prior import KnownNoise, Noise
-from cagp.training import ParameterGroup, Trainable
-from cagp.training.trainable import AnyNoise, AnyTargets, Inputs, Rows, Terms
+from cagp.training import Batch, Coming, ParameterGroup, StepRows, Trainable
+from cagp.training.trainable import AnyNoise, Inputs, Terms
 
 
 @final
@@ -30,50 +30,42 @@ class MultiTarget(Trainable):
         if not methods:
             raise ValueError("methods is empty, expected one method for each column of targets.")
         self.methods = nn.ModuleList(methods)
-        self.stochastic = methods[0].stochastic
 
     @property
     def parts(self) -> list[Method]:
         """The methods, one for each column."""
         return [part for part in self.methods if isinstance(part, Method)]
 
-    def objective_terms(
-        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise = None, *, rows: Rows | None = None
-    ) -> Terms:
+    def terms(self, data: Data, batch: Batch) -> Terms:
         """Each term of the methods, as its mean over the columns."""
+        batches = [batch] * len(self.methods) if batch.prepared is None else batch.prepared
         columns = [
-            part.objective_terms(X, *self.column(j, y, row_noise), rows=rows) for j, part in enumerate(self.parts)
+            part.terms(data.column(j), of_part)
+            for j, (part, of_part) in enumerate(zip(self.parts, batches, strict=True))
         ]
         return {name: torch.stack([terms[name] for terms in columns]).mean() for name in columns[0]}
 
-    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+    def check(self, data: Data) -> None:
         """Raise ValueError unless there is a column for each method, which it accepts."""
-        for j, part in enumerate(self.parts):
-            part.check(X, *self.column(j, y, row_noise))
-
-    def column(self, j: int, y: Tensor, row_noise: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The targets and the known noise of the j-th method."""
-        if y.ndim != 2 or y.shape[1] != len(self.methods):
+        if data.y.ndim != 2 or data.y.shape[1] != len(self.methods):
             raise ValueError(
-                f"y has shape {tuple(y.shape)}, expected {len(self.methods)} columns, one for each method."
+                f"y has shape {tuple(data.y.shape)}, expected {len(self.methods)} columns, one for each method."
             )
-        return y[:, j].contiguous(), None if row_noise is None else row_noise[:, j].contiguous()
+        for j, part in enumerate(self.parts):
+            part.check(data.column(j))
 
-    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
+    def rows(self, step: int, num_rows: int) -> StepRows:
         """The rows of a step: those of the first method, for all."""
-        return self.parts[0].minibatch(step, num_rows)
+        return self.parts[0].rows(step, num_rows)
 
-    def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
-        """Those of the first method, for all."""
-        return self.parts[0].divisible_rows(num_rows)
-
-    def prepare(
-        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise, *, step: int, share: float, flat: bool, rows: Rows | None
-    ) -> str | None:
+    def before_step(self, data: Data, coming: Coming) -> Batch:
         """What every method does. What they share changes to the same thing each time."""
-        told = {"step": step, "share": share, "flat": flat, "rows": rows}
-        changes = [part.prepare(X, *self.column(j, y, row_noise), **told) for j, part in enumerate(self.parts)]
-        return changes[0]
+        last = [None] * len(self.methods) if coming.last is None else coming.last.prepared
+        batches = [
+            part.before_step(data.column(j), coming._replace(last=of_part))
+            for j, (part, of_part) in enumerate(zip(self.parts, last, strict=True))
+        ]
+        return Batch(coming.part, batches, batches[0].event)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """The parameters to train, by the learning rate they share; each parameter once."""
@@ -96,17 +88,19 @@ class MultiTarget(Trainable):
                 values |= {f"{name} of target {j}": v for name, v in named_values(prior).items() if name in own}
         return values
 
-    def condition(self, X: Inputs, y: AnyTargets, row_noise: AnyNoise = None) -> list[Posterior]:
+    def condition(self, X: Inputs | Data, y: AnyTargets | None = None, row_noise: AnyNoise = None) -> list[Posterior]:
         """The posterior of each column."""
-        return [part.condition(X, *self.column(j, y, row_noise)) for j, part in enumerate(self.parts)]
+        data = self.checked(X, y, row_noise)
+        return [part.posterior(data.column(j)) for j, part in enumerate(self.parts)]
 
-    def findings(self, X: Inputs, y: AnyTargets, input_names: tuple[str, ...] | None = None) -> list[str]:
+    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted methods, in words."""
-        found = [part.findings(X, y[:, j].contiguous(), input_names) for j, part in enumerate(self.parts)]
-        seen = dict.fromkeys(line for lines in found for line in lines)
-        own = "" if isinstance(_noise(self.parts[0]), KnownNoise) else "; each has its own noise"
-        several = [f"{len(self.parts)} targets share one kernel{own}."]
-        return [*(several if len(self.parts) > 1 else []), *seen]
+        every = [part.findings(data.column(j), input_names) for j, part in enumerate(self.parts)]
+        lines = list(dict.fromkeys(line for lines in every for line in lines))
+        if len(self.parts) == 1:
+            return lines
+        noise = "" if isinstance(_noise(self.parts[0]), KnownNoise) else "; each has its own noise"
+        return [f"{len(self.parts)} targets share one kernel{noise}.", *lines]
 
 
 def _noise(method: Method) -> Noise | None:

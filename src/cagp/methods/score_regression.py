@@ -15,10 +15,10 @@ others. One factorisation serves all functions, and nothing is iterated to conve
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from cagp.checks import check_data
+from cagp.dataset import Data
 from cagp.engine import local_moments
 from cagp.likelihoods import ClassLikelihood
 from cagp.local_inference import local_weights
@@ -26,8 +26,8 @@ from cagp.methods.base import trained
 from cagp.methods.cagp_local import CaGPLocal
 from cagp.parameters import Positive, named_values
 from cagp.prior import GP, GaussianNoise
-from cagp.training import ParameterGroup
-from cagp.training.trainable import Inputs, Rows, Terms, Trainable
+from cagp.training import Batch, Coming, ParameterGroup, StepRows, Trainable
+from cagp.training.trainable import Terms
 
 Functions = Float[Tensor, "n q"]
 Values = Float[Tensor, " n"]
@@ -54,7 +54,6 @@ class ScoreRegression(Trainable):
         step: where Δ starts.
     """
 
-    stochastic = True
     step: Positive = Positive()
     offset: Tensor
     weight: Tensor
@@ -86,13 +85,13 @@ class ScoreRegression(Trainable):
         parts = {**dict(self.local.prior.named_parameters()), "step": self.get_parameter("raw_step")}
         return {name.replace(".", "_"): p for name, p in parts.items() if p.requires_grad}
 
-    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
+    def check(self, data: Data) -> None:
         """Raise ValueError unless there is a column of zeros and ones for each function."""
-        if row_noise is not None:
+        y = data.y
+        if data.row_noise is not None:
             raise ValueError("row_noise is given, but labels have no noise of their own; pass weights instead.")
         if y.shape != self.offset.shape:
             raise ValueError(f"y has shape {tuple(y.shape)}, expected {tuple(self.offset.shape)}, that of the offset.")
-        check_data(X, y[:, 0])
         if not bool(((y == 0) | (y == 1)).all()):
             raise ValueError("y has values other than 0 and 1; code the class of each row by zeros and ones.")
 
@@ -109,26 +108,26 @@ class ScoreRegression(Trainable):
         assert isinstance(noise, GaussianNoise)
         return noise.noise
 
-    def objective_terms(self, X: Inputs, y: Functions, row_noise: None = None, *, rows: Rows | None = None) -> Terms:
-        """The weighted mean of -log ∫ p(y_r | f) q(f) df over ``rows``, and "log_prior" of the hyperparameters."""
-        rows = (torch.arange(len(X)) if rows is None else rows).to(X.device)
+    def terms(self, data: Data, batch: Batch) -> Terms:
+        """The weighted mean of -log ∫ p(y_r | f) q(f) df over the batch, and "log_prior" of the hyperparameters."""
         k = self.local.num_neighbours
         tile = max(1, self.local.max_bytes // (8 * 8 * k * (k + 8 + 4 * self.offset.shape[1])))
-        total = sum((self._loss(X, y, part) for part in rows.split(tile)), X.new_zeros((), dtype=torch.float64))
+        total, weight = torch.zeros(2, dtype=torch.float64, device=data.X.device)
+        for rows, near in self.local.tiles(data, batch, tile):
+            total, weight = total + self._loss(data.X, data.y, rows, near), weight + self.weight[rows].sum()
         away = [(p - getattr(self, f"start_{name}")).square().sum() for name, p in self._learned().items()]
         return {
-            "left_out_log_loss": total / self.weight[rows].sum(),
-            "log_prior": torch.stack(away).sum() / (2 * PRIOR_STD**2 * len(X)),
+            "left_out_log_loss": total / weight,
+            "log_prior": torch.stack(away).sum() / (2 * PRIOR_STD**2 * data.num_rows),
         }
 
-    def _loss(self, X: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+    def _loss(self, X: Tensor, y: Tensor, rows: Tensor, near: Tensor) -> Tensor:
         """The loss of some rows, summed; two sweeps, however many functions there are.
 
         The first sweep gives the weights of the neighbours, and with them all means, the loss L, and its slopes g_c in
         the means and h in the variance. Σ_c g_c mean_c is the mean of the single target Σ_c g_c s_c. With g and h held
         fixed, the second sweep differentiates that mean and the variance in the hyperparameters, which is ∂L.
         """
-        near = self.local.neighbours_of(X, rows)
         own, flat = X[rows], near.clamp_min(0)
         noise = self._noise() / self.weight[flat]
         scores = self.likelihood.score(y[flat].double(), self.offset[flat])  # (t, k, q)
@@ -148,13 +147,13 @@ class ScoreRegression(Trainable):
             of_mean, of_variance = torch.autograd.grad(loss, (mean, variance))
         return loss.detach(), of_mean, of_variance
 
-    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
+    def rows(self, step: int, num_rows: int) -> StepRows:
         """Those of ``local``."""
-        return self.local.minibatch(step, num_rows)
+        return self.local.rows(step, num_rows)._replace(divisible=False)
 
-    def prepare(self, X: Inputs, y: Functions, row_noise: None, **told: Any) -> str | None:
-        """From time to time, neighbours in units of the lengthscales learned so far."""
-        return self.local.prepare(X, y[:, 0], None, **told)
+    def before_step(self, data: Data, coming: Coming) -> Batch:
+        """Look up neighbours, from time to time in units of the lengthscales learned so far."""
+        return self.local.before_step(data, coming)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """Kernel, noise and step, with one rate."""
@@ -164,11 +163,11 @@ class ScoreRegression(Trainable):
         """Kernel, noise and step as numbers in their own units."""
         return {**named_values(self.prior), "step": self.step.item()}
 
-    def findings(self, X: Inputs, y: Functions, input_names: tuple[str, ...] | None = None) -> list[str]:
+    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know after a fit, in words."""
         rest = self.offset.shape[1]
         functions = "one function" if rest == 1 else f"{rest} functions with one kernel"
-        found = self.local.findings(X, self.targets(y)[:, 0], input_names)
+        found = self.local.findings(data.with_targets(self.targets(data.y)[:, 0]), input_names)
         step, noise = self.step.item(), self._noise().item()
         return [
             f"{type(self.likelihood).__name__} likelihood of {functions}, learned by left-out labels: each label "

@@ -6,23 +6,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp.engine import DEFAULT_MAX_BYTES, backend_for
+from cagp.dataset import Data
+from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.inducing import (
     INDUCING_RATE,
     Choice,
     InducingPoints,
     InducingStatistics,
-    check_inducing,
+    check_columns,
     choose_inducing_points,
     see_through,
 )
 from cagp.linalg import safe_cholesky
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, trained
-from cagp.methods.common import dtype_name, prior_findings
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, check_all_rows, trained
+from cagp.methods.common import method_findings
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
-from cagp.training import ParameterGroup
-from cagp.training.trainable import Inputs, Rows, Terms
+from cagp.training import Batch, ParameterGroup
+from cagp.training.trainable import Terms
 
 
 @final
@@ -57,23 +58,24 @@ class SGPR(Method):
         Z = choose_inducing_points(prior, X, num_inducing, choice, prior.kernel.lengthscales(X.shape[1]), seed)
         return cls(prior, Z, max_bytes)
 
-    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
+    def terms(self, data: Data, batch: Batch) -> Terms:
         """-log Normal(y; m(X), Q + D) and ½ tr(D⁻¹(K - Q)) per row, Q = k(X, Z) k(Z, Z)⁻¹ k(Z, X).
 
         With U = L⁻¹k(Z, X), LLᵀ = k(Z, Z) and B = I + UD⁻¹Uᵀ: |Q + D| = |D||B|, and the quadratic form is
-        rᵀD⁻¹r - cᵀB⁻¹c, c = UD⁻¹r. ``rows`` must be None: all rows.
+        rᵀD⁻¹r - cᵀB⁻¹c, c = UD⁻¹r. Of all rows.
         """
-        check_all_rows(rows, "SGPR")
-        s = see_through(self.prior, self.inducing_points(), X, y, row_noise, self.max_bytes, check=False)
+        check_all_rows(batch, "SGPR")
+        s = see_through(self.prior, self.inducing_points(), *data.tensors, self.max_bytes, check=False)
         chol = _inner(s)
         half = torch.linalg.solve_triangular(chol, s.targets[:, None], upper=False)[:, 0]
         nll = 0.5 * (s.log_noise + s.squares - half.square().sum()) + chol.diagonal().log().sum()
         trace = 0.5 * (s.prior_variance - s.gram.trace())
-        return {"negative_log_likelihood": nll / X.shape[0], "trace": trace / X.shape[0]}
+        return {"negative_log_likelihood": nll / data.num_rows, "trace": trace / data.num_rows}
 
-    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
-        """Raise ValueError unless the data fit together, and suit the prior's noise and the inducing points."""
-        check_inducing(self.prior, self.inducing_points.points, X, y, row_noise)
+    def check(self, data: Data) -> None:
+        """Raise ValueError unless the data suit the prior's noise and the inducing points."""
+        super().check(data)
+        check_columns(self.inducing_points.points, data.X)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """The parameters to train, by the learning rate they share."""
@@ -83,23 +85,20 @@ class SGPR(Method):
         }
 
     @torch.no_grad()
-    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> InducingPosterior:
+    def posterior(self, data: Data) -> InducingPosterior:
         """The posterior of the best q, v = L⁻¹u ~ Normal(B⁻¹c, B⁻¹), as a snapshot."""
         Z = self.inducing_points()
-        s = see_through(self.prior, Z, X, y, row_noise, self.max_bytes)
+        s = see_through(self.prior, Z, *data.tensors, self.max_bytes, check=False)
         chol = _inner(s)
         mean = torch.cholesky_solve(s.targets[:, None], chol)[:, 0]
-        eye = torch.eye(len(mean), dtype=torch.float64, device=X.device)
+        eye = torch.eye(len(mean), dtype=torch.float64, device=data.X.device)
         root = torch.linalg.solve_triangular(chol, eye, upper=False).mT
-        return InducingPosterior(self.prior, Z.to(X), s.chol, mean, root, self.max_bytes)
+        return InducingPosterior(self.prior, Z.to(data.X), s.chol, mean, root, self.max_bytes)
 
-    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
+    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
-        return [
-            f"SGPR with {len(self.inducing_points):,} inducing points on {X.shape[0]:,} rows, kernel by "
-            f"{backend_for(self.prior.kernel, X)}, {dtype_name(X)}.",
-            *prior_findings(self.prior, X, y, input_names),
-        ]
+        words = f"SGPR with {len(self.inducing_points):,} inducing points on {data.num_rows:,} rows"
+        return method_findings(words, self.prior, data, input_names)
 
 
 def _inner(s: InducingStatistics) -> Tensor:

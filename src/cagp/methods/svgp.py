@@ -3,27 +3,28 @@
 from typing import Literal, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from cagp.engine import DEFAULT_MAX_BYTES, backend_for
+from cagp.dataset import Data
+from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.inducing import (
     INDUCING_RATE,
     Choice,
     InducingPoints,
     InducingStatistics,
-    check_inducing,
+    check_columns,
     choose_inducing_points,
     inducing_cholesky,
     see_through,
 )
 from cagp.linalg import safe_cholesky
 from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, trained
-from cagp.methods.common import dtype_name, prior_findings
+from cagp.methods.common import method_findings
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
-from cagp.training import ParameterGroup
-from cagp.training.trainable import Inputs, Rows, Terms
+from cagp.training import Batch, Coming, ParameterGroup, StepRows
+from cagp.training.trainable import Inputs, Terms
 
 BATCH_SIZE = 1024
 NATURAL_RATE = 0.1
@@ -41,7 +42,7 @@ class SVGP(Method):
     R = I, where it starts.
 
     The rows of a step depend on ``seed`` and the step alone. With natural gradients, a fit first moves q by one natural
-    step on these rows (``prepare``); its optimiser then moves the other parameters. An objective moves nothing.
+    step on these rows (``before_step``); its optimiser then moves the other parameters. An objective moves nothing.
 
     Args:
         prior: mean, kernel and noise, learned.
@@ -53,8 +54,6 @@ class SVGP(Method):
         seed: of the rows drawn.
         max_bytes: limit for temporaries.
     """
-
-    stochastic = True
 
     def __init__(
         self,
@@ -96,56 +95,48 @@ class SVGP(Method):
         Z = choose_inducing_points(prior, X, num_inducing, choice, prior.kernel.lengthscales(X.shape[1]), seed)
         return cls(prior, Z, seed=seed, **choices)
 
-    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
-        """Raise ValueError unless the data fit together, and suit the prior's noise and the inducing points."""
-        check_inducing(self.prior, self.inducing_points.points, X, y, row_noise)
+    def check(self, data: Data) -> None:
+        """Raise ValueError unless the data suit the prior's noise and the inducing points."""
+        super().check(data)
+        check_columns(self.inducing_points.points, data.X)
 
-    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
-        """The rows of a step, drawn by ``seed`` and the step; None if a step uses all rows."""
+    def rows(self, step: int, num_rows: int) -> StepRows:
+        """The rows of a step, drawn by ``seed`` and the step."""
         b = self.batch_size
         if b >= num_rows:
-            return None
+            return StepRows(stochastic=True, divisible=True)
         # torch seeds with 32 bits.
         generator = torch.Generator().manual_seed((1_000_003 * self.seed + step) % 2**32)
         # A permutation costs O(n). With many rows, drawing a row twice is rare and does no harm.
         few = num_rows <= 100 * b
-        return (
+        drawn = (
             torch.randperm(num_rows, generator=generator)[:b]
             if few
             else torch.randint(num_rows, (b,), generator=generator)
         )
-
-    def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
-        """All rows."""
-        return torch.arange(num_rows)
+        return StepRows(drawn, stochastic=True, divisible=True)
 
     @torch.no_grad()
-    def prepare(
-        self, X: Inputs, y: Targets, row_noise: RowNoise, *, step: int, share: float, flat: bool, rows: Rows | None
-    ) -> str | None:
+    def before_step(self, data: Data, coming: Coming) -> Batch:
         """With natural gradients, move q by one step of size ``natural_rate`` on the rows of this step.
 
         Of several processes, each does so with all rows of the step: time O(b m² + m³), but no m x m matrix is sent.
         """
         if self.gradient == "natural":
-            statistics, factor = self._statistics(X, y, row_noise, rows)
+            statistics, factor = self._statistics(data, coming.rows)
             self._move(statistics, factor, self.natural_rate)
-        return None
+        return Batch(coming.part)
 
-    def _statistics(
-        self, X: Tensor, y: Tensor, row_noise: Tensor | None, rows: Tensor | None
-    ) -> tuple[InducingStatistics, float]:
+    def _statistics(self, data: Data, rows: Tensor | None) -> tuple[InducingStatistics, float]:
         """Sums over some rows, and what they are multiplied by to stand for all."""
-        n = X.shape[0]
-        if rows is not None:
-            X, y, row_noise = X[rows], y[rows], None if row_noise is None else row_noise[rows]
-        Z = self.inducing_points()
-        return see_through(self.prior, Z, X, y, row_noise, self.max_bytes, check=False), n / X.shape[0]
+        some = data if rows is None else data.take(rows)
+        sums = see_through(self.prior, self.inducing_points(), *some.tensors, self.max_bytes, check=False)
+        return sums, data.num_rows / some.num_rows
 
-    def objective_terms(self, X: Inputs, y: Targets, row_noise: RowNoise = None, *, rows: Rows | None = None) -> Terms:
-        """-E_q[log p(y | f)] and KL(q ‖ p) per row, the first estimated from ``rows``."""
-        n = X.shape[0]
-        s, factor = self._statistics(X, y, row_noise, rows)
+    def terms(self, data: Data, batch: Batch) -> Terms:
+        """-E_q[log p(y | f)] and KL(q ‖ p) per row, the first estimated from the rows of the batch."""
+        n = data.num_rows
+        s, factor = self._statistics(data, batch.rows)
         w, R = self.whitened_mean, self.whitened_root.triu()
         # Σ E_q[(y - f)²] / D, with f = m + uᵀv + what u does not determine: sums over rows are in s.
         errors = s.squares - 2 * w @ s.targets + w @ s.gram @ w
@@ -156,15 +147,11 @@ class SVGP(Method):
 
     @torch.no_grad()
     def natural_step(
-        self,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None = None,
-        rate: float = 1.0,
+        self, X: Inputs | Data, y: Targets | None = None, row_noise: RowNoise = None, rate: float = 1.0
     ) -> None:
         """Move q by one natural-gradient step on all these rows; with rate 1, to the best q."""
         _check_rate(rate)
-        self._move(see_through(self.prior, self.inducing_points(), X, y, row_noise, self.max_bytes), 1.0, rate)
+        self._move(*self._statistics(self.checked(X, y, row_noise), None), rate)
 
     @torch.no_grad()
     def _move(self, s: InducingStatistics, factor: float, rate: float) -> None:
@@ -192,23 +179,22 @@ class SVGP(Method):
         }
 
     @torch.no_grad()
-    def condition(self, X: Inputs, y: Targets, row_noise: RowNoise = None) -> InducingPosterior:
+    def posterior(self, data: Data) -> InducingPosterior:
         """The posterior of q as learned, as a snapshot. Only the dtype and device of the data matter."""
-        self.check(X, y, row_noise)
         Z = self.inducing_points()
-        chol = inducing_cholesky(self.prior, Z, X.dtype)
+        chol = inducing_cholesky(self.prior, Z, data.X.dtype)
         return InducingPosterior(
-            self.prior, Z.to(X), chol, self.whitened_mean, self.whitened_root.triu(), self.max_bytes
+            self.prior, Z.to(data.X), chol, self.whitened_mean, self.whitened_root.triu(), self.max_bytes
         )
 
-    def findings(self, X: Inputs, y: Targets, input_names: tuple[str, ...] | None = None) -> list[str]:
+    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know about the fitted method, in words."""
-        return [
-            f"SVGP with {len(self.inducing_points):,} inducing points on {X.shape[0]:,} rows, "
-            f"{min(self.batch_size, X.shape[0]):,} a step, {self.gradient} gradients of q, kernel by "
-            f"{backend_for(self.prior.kernel, X)}, {dtype_name(X)}.",
-            *prior_findings(self.prior, X, y, input_names),
-        ]
+        n = data.num_rows
+        words = (
+            f"SVGP with {len(self.inducing_points):,} inducing points on {n:,} rows, {min(self.batch_size, n):,} a "
+            f"step, {self.gradient} gradients of q"
+        )
+        return method_findings(words, self.prior, data, input_names)
 
 
 def _eye_like(A: Tensor) -> Tensor:

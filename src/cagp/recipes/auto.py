@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from cagp.methods import cholesky
     from cagp.recipes import averages, exact_choice, far_apart, means, race, steps
     from cagp.recipes import task as tasks
-    from cagp.training import FitResult, summary
+    from cagp.training import FitResult, history
     from cagp.trees import OutOfFold, Trees
 else:
     np, torch = map(lazy_module, ("numpy", "torch"))
     methods, cholesky = map(lazy_module, ("cagp.methods", "cagp.methods.cholesky"))
-    training, summary = map(lazy_module, ("cagp.training", "cagp.training.summary"))
+    training, history = map(lazy_module, ("cagp.training", "cagp.training.history"))
     exact_choice, far_apart = map(lazy_module, ("cagp.recipes.exact_choice", "cagp.recipes.far_apart"))
     averages = lazy_module("cagp.recipes.averages")
     means, race, steps = map(lazy_module, ("cagp.recipes.means", "cagp.recipes.race", "cagp.recipes.steps"))
@@ -203,7 +203,7 @@ class Auto(Recipe):
             try:
                 train = contest.learning(winner.candidate.mean)
                 num_shared = steps.number_of_actions(self.n_actions, train)
-                shared = steps.constant_actions(winner.priors[0].kernel, train.X, num_shared, train.seed)
+                shared = steps.constant_actions(winner.priors[0].kernel, train.data, num_shared, train.seed)
                 score = contest.with_shared(winner, shared)
             except KeyboardInterrupt:
                 contest.interrupted = True
@@ -238,7 +238,7 @@ class Auto(Recipe):
     def _compared(self, contest: "race.Race", winner: "race.Trial") -> "steps.Choice":
         train, held_out = contest.learning(winner.candidate.mean), contest.judging(winner.candidate.mean)
         num_shared = steps.number_of_actions(self.n_actions, train)
-        shared = steps.constant_actions(winner.priors[0].kernel, train.X, num_shared, train.seed)
+        shared = steps.constant_actions(winner.priors[0].kernel, train.data, num_shared, train.seed)
         methods = steps.local_methods(train, winner.priors, winner.candidate.neighbours, self.local_scale)
         if self.local_scale == "auto":
             methods, _ = steps.with_local_scales(methods, train)
@@ -525,8 +525,8 @@ def _joined(winner: "race.Trial", task: "tasks.Task") -> "FitResult":
         seconds += result.seconds
     failures = [failure for result in results for failure in result.failures]
     best = len(joined) - len(last.steps) + last.best_step
-    findings = [*summary.trend(joined), *methods.MultiTarget(winner.methods).findings(task.X, task.y, task.names)]
-    is_whole = last.status is training.FitStatus.ALL_STEPS
+    findings = [*history.trend(joined), *methods.MultiTarget(winner.methods).findings(task.data, task.names)]
+    is_whole = last.status in (training.FitStatus.ALL_STEPS, training.FitStatus.NO_PROGRESS)
     reason = f"Took {len(joined):,} steps." if is_whole and len(results) > 1 else last.reason
     changes = {"steps": joined, "best_step": best, "seconds": seconds, "failures": failures}
     return replace(last, **changes, findings=findings, reason=reason)

@@ -40,4 +40,4 @@ class ConjugateGradients(Recipe):
             [methods.CaGPCG(prior, num_actions, max_bytes=task.max_bytes) for prior in task.priors()]
         )
         result = task.run(method, "cg")
-        return tasks.Fitted(self.name, method.condition(*task.data), result, [], task.every_row())
+        return tasks.Fitted(self.name, method.condition(task.data), result, [], task.every_row())

@@ -28,4 +28,4 @@ class CGGPRecipe(Recipe):
             [methods.CGGP(prior, seed=task.seed, max_bytes=task.max_bytes) for prior in task.priors()]
         )
         result = task.run(method, "cggp")
-        return tasks.Fitted(self.name, method.condition(*task.data), result, [], task.every_row())
+        return tasks.Fitted(self.name, method.condition(task.data), result, [], task.every_row())

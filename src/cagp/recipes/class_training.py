@@ -93,7 +93,7 @@ def _train(recipe: Recipe, task: Task, name: str = "") -> Fitted:
     count = recipe_neighbours(recipe)
     local = CaGPLocal(prior, count, seed=task.seed, max_bytes=task.max_bytes)
     scores = ScoreRegression(local, likelihood, offset, weight, step).to(task.X.device)
-    labels = replace(task, row_noise=None)
+    labels = task.with_targets(task.y)
     reserve = 0.0 if task.max_time is None else RESERVE * task.time_left()
     result = labels.run(scores, f"{name}{recipe.name}-scores-{task.mean}", most_steps=STEPS, reserve=reserve)
     posteriors = _condition(recipe, task, scores, PREDICTING * count, name)
@@ -128,7 +128,7 @@ def recipe_neighbours(recipe: Recipe) -> int:
 def _prior(task: Task, outputscale: float) -> GP:
     prior = GP(task.kernel, noise=GaussianNoise(1.0, task.noise_floor))
     if task.from_data:
-        start_from_data(prior, task.X, task.y[:, 0].contiguous(), stretch=START, outputscale=outputscale)
+        start_from_data(prior, task.column(0), stretch=START, outputscale=outputscale)
         prior.noise = GaussianNoise(1.0, task.noise_floor)
     return prior.to(task.X.device)
 
@@ -140,16 +140,15 @@ def _condition(recipe: Recipe, task: Task, scores: ScoreRegression, num_neighbou
         prior, row_noise = GP(prior.kernel, noise=KnownNoise()), scores.row_noise()
     prior.requires_grad_(False)
     columns = scores.targets(task.y).unbind(1)
-    method = recipe.predicting_method(replace(task, row_noise=None), prior)
+    method = recipe.predicting_method(task.with_targets(task.y), prior)
+    data = [task.data.with_targets(column.contiguous(), row_noise) for column in columns]
     if isinstance(method, CaGPLocal):
         k = min(num_neighbours, task.num_rows)
-        given = {"num_neighbours": k, "shares_rows": True}
-        return [method.condition(task.X, column.contiguous(), row_noise, **given) for column in columns]
+        return [method.condition(of_one, num_neighbours=k, shares_rows=True) for of_one in data]
     methods = [method] * len(columns)
     if isinstance(method, CaGPOpt):
         methods = _learned_actions(task, method, torch.stack(columns, 1), row_noise, name)
-    given = zip(methods, columns, strict=True)
-    return [own.condition(task.X, column.contiguous(), row_noise) for own, column in given]
+    return [own.condition(of_one) for own, of_one in zip(methods, data, strict=True)]
 
 
 def _learned_actions(task: Task, first: CaGPOpt, targets: Tensor, row_noise: Tensor | None, name: str) -> list[Method]:
@@ -159,7 +158,7 @@ def _learned_actions(task: Task, first: CaGPOpt, targets: Tensor, row_noise: Ten
     others = [CaGPOpt(first.prior, first.actions, first.loss, **options) for _ in targets.unbind(1)[1:]]
     method = MultiTarget([first, *others])
     noise = None if row_noise is None else row_noise[:, None].expand(targets.shape).contiguous()
-    regression = replace(task, y=targets, row_noise=noise)
+    regression = task.with_targets(targets, noise)
     reserve = 0.0 if task.max_time is None else RESERVE * task.time_left()
     regression.run(method, f"{name}opt-actions-{task.mean}", most_steps=STEPS, reserve=reserve)
     return method.parts

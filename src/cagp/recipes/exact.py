@@ -59,7 +59,7 @@ def _seconds_to_condition(task: "tasks.Task", method: "methods.MultiTarget") -> 
     """What the posterior of all rows will take, by that of half of them: eight times as long."""
     began, half = time.perf_counter(), task.rows(task.every_row()[::2])
     with suppress(linalg.NotPositiveDefiniteError):  # training starts with more noise
-        method.condition(*half.data)
+        method.condition(half.data)
     return task.ranks.broadcast(8 * (time.perf_counter() - began))
 
 
@@ -84,4 +84,4 @@ def train_exact(task: "tasks.Task", is_near: bool = False, share: float = 1.0) -
     stop = {"num_steps": 100, "min_improvement": 1e-4, "window": 3, "min_gain": NEAR_GAIN if is_near else None}
     reserve = 0.0 if task.max_time is None else (1 - share) * task.time_left() + _seconds_to_condition(task, method)
     result = task.run(method, "exact", optimizer="lbfgs", schedule="constant", reserve=reserve, **stop)
-    return tasks.Fitted(Exact.name, method.condition(*task.data), result, notes, task.every_row())
+    return tasks.Fitted(Exact.name, method.condition(task.data), result, notes, task.every_row())

@@ -257,7 +257,7 @@ class _Contest:
         for j, prior in enumerate(priors):
             X, y, noise = later.column(j)
             try:
-                posterior = CholeskyGP(prior, task.max_bytes).condition(*task.column(j))
+                posterior = CholeskyGP(prior, task.max_bytes).condition(task.column(j))
                 found.append((y, *posterior.predict(X, noise=True, row_noise=noise)))
             except NotPositiveDefiniteError:
                 found.append((y, *_nothing(y.double())))

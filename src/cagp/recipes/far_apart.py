@@ -75,7 +75,7 @@ def train_far_apart(
     if n <= MOST_EXACT and memory_needed(n) <= task.memory:
         result, notes = learn_far_apart(task, priors)
         choice = f"Chose exact inference: {reason}, and {n:,} rows are few enough (at most {MOST_EXACT:,})."
-        posteriors = _exact(task, priors).condition(*task.data)
+        posteriors = _exact(task, priors).condition(task.data)
         return Fitted("exact", posteriors, result, notes, task.every_row(), choice)
     result, notes = learn_far_apart(task, priors, neighbours)
     num_shared = steps.number_of_actions(n_actions, task)
@@ -111,15 +111,8 @@ def learn_far_apart(task: Task, priors: list[GP], neighbours: Neighbours | None 
         f"The kernel links rows at any distance: hyperparameters were learned by the exact likelihood of {rows}."
     )
     if refine and neighbours is not None and not result.interrupted:
-        trained = [p for p in endless if p.requires_grad]
-        try:
-            for parameter in trained:
-                parameter.requires_grad_(False)
-            local = MultiTarget(steps.local_methods(task, priors, neighbours))
-            result = task.run(local, "near", max_time=task.time_left())
-        finally:
-            for parameter in trained:
-                parameter.requires_grad_(True)
+        local = MultiTarget(steps.local_methods(task, priors, neighbours))
+        result = task.run(local, "near", max_time=task.time_left(), fixed=endless)
         notes.append("Nearest rows of the whole table then refined the noise and the parts of the kernel that decay.")
     return result, notes
 
@@ -139,7 +132,7 @@ def condition_near_and_far(
     if local_scale == "auto":
         methods, found = steps.with_local_scales(methods, task)
         notes += found
-    return Fitted("hybrid", MultiTarget(methods).condition(*task.data), result, notes, task.every_row())
+    return Fitted("hybrid", MultiTarget(methods).condition(task.data), result, notes, task.every_row())
 
 
 def _exact(task: Task, priors: list[GP]) -> MultiTarget:

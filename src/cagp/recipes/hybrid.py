@@ -41,7 +41,7 @@ class Hybrid(Recipe):
     def predicting_method(self, task: "tasks.Task", prior: "GP") -> "methods.Method":
         """Nearest rows, and shared actions with equal weights."""
         num_shared = steps.number_of_actions(self.n_actions, task)
-        shared = steps.constant_actions(prior.kernel, task.X, num_shared, task.seed)
+        shared = steps.constant_actions(prior.kernel, task.data, num_shared, task.seed)
         return likelihoods.nearest_rows(task, prior, self.n_neighbors, self.objective, shared)
 
     def train(self, task: "tasks.Task") -> "tasks.Fitted":

@@ -164,9 +164,8 @@ def _train(recipe: Recipe, task: Task, start: Start, name: str = "") -> Fitted:
     posteriors = []
     for j, (part, prior) in enumerate(zip(parts, priors, strict=True)):
         with notices.collected(SitesWarning) as warned:
-            X, y, _ = task.column(j)
             predicting = part.with_method(recipe.predicting_method(task, prior))
-            posteriors.append(predicting.condition(X, y, until=task.deadline))
+            posteriors.append(predicting.condition(task.column(j), until=task.deadline))
         notes += [str(warning) for warning in warned]
     learned = {"likelihood": likelihood.requires_grad_(False), "offsets": offsets}
     return Fitted(recipe.name, posteriors, result, notes, None, trees=trees, **learned)

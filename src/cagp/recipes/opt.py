@@ -49,7 +49,7 @@ class Opt(Recipe):
         batches = steps.Minibatches.of(task)
         return methods.CaGPOpt.from_data(
             prior,
-            task.X,
+            task.data,
             steps.number_of_actions(self.n_actions, task, batches.batch_size),
             max_bytes=task.max_bytes,
             batch_size=batches.batch_size,
@@ -89,13 +89,13 @@ def started_at(local: "training.FitResult") -> str:
 
 def depth_of(method: "methods.CaGPOpt", task: "tasks.Task") -> list[str]:
     """Whether shared actions fit the first target at hyperparameters that CaGP-Local learned; a sentence if not."""
-    X, y, row_noise = task.column(0)
+    data = task.column(0)
     with notices.collected(linalg.JitterWarning):
         try:
-            posterior = method.condition(X, y, row_noise)
+            posterior = method.posterior(data)
         except linalg.NotPositiveDefiniteError:  # training starts with more noise
             return []
-    advice = diagnostics.action_fit(posterior, X, row_noise, seed=task.seed).advice
+    advice = diagnostics.action_fit(posterior, data.X, data.row_noise, seed=task.seed).advice
     return [] if advice is None else [advice]
 
 
@@ -117,7 +117,7 @@ def train_opt(
     batches = steps.Minibatches.of(task)
     first = methods.CaGPOpt.from_data(
         priors[0],
-        task.X,
+        task.data,
         steps.number_of_actions(n_actions, task, batches.batch_size),
         max_bytes=task.max_bytes,
         reblock_at=() if learned else None,
@@ -142,8 +142,8 @@ def train_opt(
             changes["reserve"] = FINAL_JUDGEMENTS * cost
     if learned and task.time_left() > FINAL_JUDGEMENTS * cost:
         notes += depth_of(first, task)
-        rows = method.minibatch(0, task.num_rows)
-        noise_tuning.raise_noise(method, *task.data, rows=rows, until=task.deadline)
+        rows = method.rows(0, task.num_rows).drawn
+        noise_tuning.raise_noise(method, task.data, rows=rows, until=task.deadline)
         task.ranks.share(method)
     if held_out is not None:
         changes |= {"evaluate": lambda: {"nll": steps.held_out_nll(method, task, held_out)}, "monitor": "nll"}
@@ -158,5 +158,5 @@ def train_opt(
             f"other {task.num_rows:,}."
         ]
     return tasks.Fitted(
-        "opt", method.condition(*task.data), result, notes, first.support(task.num_rows).detach().clone()
+        "opt", method.condition(task.data), result, notes, first.support(task.num_rows).detach().clone()
     )

@@ -319,7 +319,7 @@ class Race:
         held_out, found = self.judging(candidate.mean), []
         for j, method in enumerate(methods):
             X, y, row_noise = held_out.column(j)
-            posterior = method.condition(*train.column(j), shares_rows=True)
+            posterior = method.condition(train.column(j), shares_rows=True)
             found.append((y, *posterior.predict(X, noise=True, row_noise=row_noise)))
         return Score.of(found).agreed(train.ranks)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cagp import limits, metrics
 from cagp.actions import BlockActions
+from cagp.dataset import Data
 from cagp.inducing import InducingPoints, choose_inducing_points
 from cagp.kernels import Kernel
 from cagp.methods import SGPR, SVGP, CaGPLocal, Method, MultiTarget
@@ -86,13 +87,13 @@ def support_size(num_rows: int) -> int | None:
     return SUPPORT_SIZE if num_rows > SUPPORT_ROWS else None
 
 
-def constant_actions(kernel: Kernel, X: Tensor, num_actions: int, seed: int) -> BlockActions:
+def constant_actions(kernel: Kernel, data: Data, num_actions: int, seed: int) -> BlockActions:
     """Equal weights on blocks of nearby rows, shared by all test points."""
     return BlockActions.from_data(
-        X,
+        data,
         num_actions,
-        lengthscale=kernel.lengthscales(X.shape[1]),
-        support_size=support_size(len(X)),
+        lengthscale=kernel.lengthscales(data.X.shape[1]),
+        support_size=support_size(data.num_rows),
         generator=torch.Generator().manual_seed(seed),
     )
 
@@ -125,11 +126,11 @@ def hold_out(task: Task, most_rows: int = VALIDATION_ROWS, share: float = VALIDA
 @torch.no_grad()
 def held_out_nll(method: MultiTarget, train: Task, held_out: Task) -> float:
     """Negative log density of the held-out targets, the mean over all targets."""
-    posteriors = method.condition(*train.data)
+    posteriors = method.condition(train.data)
     return sum(float(_row_nll(p, held_out.column(j)).mean()) for j, p in enumerate(posteriors)) / len(posteriors)
 
 
-def _row_nll(posterior: Posterior, held_out: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
+def _row_nll(posterior: Posterior, held_out: Data) -> Tensor:
     X, y, row_noise = held_out
     return metrics.row_nll(y, *posterior.predict(X, noise=True, row_noise=row_noise))
 
@@ -228,8 +229,8 @@ def with_local_scales(
 def _scale(method: CaGPLocal, task: Task, parts: Parts | None, j: int, num_rows: int) -> ScaleChoice:
     """The choice by rows of the task, or by those that its rule holds out."""
     if parts is None:
-        return method.choose_local_scale(*task.column(j), num_rows=num_rows)
-    return method.choose_local_scale(*parts.train.column(j), num_rows=num_rows, held_out=parts.held_out.column(j))
+        return method.choose_local_scale(task.column(j), num_rows=num_rows)
+    return method.choose_local_scale(parts.train.column(j), num_rows=num_rows, held_out=parts.held_out.column(j))
 
 
 def _agreed_scale(method: CaGPLocal, task: Task, parts: Parts | None, j: int, num_rows: int) -> ScaleChoice:
@@ -273,7 +274,7 @@ def condition_local(
     """CaGP-Local at these hyperparameters, or with ``num_shared`` shared actions the hybrid."""
     shared, notes = None, []
     if num_shared is not None:
-        shared = constant_actions(priors[0].kernel, task.X, num_shared, task.seed)
+        shared = constant_actions(priors[0].kernel, task.data, num_shared, task.seed)
         notes.append(f"All test points share {shared.num_actions:,} actions of equal weights on nearby rows.")
     methods = local_methods(task, priors, neighbours, local_scale, shared)
     if local_scale == "auto":
@@ -281,7 +282,7 @@ def condition_local(
         notes += found
     # The rows of a task never change: posteriors hold them, and no copies.
     posteriors: list[Posterior] = [
-        method.condition(*task.column(j), shares_rows=True) for j, method in enumerate(methods)
+        method.condition(task.column(j), shares_rows=True) for j, method in enumerate(methods)
     ]
     return Fitted("local" if shared is None else "hybrid", posteriors, result, notes, slice(None))
 
@@ -298,7 +299,7 @@ def train_inducing(task: Task, n_inducing: int, name: str, make: MakeInducing) -
     first = make(priors[0], Z)
     several = MultiTarget([first, *(make(prior, first.inducing_points) for prior in priors[1:])])
     result = task.run(several, "inducing")
-    return Fitted(name, several.condition(*task.data), result, [], None)
+    return Fitted(name, several.condition(task.data), result, [], None)
 
 
 def _first_points(task: Task, prior: GP, num_points: int) -> Tensor:
@@ -358,17 +359,12 @@ class Candidates(NamedTuple):
 
 
 @torch.no_grad()
-def compare(
-    local: CaGPLocal,
-    hybrid: CaGPLocal,
-    train: tuple[Tensor, Tensor, Tensor | None],
-    held_out: tuple[Tensor, Tensor, Tensor | None],
-) -> Candidates:
+def compare(local: CaGPLocal, hybrid: CaGPLocal, train: Data, held_out: Data) -> Candidates:
     """How well nearest rows, shared actions, and both predict held-out rows, at the same hyperparameters and scale."""
     return Candidates(
-        _row_nll(local.condition(*train), held_out),
-        _row_nll(hybrid.condition(*train, num_neighbours=0), held_out),
-        _row_nll(hybrid.condition(*train), held_out),
+        _row_nll(local.condition(train), held_out),
+        _row_nll(hybrid.condition(train, num_neighbours=0), held_out),
+        _row_nll(hybrid.condition(train), held_out),
     )
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from cagp.data.row_rules import RowRule
+from cagp.dataset import Data
 from cagp.kernels import Kernel, named_kernel
 from cagp.likelihoods import ClassLikelihood, Likelihood
-from cagp.mapped import gathered
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
 from cagp.quantities import seconds_of
@@ -32,9 +32,7 @@ NOISE_FLOORS = {torch.float32: 1e-6, torch.float64: 1e-9}
 class Task:
     """The rows to learn from, in standard units, and the user's limits."""
 
-    X: Tensor  # (n, p)
-    y: Tensor  # (n, q)
-    row_noise: Tensor | None  # (n, q)
+    data: Data  # (n, p) inputs, (n, q) targets
     inputs: np.ndarray  # (n, c), the columns of the table as trees take them: codes of levels, NaN for missing values
     categorical: tuple[int, ...]  # the columns of ``inputs`` that hold codes of levels
     mean: str  # "zero", "trees", or "auto" where the recipe chooses
@@ -64,16 +62,30 @@ class Task:
     @property
     def num_rows(self) -> int:
         """n."""
-        return len(self.X)
+        return self.data.num_rows
 
     @property
-    def data(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs, targets and known noise."""
-        return self.X, self.y, self.row_noise
+    def X(self) -> Tensor:
+        """Inputs (n, p)."""
+        return self.data.X
 
-    def column(self, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    @property
+    def y(self) -> Tensor:
+        """Targets (n, q)."""
+        return self.data.y
+
+    @property
+    def row_noise(self) -> Tensor | None:
+        """Known noise variances (n, q)."""
+        return self.data.row_noise
+
+    def column(self, j: int) -> Data:
         """Inputs, and targets and known noise of one target."""
-        return self.X, self.y[:, j].contiguous(), None if self.row_noise is None else self.row_noise[:, j].contiguous()
+        return self.data.column(j)
+
+    def with_targets(self, y: Tensor, row_noise: Tensor | None = None) -> "Task":
+        """The same task with other targets (n, q) and noise of the same rows."""
+        return replace(self, data=self.data.with_targets(y, row_noise))
 
     def with_kernel(self, name: str | None) -> "Task":
         """The same task with a kernel of its own: a new one by name, or a copy of the present one for None."""
@@ -85,7 +97,8 @@ class Task:
 
         What trees leave is rough: lengthscales start shorter.
         """
-        return replace(self, y=self.y - torch.from_numpy(mean).to(self.y), start=REST_START)
+        task = self.with_targets(self.y - torch.from_numpy(mean).to(self.y), self.row_noise)
+        return replace(task, start=REST_START)
 
     def priors(self, noise_floor: float | None = None) -> list[GP]:
         """A prior for each target: the same kernel object, a noise of its own."""
@@ -94,7 +107,7 @@ class Task:
         priors = [GP(self.kernel, noise=GaussianNoise(max(start, 2 * noise_floor), noise_floor)) for start in starts]
         if self.from_data:
             for j, prior in enumerate(priors):
-                start_from_data(prior, self.X, self.y[:, j].contiguous())
+                start_from_data(prior, self.column(j))
             if self.start != 1.0:
                 self.kernel.stretch(self.start)
         return [prior.to(self.X.device) for prior in priors]
@@ -106,15 +119,15 @@ class Task:
 
     def rows(self, rows: Tensor) -> "Task":
         """The same task with some of its rows."""
-        X, y, row_noise = (None if part is None else gathered(part, rows, self.scratch) for part in self.data)
         chosen = rows.cpu().numpy()
         rule, known = self.rule.take(chosen), None if self.known is None else self.known[rows]
-        return replace(self, X=X, known=known, y=y, row_noise=row_noise, inputs=self.inputs[chosen], rule=rule)
+        return replace(
+            self, data=self.data.take(rows, self.scratch), known=known, inputs=self.inputs[chosen], rule=rule
+        )
 
     def in_double(self) -> "Task":
         """The same task in float64."""
-        row_noise = None if self.row_noise is None else self.row_noise.double()
-        return replace(self, X=self.X.double(), y=self.y.double(), row_noise=row_noise)
+        return replace(self, data=self.data.double())
 
     def every_row(self) -> Tensor:
         """The numbers of all rows."""
@@ -136,10 +149,10 @@ class Task:
             changes["num_steps"] = min(limits)
         folder = None if self.folder is None else self.folder / name
         options = {"progress": self.verbose, "checkpoint_dir": folder, "input_names": self.names, "ranks": self.ranks}
-        return fit(method, *self.data, deadline=self.deadline - reserve, **options, **changes)
+        return fit(method, self.data, deadline=self.deadline - reserve, **options, **changes)
 
     def _num_steps(self, method: Trainable) -> int | None:
-        first = method.minibatch(0, self.num_rows)
+        first = method.rows(0, self.num_rows).drawn
         return self.step_limit(self.num_rows if first is None else len(first))
 
     def step_limit(self, batch_size: int) -> int | None:

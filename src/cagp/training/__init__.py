@@ -1,19 +1,21 @@
 """Training: ``fit`` minimises a method's objective, and knows nothing of Gaussian processes."""
 
 from cagp.training.fitting import CHECKPOINT, fit
-from cagp.training.history import Step
-from cagp.training.result import FitResult, FitStatus
+from cagp.training.history import FitResult, FitStatus, Step
 from cagp.training.settings import PRESETS, Settings
-from cagp.training.trainable import ParameterGroup, Trainable
+from cagp.training.trainable import Batch, Coming, ParameterGroup, StepRows, Trainable
 
 __all__ = [
     "CHECKPOINT",
     "PRESETS",
+    "Batch",
+    "Coming",
     "FitResult",
     "FitStatus",
     "ParameterGroup",
     "Settings",
     "Step",
+    "StepRows",
     "Trainable",
     "fit",
 ]

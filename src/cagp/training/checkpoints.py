@@ -1,14 +1,13 @@
 """Checkpoints of fits and tasks of searches: files that may always be deleted to start from scratch."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from cagp.storage import State
+from cagp.storage import State, fingerprint
 from cagp.tensor_files import load_state, save_state
 
 KIND, VERSION = "checkpoint", 2
@@ -30,97 +29,68 @@ def not_whole(path: Path | str, what: str) -> ValueError:
     return ValueError(f"{path} cannot be read: it is not what cagp writes ({what}); {REMEDY}.")
 
 
-# ---- what the checkpoint of a fit holds ----
+def is_like(value: Any, like: Any) -> bool:
+    """Whether a value from a file is built as another one, which this program made.
 
-
-def check_run(path: Path, state: State, parameters: Mapping[str, Tensor], num_optimized: int) -> None:
-    """Raise ValueError unless the state is one that a fit with these parameters writes.
-
-    Args:
-        parameters: of the method before the fit.
-        num_optimized: how many of them are optimised.
+    A type stands for any of its values. Numbers are not NaN, counts not negative, tensors finite; a tensor of integers
+    can have another length: the number of blocks of actions can change.
     """
-
-    def check(right: bool, name: str) -> None:
-        if not right:
-            raise not_whole(path, f"{name} is not what a fit writes")
-
-    def check_parameters(found: Any, name: str) -> None:
-        check(isinstance(found, dict) and found.keys() == parameters.keys(), name)
-        for key, like in parameters.items():
-            value = found[key]
-            check(isinstance(value, Tensor), f"{name} {key}")
-            check(value.dtype == like.dtype and value.ndim == like.ndim and _is_finite(value), f"{name} {key}")
-            # The number of blocks of actions can change, and with it a tensor of integers.
-            check(value.shape == like.shape or not like.is_floating_point(), f"{name} {key}")
-
-    def check_optimizer(found: Any, name: str) -> None:
-        check(isinstance(found, dict) and found.keys() == {"shrink", "torch"}, name)
-        check(_is_number(found["shrink"]) and 0 < found["shrink"] <= 1, f"{name} shrink")
-        moments = found["torch"]
-        check(isinstance(moments, dict) and all(_is_place(key, num_optimized) for key in moments), name)
-        for key, part in moments.items():
-            check(isinstance(part, dict), f"{name} {key}")
-            if part.keys() == ADAM:
-                check(_is_adam(part), f"{name} {key}")
-            else:
-                check(part.keys() <= LBFGS and _is_lbfgs(part), f"{name} {key}")
-
-    for name in ("steps", "without_gain", "changed_at"):
-        check(_is_count(state.get(name)), name)
-    check(_is_number(state.get("seconds")) and 0 <= state["seconds"] < math.inf, "seconds")
-    for name in ("failures", "events"):
-        lines = state.get(name)
-        check(isinstance(lines, list) and all(isinstance(line, str) for line in lines), name)
-    check_parameters(state.get("parameters"), "parameters")
-    check_optimizer(state.get("optimizer"), "optimizer")
-    good, best = state.get("good"), state.get("best")
-    check("good" in state and (good is None or (isinstance(good, dict) and good.keys() == GOOD)), "good")
-    if good is not None:
-        check_parameters(good["parameters"], "good parameters")
-        check_optimizer(good["optimizer"], "good optimizer")
-    check(isinstance(best, dict) and best.keys() == BEST, "best")
-    assert isinstance(best, dict)
-    check(_is_number(best["value"]) and not math.isnan(best["value"]) and _is_count(best["step"]), "best")
-    check_parameters(best["parameters"], "best parameters")
+    if isinstance(like, Tensor):
+        alike = isinstance(value, Tensor) and value.dtype == like.dtype and value.ndim == like.ndim
+        return alike and is_finite(value) and (value.shape == like.shape or not like.is_floating_point())
+    if isinstance(like, dict):
+        return isinstance(value, dict) and value.keys() == like.keys() and all(is_like(value[k], like[k]) for k in like)
+    if isinstance(like, list):
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if isinstance(like, int):
+        return type(value) is int and 0 <= value < 2**63
+    if isinstance(like, float):
+        return isinstance(value, int | float) and not isinstance(value, bool) and value > -math.inf
+    return isinstance(value, like if isinstance(like, type) else type(like))
 
 
-GOOD, BEST = {"parameters", "optimizer"}, {"value", "step", "parameters"}
-ADAM = {"step", "exp_avg", "exp_avg_sq"}
-COUNTS, VECTORS = {"func_evals", "n_iter"}, {"d", "prev_flat_grad", "H_diag", "t", "prev_loss"}
-LISTS = {"old_dirs", "old_stps", "ro", "al"}
-LBFGS = COUNTS | VECTORS | LISTS
-"""What torch's optimisers remember."""
-
-
-def _is_adam(part: dict[str, Any]) -> bool:
-    if not all(isinstance(value, Tensor) and _is_finite(value) for value in part.values()):
-        return False
-    step, mean, square = part["step"], part["exp_avg"], part["exp_avg_sq"]
-    alike = mean.shape == square.shape and mean.dtype == square.dtype and mean.is_floating_point()
-    return alike and step.ndim == 0 and float(step) >= 1 and bool((square >= 0).all())
-
-
-def _is_lbfgs(part: dict[str, Any]) -> bool:
-    numbers = [value for name, value in part.items() if name in VECTORS]
-    lists = [value for name, value in part.items() if name in LISTS]
-    if not all(_is_count(part[name]) for name in COUNTS & part.keys()) or not all(isinstance(x, list) for x in lists):
-        return False
-    numbers += [value for values in lists for value in values if value is not None]
-    return all(_is_number(value) or (isinstance(value, Tensor) and _is_finite(value)) for value in numbers)
-
-
-def _is_place(key: Any, count: int) -> bool:
-    return isinstance(key, str) and key.isdecimal() and key.isascii() and int(key) < count
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_finite(value: Tensor) -> bool:
+def is_finite(value: Tensor) -> bool:
+    """Whether all numbers are finite."""
     return not value.is_floating_point() or bool(torch.isfinite(value).all())
+
+
+# ---- whether a checkpoint belongs to a method ----
+
+
+@runtime_checkable
+class Described(Protocol):
+    """An object that is part of a method but no module, and changes what the method computes."""
+
+    def description(self) -> Any:
+        """What makes the object what it is, for ``plain_values``."""
+        ...
+
+
+def describe(method: nn.Module) -> list[Any]:
+    """The kinds of a method's parts, and their plain attributes: what besides its tensors makes it what it is."""
+    return [
+        [name, type(part).__name__, {k: plain_values(v) for k, v in vars(part).items() if _counts(v)}]
+        for name, part in method.named_modules()
+    ]
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int | float | str | tuple | Described)
+
+
+def plain_values(value: Any) -> Any:
+    """Numbers and text as they are, tensors by their digest, containers and described objects by what they hold.
+
+    Of any other object only its class counts.
+    """
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        return fingerprint(value)
+    if isinstance(value, list | tuple):
+        return [plain_values(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain_values(item) for key, item in value.items()}
+    if isinstance(value, Described):
+        return plain_values(value.description())
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -2,30 +2,29 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from cagp.dataset import Data
 from cagp.files import locked_folder
 from cagp.linalg import NotPositiveDefiniteError
+from cagp.progress import StepProgress
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
 from cagp.storage import State
 from cagp.tensor_files import tensor_fingerprint
-from cagp.training.checkpoints import check_run, load_checkpoint, not_whole, save_checkpoint
-from cagp.training.description import describe
-from cagp.training.history import History, Step, steps_from_state
+from cagp.training.checkpoints import describe, is_like, load_checkpoint, not_whole, save_checkpoint
+from cagp.training.history import FitResult, FitStatus, History, Step, steps_from_state, trend
 from cagp.training.optimizers import Optimizer
-from cagp.training.result import FitResult, FitStatus
 from cagp.training.settings import PRESETS, Settings
-from cagp.training.step_progress import StepProgress
-from cagp.training.summary import trend
-from cagp.training.trainable import Trainable
+from cagp.training.sharing import StepError, added_up, check_same, part_of_step, words_on_sharing
+from cagp.training.trainable import Batch, Coming, ParameterGroup, StepRows, Trainable
 
 LinAlgError: type[Exception] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
 CHECKPOINT = "checkpoint.safetensors"
@@ -33,15 +32,7 @@ HISTORY = "history.jsonl"
 FLAT = 0.01
 """A loss is flat when one window of steps improves on the window before by less than this share of all improvement."""
 
-MOST_TERMS = 16
-"""Terms that a loss can have where several processes add it up: a process without rows does not know how many."""
-
-
-class _StepError(ArithmeticError):
-    """The loss or its gradient cannot be used."""
-
-
-FAILURES: tuple[type[Exception], ...] = (_StepError, NotPositiveDefiniteError, LinAlgError)
+FAILURES: tuple[type[Exception], ...] = (StepError, NotPositiveDefiniteError, LinAlgError)
 """What a step that is taken back can raise."""
 
 
@@ -58,8 +49,8 @@ class _End(NamedTuple):
 
 def fit(
     method: Trainable,
-    X: Tensor,
-    y: Tensor,
+    X: Tensor | Data,
+    y: Tensor | None = None,
     row_noise: Tensor | None = None,
     settings: Settings | str = "default",
     *,
@@ -69,14 +60,15 @@ def fit(
     progress: bool = False,
     input_names: tuple[str, ...] | None = None,
     deadline: float | None = None,
+    fixed: Iterable[nn.Parameter] = (),
     ranks: Ranks | None = None,
     **changes: Any,
 ) -> FitResult:
-    """Minimise the method's objective in place, and leave it with the best parameters found.
+    """Minimise the method's objective in place, and leave it with the best parameters.
 
-    The data are checked once, at the start. The same arguments give the same bits on the same machine with the same
-    number of threads; ``fit`` itself draws no random numbers. A step that fails is taken back and tried again with half
-    the learning rates. Ctrl-C ends the fit like any other stopping rule.
+    The data are checked once, at the start, and not at all if they are a ``Data`` already. The same arguments give the
+    same bits on the same machine with the same number of threads; ``fit`` itself draws no random numbers. A step that
+    fails is taken back and tried again with half the learning rates. Ctrl-C ends the fit like any other stopping rule.
 
     Args:
         settings: a ``Settings``, or the name of a preset: "default", "paper-adam", "paper-lbfgs".
@@ -89,6 +81,7 @@ def fit(
         input_names: what the columns of ``X`` are called in the report; None for their numbers.
         deadline: a time of ``time.perf_counter()`` after which no further step begins, whatever the time was spent on,
             and no line search continues; the first step is always taken.
+        fixed: parameters that stay as they are.
         ranks: the processes that take each step together, e.g. ``Ranks.here()`` under ``torchrun``; all of them call
             ``fit`` with the same arguments, and end with the same parameters and result. Process 0 alone evaluates,
             writes and decides. None: this process alone.
@@ -99,10 +92,19 @@ def fit(
             raise ValueError(f"settings is {settings!r}, expected a Settings or one of {', '.join(PRESETS)}.")
         settings = PRESETS[settings]
     settings = settings.with_changes(**changes)
-    method.check(X, y, row_noise)
-    until = math.inf if deadline is None else deadline
     ranks = Ranks.alone() if ranks is None else ranks
-    run = _Run(method, X, y, row_noise, settings, evaluate, callback, checkpoint_dir, input_names, until, ranks)
+    run = _Run(
+        method,
+        method.checked(X, y, row_noise),
+        settings,
+        ranks,
+        evaluate,
+        callback,
+        None if checkpoint_dir is None else Path(checkpoint_dir),
+        input_names,
+        math.inf if deadline is None else deadline,
+        {id(parameter) for parameter in fixed},
+    )
     enabled = progress and ranks.is_first
     with run.resources, StepProgress(run.settings.num_steps, enabled=enabled) as bar, ranks.listening():
         return run.run(bar)
@@ -117,87 +119,83 @@ class _Evaluated(NamedTuple):
     gradients: list[Tensor | None]
 
 
+@dataclass(eq=False)
 class _Run:
     """The state of one fit; what a checkpoint must hold of it is in ``_save``."""
 
-    def __init__(
-        self,
-        method: Trainable,
-        X: Tensor,
-        y: Tensor,
-        row_noise: Tensor | None,
-        settings: Settings,
-        evaluate: Callable[[], Mapping[str, float]] | None,
-        callback: Callable[[Step], None] | None,
-        checkpoint_dir: Path | str | None,
-        input_names: tuple[str, ...] | None,
-        deadline: float,
-        ranks: Ranks,
-    ):
-        self.method, self.data, self.settings, self.ranks = method, (X, y, row_noise), settings, ranks
-        self.evaluate, self.callback, self.input_names, self.deadline = evaluate, callback, input_names, deadline
-        if settings.monitor != "loss" and evaluate is None:
+    method: Trainable
+    data: Data
+    settings: Settings
+    ranks: Ranks
+    evaluate: Callable[[], Mapping[str, float]] | None
+    callback: Callable[[Step], None] | None
+    checkpoint_dir: Path | None
+    input_names: tuple[str, ...] | None
+    deadline: float
+    fixed: set[int]  # parameters, by identity
+    resources: ExitStack = field(default_factory=ExitStack)  # held until the fit ends: the lock of the folder
+    good: dict[str, Any] | None = None  # parameters and optimiser where the loss was last known to be finite
+    without_gain: int = 0
+    failures: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    changed_at: int = 0  # the step before which the method last changed
+    last_index: int | None = None  # of the step tried last, counted from 0
+    batch: Batch | None = None  # of that step
+    evaluated: _Evaluated | None = None  # where L-BFGS last was
+    seconds: float = 0.0
+    saved_at: tuple[int, float] = (0, 0.0)
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        if settings.monitor != "loss" and self.evaluate is None:
             raise ValueError(f"monitor is {settings.monitor!r}, which needs an evaluate function that returns it.")
         if settings.patience is not None and settings.monitor == "loss":
             raise ValueError("patience counts evaluations: it needs evaluate, and monitor set to a name it returns.")
-        _check_same(ranks, X, y, row_noise, method)
-        ranks.share(method)
-        self.optimizer = Optimizer(method.parameter_groups(), settings)
-        self.resources = ExitStack()  # what is held until the fit ends: the lock of the folder
-        self.has_folder = checkpoint_dir is not None
-        self.folder = None if checkpoint_dir is None or not ranks.is_first else Path(checkpoint_dir)
+        check_same(self.ranks, self.data, self.method)
+        self.ranks.share(self.method)
+        groups = self.method.parameter_groups().items()
+        free = {name: [p for p in group.parameters if id(p) not in self.fixed] for name, group in groups}
+        self.optimizer = Optimizer({name: ParameterGroup(free[name], group.lr) for name, group in groups}, settings)
+        self.folder = self.checkpoint_dir if self.ranks.is_first else None
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self.fingerprint = self._fingerprint()
         self.history = History(None if self.folder is None else self.folder / HISTORY)
-        self.good: dict[str, Any] | None = None  # parameters and optimiser where the loss was last known to be finite
         self.best: dict[str, Any] = {"value": math.inf, "step": 0, "parameters": self._parameters()}
-        self.without_gain = 0
-        self.failures: list[str] = []
-        self.events: list[str] = []
-        self.changed_at = 0  # the step before which the method last changed
-        self.last_index: int | None = None  # of the step tried last, counted from 0
-        self.evaluated: _Evaluated | None = None  # where L-BFGS last was
-        self.seconds = 0.0
-        self.saved_at = (0, 0.0)
-        self.fingerprint = self._fingerprint() if self.folder is not None else ""
 
     # ---- the loop ----
 
     def run(self, bar: StepProgress) -> FitResult:
-        if self.has_folder:
+        if self.checkpoint_dir is not None:
             self._resume()
         end: _End | None = None
         try:
             while end is None:
-                end = self._agreed_end() or self._attempt(bar)
+                end = self._end_of_all() or self._attempt(bar)
         except KeyboardInterrupt:
             end = _End(FitStatus.INTERRUPTED, f"Interrupted after {len(self.history.steps)} steps.")
-        reached = end
-        told = self.ranks.from_first(lambda: self._finished(reached))
-        self.method.load_state_dict(told["parameters"])
-        return FitResult.from_state(told["result"], told["status"])
+        reason = end
+        state = self.ranks.from_first(lambda: self._finished(reason))
+        self.method.load_state_dict(state["parameters"])
+        return FitResult.from_state(state["result"], state["status"])
 
     def _finished(self, end: _End) -> dict[str, Any]:
         """The best parameters, and how the fit ended."""
         if self.folder is not None:
             self._save()  # where the optimiser was, so that a fit with more time resumes from there
-        self._judge_last()
+        self._consider_last()
         self.method.load_state_dict(self.best["parameters"])
-        X, y, _ = self.data
-        found = [*trend(self.history.steps), *self.method.findings(X, y, self.input_names), *self._shares_in_words()]
-        values = (end.reason, self.best["step"], self.best["value"], self.seconds, self.failures, found, end.status)
+        if end.status is FitStatus.ALL_STEPS and self.best["step"] <= 1:
+            words = f"{end.reason[:-1]}, which made no progress: the starting values are the best."
+            end = _End(FitStatus.NO_PROGRESS, words)
+        findings = [*trend(self.history.steps), *self.method.findings(self.data, self.input_names)]
+        findings += words_on_sharing(self.ranks, self._rows(0))
+        values = (end.reason, self.best["step"], self.best["value"], self.seconds, self.failures, findings, end.status)
         result = FitResult(self.history.steps, *values)
         return {"parameters": self.best["parameters"], "result": result.state(), "status": end.status.value}
 
-    def _shares_in_words(self) -> list[str]:
-        if self.ranks.size == 1:
-            return []
-        if self._part(self._rows(0))[0] is None:
-            others = "the other one" if self.ranks.size == 2 else f"the other {self.ranks.size - 1}"
-            return [f"The loss needs all rows at once: process 0 computed it alone, and {others} waited."]
-        return [f"{self.ranks.size} processes shared the rows of each step."]
-
-    def _agreed_end(self) -> _End | None:
+    def _end_of_all(self) -> _End | None:
         """Whether the fit ends here, for all processes: by the clock and the history of process 0, or by Ctrl-C."""
         end = self._reason_to_stop() if self.ranks.is_first else None
         stops, interrupted = self.ranks.any(end is not None, self.ranks.interrupted.is_set())
@@ -213,25 +211,28 @@ class _Run:
         before = {"parameters": self._parameters(), "optimizer": self.optimizer.state()}
         events, changed_at, best = list(self.events), self.changed_at, self.best
         first: dict[str, Any] = {}
-        self.last_index = index
-        rows = self._rows(index)
+        rows, last = self._rows(index), self.batch
+        part, weight = part_of_step(self.ranks, rows, self.data.num_rows)
+        self.last_index, self.batch = index, None
+        coming = Coming(index, index / self.settings.num_steps, self._flat(), rows.drawn, part, last)
 
         def loss_and_gradient() -> Tensor:
             if first and index and self._is_late():
                 raise _OutOfTimeError
-            loss, terms = self._loss_and_gradient(rows)
+            assert self.batch is not None
+            loss, terms = self._loss_and_gradient(self.batch, weight)
             if not first:  # a line search evaluates more than once
                 hyperparameters = dict(self.method.hyperparameters())
                 first.update(terms=terms, norm=self._gradient_norm(), hyperparameters=hyperparameters)
                 self.good = before
-                self._judge("loss", float(loss), index + 1)
+                self._consider("loss", float(loss), index + 1, rows)
             return loss
 
         try:
-            told = {"step": index, "share": index / self.settings.num_steps, "flat": self._flat(), "rows": rows}
-            change = self.ranks.together(lambda: self.method.prepare(*self.data, **told), FAILURES)
-            if change is not None:
-                self.events.append(change)
+            batch = self.ranks.together(lambda: self.method.before_step(self.data, coming), FAILURES)
+            self.batch = batch
+            if batch.event is not None:
+                self.events.append(batch.event)
                 self.changed_at, self.evaluated = index, None
                 self.optimizer.forget()
                 if _shapes(self._parameters()) != _shapes(self.best["parameters"]):
@@ -246,7 +247,7 @@ class _Run:
         except (KeyboardInterrupt, _OutOfTimeError) as error:
             self._return_to(before)
             self.events, self.changed_at = events, changed_at
-            if isinstance(error, _OutOfTimeError):  # what the line search began with is judged, and may be the best
+            if isinstance(error, _OutOfTimeError):  # where the line search began was evaluated, and may be the best
                 return _End(FitStatus.TIME_LIMIT, f"Reached the time limit after {index} steps.")
             self.best = best
             raise
@@ -267,7 +268,7 @@ class _Run:
         self.history.append(step)
         if self.callback is not None:
             self.callback(step)
-        bar.update(step)
+        bar.update(step.number, step.loss, step.seconds)
         if self.folder is not None and self._checkpoint_is_due():
             self._save()
         return None
@@ -278,19 +279,19 @@ class _Run:
             return False
         return self.ranks.any(self.ranks.is_first and time.perf_counter() >= self.deadline)[0]
 
-    def _rows(self, index: int) -> Tensor | None:
-        """The rows of the step with this number, counted from 0; None for all."""
-        X = self.data[0]
-        rows = self.method.minibatch(index, X.shape[0])
-        return None if rows is None else rows.to(X.device)
+    def _rows(self, index: int) -> StepRows:
+        """The rows of the step with this number, counted from 0."""
+        rows = self.method.rows(index, self.data.num_rows)
+        return rows if rows.drawn is None else rows._replace(drawn=rows.drawn.to(self.data.X.device))
 
-    def _loss_and_gradient(self, rows: Tensor | None) -> tuple[Tensor, dict[str, float]]:
-        if self.settings.optimizer != "lbfgs" or rows is not None:
-            return self._computed_loss_and_gradient(rows)
+    def _loss_and_gradient(self, batch: Batch, weight: float) -> tuple[Tensor, dict[str, float]]:
+        """The loss of a batch and its terms, times ``weight``; of several processes, the sums of theirs."""
+        if self.settings.optimizer != "lbfgs" or batch.rows is not None:
+            return self._computed_loss_and_gradient(batch, weight)
         # A line search mostly ends at the last point it looked at, and there the next step begins: half of all work.
         here, known = self._parameters(), self.evaluated
         if known is None or not all(torch.equal(value, known.parameters[name]) for name, value in here.items()):
-            loss, terms = self._computed_loss_and_gradient(rows)
+            loss, terms = self._computed_loss_and_gradient(batch, weight)
             gradients = [None if p.grad is None else p.grad.clone() for p in self.optimizer.parameters]
             self.evaluated = _Evaluated(here, loss, terms, gradients)
             return loss, terms
@@ -298,73 +299,27 @@ class _Run:
             parameter.grad = None if gradient is None else gradient.clone()
         return known.loss, known.terms
 
-    def _computed_loss_and_gradient(self, rows: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+    def _computed_loss_and_gradient(self, batch: Batch, weight: float) -> tuple[Tensor, dict[str, float]]:
         self.optimizer.clear_gradients()
-        part, weight = self._part(rows)
+        parameters = self.optimizer.parameters
         if self.ranks.size == 1:
-            loss, terms = self._weighted_loss_and_gradient(part, weight)
+            loss, terms = self._weighted_loss_and_gradient(batch, weight)
         else:
-            loss, terms = self._added_up(part, weight)
-        for parameter in self.optimizer.parameters:
+            compute, device = lambda: self._weighted_loss_and_gradient(batch, weight), self.data.X.device
+            loss, terms = added_up(self.ranks, parameters, weight, compute, FAILURES, device)
+        for parameter in parameters:
             if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
-                raise _StepError("a gradient is not finite")
+                raise StepError("a gradient is not finite")
         return loss, terms
 
-    def _part(self, rows: Tensor | None) -> tuple[Tensor | None, float]:
-        """This process's rows of a step, and what their loss weighs in that of the step; None for all rows.
-
-        Each term of a loss is a mean over rows or does not depend on them: with these weights the losses of the parts
-        add up to that of the step. A loss that needs all rows at once is computed by process 0, without the others.
-        """
-        if self.ranks.size == 1:
-            return rows, 1.0
-        if self.method.own_share is not None:
-            return rows, self.method.own_share
-        whole = self.method.divisible_rows(self.data[0].shape[0]) if rows is None else rows
-        if whole is None:
-            return None, float(self.ranks.is_first)
-        part = self.ranks.part(whole)
-        return part, len(part) / len(whole)
-
-    def _weighted_loss_and_gradient(self, rows: Tensor | None, weight: float) -> tuple[Tensor, dict[str, float]]:
-        terms = self.method.objective_terms(*self.data, rows=rows)
+    def _weighted_loss_and_gradient(self, batch: Batch, weight: float) -> tuple[Tensor, dict[str, float]]:
+        terms = self.method.terms(self.data, batch)
         loss = torch.stack([term.double() for term in terms.values()]).sum()
         if not bool(torch.isfinite(loss)):
-            raise _StepError(f"the loss is {loss.item()}")
+            raise StepError(f"the loss is {loss.item()}")
         loss = weight * loss
         loss.backward()
         return loss.detach(), {name: weight * float(term.detach()) for name, term in terms.items()}
-
-    def _added_up(self, rows: Tensor | None, weight: float) -> tuple[Tensor, dict[str, float]]:
-        """Loss, terms and gradients of all processes together, in one exchange of float64."""
-        terms: dict[str, float] = {}
-        problem: Exception | None = None
-        try:
-            if weight > 0:
-                _, terms = self._weighted_loss_and_gradient(rows, weight)
-        except FAILURES as error:
-            problem = error
-        if len(terms) > MOST_TERMS:
-            raise ValueError(f"the loss has {len(terms)} terms; several processes add up at most {MOST_TERMS}.")
-        parameters, X = self.optimizer.parameters, self.data[0]
-        head = torch.zeros(self.ranks.size + MOST_TERMS + len(parameters), dtype=torch.float64, device=X.device)
-        failed, sums, known = head.split([self.ranks.size, MOST_TERMS, len(parameters)])
-        failed[self.ranks.rank] = float(problem is not None)
-        sums[: len(terms)] = torch.tensor(list(terms.values()), dtype=torch.float64)
-        gradients = []
-        for j, parameter in enumerate(parameters):
-            known[j] = float(parameter.grad is not None)
-            gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-        flat = torch.cat([head, *(gradient.detach().double().flatten().to(X.device) for gradient in gradients)])
-        failed, sums, known, *gradients = self.ranks.add_up(flat).split(
-            [self.ranks.size, MOST_TERMS, len(parameters), *(p.numel() for p in parameters)]
-        )
-        if bool(failed.any()):
-            words = self.ranks.words_of(int(failed.nonzero()[0, 0]), "" if problem is None else str(problem))
-            raise _StepError(words)
-        for j, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-            parameter.grad = gradient.view(parameter.shape).to(parameter) if known[j] else None
-        return sums.sum(), dict(zip(terms, sums.tolist(), strict=False))
 
     def _gradient_norm(self) -> float:
         return math.sqrt(
@@ -409,7 +364,8 @@ class _Run:
             evaluations = f"No better {settings.monitor} in {self.without_gain} evaluations"
             return _End(FitStatus.NO_BETTER, f"{evaluations}; stopped after {len(steps)} steps.")
         if settings.min_gain is not None and len(steps) > 1 and steps[-2].loss - steps[-1].loss < settings.min_gain:
-            return _End(FitStatus.CONVERGED, f"The last step gained little; stopped after {len(steps)} steps.")
+            gain = f"the last step improved the loss by less than {settings.min_gain:g}"
+            return _End(FitStatus.CONVERGED, f"Converged after {len(steps)} steps: {gain}.")
         if settings.min_improvement is not None and self._improves_by_less_than(settings.min_improvement, 0):
             return _End(FitStatus.CONVERGED, f"The loss no longer improves; stopped after {len(steps)} steps.")
         return None
@@ -442,15 +398,15 @@ class _Run:
         if self.settings.monitor != "loss":
             if self.settings.monitor not in metrics:
                 raise ValueError(f"monitor is {self.settings.monitor!r}, evaluate returned {', '.join(metrics)}.")
-            better = self._judge(self.settings.monitor, metrics[self.settings.monitor], number + 1)
+            better = self._consider(self.settings.monitor, metrics[self.settings.monitor], number + 1, StepRows())
             self.without_gain = 0 if better else self.without_gain + 1
         return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
-    def _judge(self, name: str, value: float, number: int) -> bool:
+    def _consider(self, name: str, value: float, number: int, rows: StepRows) -> bool:
         """Keep the current parameters, which step ``number`` starts from, if the monitored quantity is better there."""
         if name != self.settings.monitor:
             return False
-        if name == "loss" and self.method.stochastic:
+        if name == "loss" and rows.stochastic:
             # A minibatch's loss says little about the parameters: keep the last ones, unless their loss is not finite.
             if not math.isfinite(value):
                 return False
@@ -459,15 +415,16 @@ class _Run:
         self.best = {"value": value, "step": number, "parameters": self._parameters()}
         return True
 
-    def _judge_last(self) -> None:
-        """Judge the parameters after the last step, by the loss on its rows."""
+    def _consider_last(self) -> None:
+        """Consider the parameters after the last step, by the loss on its rows."""
         number = len(self.history.steps) + 1
         try:
             if self.settings.monitor == "loss":
                 rows = self._rows(max(number - 2, 0) if self.last_index is None else self.last_index)
+                batch = Batch(rows.drawn) if self.batch is None or self.ranks.size > 1 else self.batch
                 with torch.no_grad():
-                    loss = sum(float(term) for term in self.method.objective_terms(*self.data, rows=rows).values())
-                self._judge("loss", loss if math.isfinite(loss) else math.inf, number)
+                    loss = sum(float(term) for term in self.method.terms(self.data, batch).values())
+                self._consider("loss", loss if math.isfinite(loss) else math.inf, number, rows)
             elif self.history.steps and self.history.steps[-1].evaluation is None:
                 self._evaluate(number - 1)
         except (NotPositiveDefiniteError, LinAlgError):
@@ -493,11 +450,9 @@ class _Run:
         described = [describe(self.method), self.optimizer.rates(0), list(parameters)]
         return tensor_fingerprint(settings, *described, *tensors, *parameters.values())
 
-    def _save(self) -> None:
-        assert self.folder is not None
-        self.saved_at = (len(self.history.steps), self.seconds)
-        self.history.sync()
-        state = {
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {
             "fingerprint": self.fingerprint,
             "steps": len(self.history.steps),
             "seconds": self.seconds,
@@ -510,7 +465,24 @@ class _Run:
             "events": self.events,
             "changed_at": self.changed_at,
         }
-        save_checkpoint(self.folder / CHECKPOINT, state)
+
+    def _save(self) -> None:
+        assert self.folder is not None
+        self.saved_at = (len(self.history.steps), self.seconds)
+        self.history.sync()
+        save_checkpoint(self.folder / CHECKPOINT, self._state())
+
+    def _check(self, path: Path, state: State) -> None:
+        """Raise ValueError unless the state is one that this fit writes."""
+        expected, good = {**self._state(), "optimizer": dict}, state.get("good")
+        if good is not None:
+            expected["good"] = {name: expected[name] for name in ("parameters", "optimizer")}
+        for name, like in expected.items():
+            if not is_like(state.get(name), like):
+                raise not_whole(path, f"{name} is not what a fit writes")
+        for part in [state] if good is None else [state, good]:
+            if not self.optimizer.accepts(part["optimizer"]):
+                raise not_whole(path, "the optimiser remembers other parameters")
 
     def _resume(self) -> None:
         """Continue where the checkpoint of process 0 is, if there is one: the others may not see its disk."""
@@ -542,31 +514,9 @@ class _Run:
                 f"{path} belongs to another fit (other data, settings or starting values); choose another "
                 "folder, or delete it to start from scratch."
             )
-        check_run(path, state, self._parameters(), len(self.optimizer.parameters))
+        self._check(path, state)
         self.history.load(state["steps"])
         return {**state, "history": [asdict(step) for step in self.history.steps]}
-
-
-def _check_same(ranks: Ranks, X: Tensor, y: Tensor, row_noise: Tensor | None, method: Trainable) -> None:
-    """Raise ValueError on all processes unless each was given the same data and the same method. Time O(n d)."""
-    if ranks.size == 1:
-        return
-    noise = 0.0 if row_noise is None else float(row_noise.abs().sum(dtype=torch.float64))
-    numbers = {
-        "the number of inputs": float(X.shape[1]),
-        "the number of parameters": float(sum(p.numel() for p in method.parameters())),
-    }
-    if method.own_share is not None:
-        ranks.check_same(numbers, "give every process the same options")
-        return
-    numbers = {
-        "the number of rows": float(X.shape[0]),
-        **numbers,
-        "the sum of all inputs, without their signs": float(X.abs().sum(dtype=torch.float64)),
-        "the sum of all targets, without their signs": float(y.abs().sum(dtype=torch.float64)),
-        "the sum of the known noise": noise,
-    }
-    ranks.check_same(numbers, "give every process the whole table and the same options")
 
 
 def _shapes(parameters: Mapping[str, Tensor]) -> dict[str, torch.Size]:

@@ -1,12 +1,16 @@
-"""What happened at each step, in memory and as lines of JSON on disk."""
+"""What happened at each step, in memory and as lines of JSON on disk; and how the fit ended."""
 
 import json
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from cagp.files import append_durably, write_atomically
+
+Numbers = float | list  # nested, as a tensor
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class Step:
     terms: dict[str, float]  # the parts of the loss
     lr: dict[str, float]  # of each group of parameters
     gradient_norm: float
-    hyperparameters: dict[str, Any]
+    hyperparameters: dict[str, Numbers]
     seconds: float  # of training, up to the end of this step; evaluations do not count
     events: list[str] = field(default_factory=list)  # what changed before the step: blocks, failures
     evaluation: dict[str, float | None] | None = None  # None for a metric that is not finite
@@ -36,35 +40,28 @@ def _checked_step(fields: Any, number: int) -> Step:
         step = Step(**fields)
     except TypeError as error:
         raise ValueError(f"step {number} is not whole") from error
-    numbers = (step.loss, step.gradient_norm, step.seconds)
-    evaluation = {} if step.evaluation is None else step.evaluation
-    right = (
-        type(step.number) is int
-        and all(map(_is_number, numbers))
-        and all(_is_dict_of(values, _is_number) for values in (step.terms, step.lr))
-        and _is_dict_of(step.hyperparameters, _is_numbers)
-        and isinstance(step.events, list)
-        and all(isinstance(event, str) for event in step.events)
-        and _is_dict_of(evaluation, lambda value: value is None or _is_number(value))
-    )
-    if not right:
+    if not all(is_a(value, STEP_FIELDS[name]) for name, value in vars(step).items()):
         raise ValueError(f"step {number} is not one that cagp writes")
     if step.number != number:
         raise ValueError(f"step {step.number} is where step {number} should be; two fits may have written to it")
     return step
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def is_a(value: Any, kind: Any) -> bool:
+    """Whether a value is of the type of an annotation; integers are floats, too, and booleans are neither."""
+    parts = get_args(kind)
+    if isinstance(kind, UnionType):
+        return any(is_a(value, part) for part in parts)
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(is_a(item, parts[0]) for item in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(is_a(k, parts[0]) and is_a(v, parts[1]) for k, v in value.items())
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else Real) and not isinstance(value, bool)
+    return isinstance(value, kind)
 
 
-def _is_numbers(value: Any) -> bool:
-    """Whether a value is a number, or nested lists of them."""
-    return all(map(_is_numbers, value)) if isinstance(value, list) else _is_number(value)
-
-
-def _is_dict_of(values: Any, is_one: Any) -> bool:
-    return isinstance(values, dict) and all(isinstance(name, str) and is_one(value) for name, value in values.items())
+STEP_FIELDS = get_type_hints(Step)
 
 
 class History:
@@ -84,7 +81,7 @@ class History:
             append_durably(self.path, line, sync=False)
 
     def sync(self) -> None:
-        """Put the file with all steps onto the disk: a checkpoint that counts on them can follow."""
+        """Put the file with all steps onto the disk: a checkpoint that refers to them can follow."""
         if self.path is None:
             return
         self._sizes += [len(_line(step)) for step in self.steps[len(self._sizes) :]]
@@ -126,3 +123,81 @@ class History:
 
 def _line(step: Step) -> bytes:
     return json.dumps(asdict(step)).encode() + b"\n"
+
+
+# ---- the end ----
+
+
+class FitStatus(str, Enum):
+    """Why a fit ended; ``FitResult.reason`` says it in words."""
+
+    ALL_STEPS = "all steps"
+    NO_PROGRESS = "no progress"  # all steps, and the starting values are the best
+    TIME_LIMIT = "time limit"
+    NO_BETTER = "no better"  # the monitored quantity, for as many evaluations as ``patience``
+    CONVERGED = "converged"  # the loss no longer improves
+    INTERRUPTED = "interrupted"  # by Ctrl-C
+    BAD_START = "bad start"  # no loss at the starting values
+    TOO_MANY_FAILURES = "too many failures"
+    UNKNOWN = "unknown"  # read from a file that does not hold it
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What ``fit`` did; the method itself holds the best parameters."""
+
+    steps: list[Step]
+    reason: str  # why it ended, in words
+    best_step: int  # the step whose parameters were kept
+    best_value: float  # of the monitored quantity
+    seconds: float
+    failures: list[str]
+    findings: list[str]
+    status: FitStatus = FitStatus.UNKNOWN
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the fit."""
+        return self.status is FitStatus.INTERRUPTED
+
+    def __str__(self) -> str:
+        """The report, in plain words."""
+        return "\n".join([self.reason, *self.failures, *self.findings])
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a file, without the status, but whether the fit was interrupted."""
+        values = asdict(self)
+        del values["status"]
+        return {**values, "interrupted": self.interrupted}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], status: str | None = None) -> "FitResult":
+        """The inverse of ``state``. Without a ``status``, only whether the fit was interrupted is known of it.
+
+        Raises ValueError unless every value is one that ``state`` can give.
+        """
+        values = {name: value for name, value in state.items() if name != "interrupted"}
+        if status is None:
+            known = FitStatus.INTERRUPTED if state.get("interrupted", False) else FitStatus.UNKNOWN
+        else:
+            known = FitStatus(status)
+        result = cls(**{**values, "steps": steps_from_state(state["steps"]), "status": known})
+        if not all(is_a(value, RESULT_FIELDS[name]) for name, value in vars(result).items()):
+            raise ValueError("the result of the fit is not one that cagp writes")
+        return result
+
+
+RESULT_FIELDS = get_type_hints(FitResult)
+
+
+def trend(steps: list[Step]) -> list[str]:
+    """Whether the loss was still falling when the fit ended."""
+    if len(steps) < 20:
+        return []
+    tenth = len(steps) // 10
+    losses = [step.loss for step in steps]
+    total = losses[0] - min(losses)
+    late = sum(losses[-2 * tenth : -tenth]) / tenth - sum(losses[-tenth:]) / tenth
+    if total > 0 and late > 0.01 * total:
+        return [f"The loss was still falling ({late / total:.0%} of all progress in the last tenth): take more steps."]
+    return []

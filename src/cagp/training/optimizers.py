@@ -1,17 +1,57 @@
-"""Optimisers behind one function: evaluate the loss and move the parameters once."""
+"""Optimisers behind one function: evaluate the loss, move the parameters once. Adam (Kingma and Ba, 2015) or L-BFGS."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from cagp.training.adam import Adam
+from cagp.training.checkpoints import is_finite, is_like
 from cagp.training.settings import Settings
 from cagp.training.trainable import ParameterGroup
 
+MEAN_DECAY, SQUARE_DECAY, EPSILON = 0.9, 0.999, 1e-8
+
 Evaluate = Callable[[], Tensor]
 """Computes the loss and its gradients; raises if either is not finite."""
+
+
+@final
+class Adam:
+    """Moves each parameter by its averaged gradient over the root of its averaged squared gradient; torch's bits.
+
+    The first optimiser of torch in a process loads its compiler, which costs more than a second of processor time, as
+    much as a small fit. Nothing here is compiled, so these few lines save it.
+
+    Attributes:
+        state: "step", "exp_avg" and "exp_avg_sq" of each parameter that had a gradient, by its number, as torch has it.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[nn.Parameter]]):
+        self.groups = [list(group) for group in groups]
+        self.state: dict[int, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self, rates: Sequence[float]) -> None:
+        """Move the parameters of each group at its rate; those without a gradient stay."""
+        rated = [(parameter, rate) for group, rate in zip(self.groups, rates, strict=True) for parameter in group]
+        for number, (parameter, rate) in enumerate(rated):
+            if parameter.grad is None:
+                continue
+            state = self.state.setdefault(number, _first(parameter))
+            state["step"] += 1
+            mean, square, steps = state["exp_avg"], state["exp_avg_sq"], float(state["step"])
+            mean.lerp_(parameter.grad, 1 - MEAN_DECAY)
+            square.mul_(SQUARE_DECAY).addcmul_(parameter.grad, parameter.grad, value=1 - SQUARE_DECAY)
+            # Both averages start at zero, and are divided by what that makes them too small by.
+            root = (square.sqrt() / (1 - SQUARE_DECAY**steps) ** 0.5).add_(EPSILON)
+            parameter.addcdiv_(mean, root, value=-rate / (1 - MEAN_DECAY**steps))
+
+
+def _first(parameter: Tensor) -> dict[str, Tensor]:
+    """Before the first step."""
+    zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    return {"step": torch.zeros(()), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
 
 
 class Optimizer:
@@ -71,9 +111,7 @@ class Optimizer:
         return {"shrink": self.shrink, "torch": _copy({str(key): value for key, value in state.items()})}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state``; ValueError where it is that of other parameters."""
-        for key, part in state["torch"].items():
-            _check_moments(part, self.parameters[int(key)], self.parameters)
+        """The inverse of ``state``."""
         self.shrink = state["shrink"]
         self.rule = self._new()
         parts = {int(key): value for key, value in _copy(state["torch"]).items()}
@@ -82,17 +120,43 @@ class Optimizer:
         else:
             self.rule.load_state_dict({"state": parts, "param_groups": self.rule.state_dict()["param_groups"]})
 
+    def accepts(self, state: dict[str, Any]) -> bool:
+        """Whether a state from a file is one of an optimiser of these parameters."""
+        if state.keys() != {"shrink", "torch"} or not is_like(state["shrink"], 1.0) or not 0 < state["shrink"] <= 1:
+            return False
+        parameters = {str(number): parameter for number, parameter in enumerate(self.parameters)}
+        parts = state["torch"]
+        if not isinstance(parts, dict) or not parts.keys() <= parameters.keys():
+            return False
+        if isinstance(self.rule, Adam):
+            return all(_is_adam(part, parameters[key]) for key, part in parts.items())
+        return all(_is_lbfgs(part, sum(p.numel() for p in self.parameters)) for part in parts.values())
 
-def _check_moments(part: dict[str, Any], parameter: Tensor, all_of_them: list[nn.Parameter]) -> None:
-    """Raise ValueError unless what an optimiser remembers has the sizes of the parameters."""
-    if "exp_avg" in part:
-        if part["exp_avg"].shape != parameter.shape or part["exp_avg"].dtype != parameter.dtype:
-            raise ValueError(f"the optimiser remembers {tuple(part['exp_avg'].shape)} of {tuple(parameter.shape)}")
-        return
-    size = sum(p.numel() for p in all_of_them)
-    vectors = [part.get(name) for name in ("d", "prev_flat_grad")] + part.get("old_dirs", []) + part.get("old_stps", [])
-    if any(isinstance(vector, Tensor) and vector.shape != (size,) for vector in vectors):
-        raise ValueError("the optimiser remembers vectors of other parameters")
+
+def _is_adam(part: Any, parameter: nn.Parameter) -> bool:
+    alike = is_like(part, _first(parameter))
+    return alike and float(part["step"]) >= 1 and bool((part["exp_avg_sq"] >= 0).all())
+
+
+COUNTS, VECTORS, LISTS = {"func_evals", "n_iter"}, {"d", "prev_flat_grad"}, {"old_dirs", "old_stps", "ro", "al"}
+NUMBERS = {"H_diag", "t", "prev_loss"}
+"""What torch's L-BFGS remembers."""
+
+
+def _is_lbfgs(part: Any, size: int) -> bool:
+    if not isinstance(part, dict) or not part.keys() <= COUNTS | VECTORS | LISTS | NUMBERS:
+        return False
+    if not all(isinstance(part[name], list) for name in LISTS & part.keys()):
+        return False
+    long = [part[name] for name in VECTORS & part.keys()]
+    long += [value for name in ("old_dirs", "old_stps") for value in part.get(name, [])]
+    short = [part[name] for name in NUMBERS & part.keys()] + [*part.get("ro", []), *part.get("al", [])]
+    return (
+        all(is_like(part[name], 0) for name in COUNTS & part.keys())
+        and all(value is None or (isinstance(value, Tensor) and value.shape == (size,)) for value in long)
+        and all(is_finite(value) for value in [*long, *short] if isinstance(value, Tensor))
+        and all(value is None or isinstance(value, Tensor) or is_like(value, 0.0) for value in short)
+    )
 
 
 def _copy(value: Any) -> Any:

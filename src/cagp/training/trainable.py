@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cagp.checks import check_data
+from cagp.checks import check_vector
+from cagp.dataset import AnyTargets, Data
 
 DEFAULT_RATE = 0.2
 
 Inputs = Float[Tensor, "n d"]
-AnyTargets = Float[Tensor, "n *q"]  # one column, or several
 AnyNoise = AnyTargets | None  # known noise variances
 Rows = Int[Tensor, " b"]  # row numbers
 Terms = dict[str, Float[Tensor, ""]]  # named parts of a loss
@@ -25,85 +25,106 @@ class ParameterGroup(NamedTuple):
     lr: float  # Adam's, unless the settings of a fit say otherwise
 
 
+class StepRows(NamedTuple):
+    """Which rows a step uses."""
+
+    drawn: Rows | None = None  # None: all
+    stochastic: bool = False  # the loss of a step is an estimate: its smallest value means nothing, and a fit keeps
+    # the last parameters unless it monitors something else
+    divisible: bool = False  # the loss of all rows is a mean over them, which processes can share
+    share: float | None = None  # each process has rows of its own: the weight of its loss in that of all processes
+
+
+class Coming(NamedTuple):
+    """What a method knows of a step before it is taken."""
+
+    step: int  # its number, counted from 0
+    share: float  # of all steps that were taken
+    flat: bool  # whether the loss has stopped falling since the last change
+    rows: Rows | None  # of the step; None: all
+    part: Rows | None  # those that this process computes
+    last: "Batch | None" = None  # what this method made before the last step
+
+
+class Batch(NamedTuple):
+    """What an evaluation of the objective uses: made before the step, and passed in."""
+
+    rows: Rows | None = None  # None: all
+    prepared: Any = (
+        None  # what the method looked up before the step, e.g. neighbours; it saves time and changes no value
+    )
+    event: str | None = None  # what was changed, in words, if the objective is now a different function
+
+
 class Trainable(nn.Module, ABC):
     """Parameters and an objective of the data. Data are arguments; nothing here holds them.
 
-    A class of your own needs ``objective_terms`` alone. Evaluating an objective changes nothing: what changes from step
-    to step is an argument (``rows``), or happens in ``prepare``, which ``fit`` calls before each step.
+    A class of your own needs ``terms`` alone. Three further methods say how it is trained: which parameters
+    (``parameter_groups``), on which rows (``rows``), and what happens before a step (``before_step``). Evaluating an
+    objective changes nothing: what changes from step to step is an argument, or happens in ``before_step``.
     """
 
-    stochastic: bool = False
-    """Whether the objective of a step is an estimate from some of the rows. Its smallest value then means nothing, and
-    a fit keeps the last parameters unless it monitors something else."""
-
-    own_share: float | None = None
-    """Where each process has rows of its own: what the loss of its minibatch weighs in that of all processes. None: all
-    processes have the same rows, and divide them."""
-
     @abstractmethod
-    def objective_terms(
-        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise = None, *, rows: Rows | None = None
-    ) -> Terms:
-        """Named terms per row whose sum is the loss, differentiable in the parameters.
-
-        The data are not checked here: ``fit`` and ``objective`` call ``check`` first.
+    def terms(self, data: Data, batch: Batch) -> Terms:
+        """Named terms per row whose sum is the loss, differentiable in the parameters; the data were checked.
 
         Args:
-            rows: the rows to estimate the loss from; None for all rows.
+            batch: the rows to estimate the loss from, as ``before_step`` returned them; ``Batch()`` for all rows.
         """
-
-    def objective(
-        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise = None, *, rows: Rows | None = None
-    ) -> Float[Tensor, ""]:
-        """The loss per row of checked data, to be minimised over all parameters."""
-        self.check(X, y, row_noise)
-        check_rows(rows, X.shape[0])
-        return torch.stack(list(self.objective_terms(X, y, row_noise, rows=rows).values())).sum()
-
-    def check(self, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
-        """Raise ValueError unless the data fit together and suit this object. ``fit`` calls it once."""
-        check_data(X, y, row_noise)
-
-    def minibatch(self, step: int, num_rows: int) -> Int[Tensor, " b"] | None:
-        """The rows that a step uses; None for all. They depend on this object's own seed, the step and ``num_rows``.
-
-        Args:
-            step: the number of the step, counted from 0.
-        """
-        return None
-
-    def divisible_rows(self, num_rows: int) -> Int[Tensor, " b"] | None:
-        """The rows that the loss of all rows is a mean over, besides terms that do not depend on rows.
-
-        None if ``objective_terms`` cannot be computed from parts of the rows. Several processes then cannot share it.
-        """
-        return None
-
-    def prepare(
-        self, X: Inputs, y: AnyTargets, row_noise: AnyNoise, *, step: int, share: float, flat: bool, rows: Rows | None
-    ) -> str | None:
-        """Change what the optimiser does not change (blocks, a variational distribution) before a step of a fit.
-
-        Args:
-            step: the number of the step, counted from 0.
-            share: the fraction of all steps that were taken.
-            flat: whether the loss has stopped falling since the last change.
-            rows: the rows of the step, from ``minibatch``.
-
-        Returns:
-            What was done, in words, if the objective is now a different function; otherwise None.
-        """
-        return None
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """The parameters to train, by the learning rate they share."""
         return {"parameters": ParameterGroup([p for p in self.parameters() if p.requires_grad], DEFAULT_RATE)}
 
+    def rows(self, step: int, num_rows: int) -> StepRows:
+        """The rows that a step uses. They depend on this object's own seed, the step and ``num_rows``.
+
+        Args:
+            step: the number of the step, counted from 0.
+        """
+        return StepRows()
+
+    def before_step(self, data: Data, coming: Coming) -> Batch:
+        """Change what the optimiser does not change (blocks, a variational distribution), and make the step's batch."""
+        return Batch(coming.part)
+
+    def check(self, data: Data) -> None:
+        """Raise ValueError unless checked data suit this object. ``fit`` calls it once."""
+        if data.y.ndim != 1:
+            check_vector(data.y, "y", data.X)  # raises
+
+    # ---- what users call ----
+
+    def checked(self, X: Inputs | Data, y: AnyTargets | None = None, row_noise: AnyNoise = None) -> Data:
+        """The data, if they fit together and suit this object; else ValueError."""
+        data = Data.of(X, y, row_noise)
+        self.check(data)
+        return data
+
+    def objective(
+        self,
+        X: Inputs | Data,
+        y: AnyTargets | None = None,
+        row_noise: AnyNoise = None,
+        *,
+        rows: Rows | None = None,
+    ) -> Float[Tensor, ""]:
+        """The loss per row, to be minimised over all parameters.
+
+        Args:
+            rows: the rows to estimate the loss from; None for all rows.
+        """
+        data = self.checked(X, y, row_noise)
+        check_rows(rows, data.num_rows)
+        return torch.stack(list(self.terms(data, Batch(rows)).values())).sum()
+
+    # ---- words ----
+
     def hyperparameters(self) -> dict[str, Any]:
         """Readable values for the history of a fit."""
         return {}
 
-    def findings(self, X: Inputs, y: AnyTargets, input_names: tuple[str, ...] | None = None) -> list[str]:
+    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
         """What a user should know after a fit, in words.
 
         Args:

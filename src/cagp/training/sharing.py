@@ -1,0 +1,109 @@
+"""A step that several processes take together: each computes its part of the rows, and sums go around once."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cagp.dataset import Data
+from cagp.ranks import Ranks
+from cagp.training.trainable import Rows, StepRows, Trainable
+
+MOST_TERMS = 16
+"""Terms that a loss can have where several processes add it up: a process without rows does not know how many."""
+
+
+class StepError(ArithmeticError):
+    """The loss or its gradient cannot be used."""
+
+
+def part_of_step(ranks: Ranks, step: StepRows, num_rows: int) -> tuple[Rows | None, float]:
+    """This process's rows of a step, and what their loss weighs in that of the step; None for all rows.
+
+    Each term of a loss is a mean over rows or does not depend on them: with these weights the losses of the parts add
+    up to that of the step. A loss that needs all rows at once is computed by process 0, without the others.
+    """
+    if ranks.size == 1:
+        return step.drawn, 1.0
+    if step.share is not None:
+        return step.drawn, step.share
+    if step.drawn is None and not step.divisible:
+        return None, float(ranks.is_first)
+    whole = torch.arange(num_rows) if step.drawn is None else step.drawn
+    part = ranks.part(whole)
+    return part, len(part) / len(whole)
+
+
+def words_on_sharing(ranks: Ranks, step: StepRows) -> list[str]:
+    """How the processes shared each step, for the report of a fit."""
+    if ranks.size == 1:
+        return []
+    if step.drawn is None and not step.divisible:
+        others = "the other one" if ranks.size == 2 else f"the other {ranks.size - 1}"
+        return [f"The loss needs all rows at once: process 0 computed it alone, and {others} waited."]
+    return [f"{ranks.size} processes shared the rows of each step."]
+
+
+def added_up(
+    ranks: Ranks,
+    parameters: Sequence[nn.Parameter],
+    weight: float,
+    compute: Callable[[], tuple[Tensor, dict[str, float]]],
+    failures: tuple[type[Exception], ...],
+    device: torch.device,
+) -> tuple[Tensor, dict[str, float]]:
+    """Loss, terms and gradients of all processes together, in one exchange of float64.
+
+    Args:
+        compute: the weighted loss and terms of this process, and its gradients; not called without a weight.
+        failures: what it may raise; all processes then raise ``StepError``.
+    """
+    terms: dict[str, float] = {}
+    problem: Exception | None = None
+    try:
+        if weight > 0:
+            _, terms = compute()
+    except failures as error:
+        problem = error
+    if len(terms) > MOST_TERMS:
+        raise ValueError(f"the loss has {len(terms)} terms; several processes add up at most {MOST_TERMS}.")
+    head = torch.zeros(ranks.size + MOST_TERMS + len(parameters), dtype=torch.float64, device=device)
+    failed, sums, known = head.split([ranks.size, MOST_TERMS, len(parameters)])
+    failed[ranks.rank] = float(problem is not None)
+    sums[: len(terms)] = torch.tensor(list(terms.values()), dtype=torch.float64)
+    gradients = []
+    for j, parameter in enumerate(parameters):
+        known[j] = float(parameter.grad is not None)
+        gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    flat = torch.cat([head, *(gradient.detach().double().flatten().to(device) for gradient in gradients)])
+    failed, sums, known, *gradients = ranks.add_up(flat).split(
+        [ranks.size, MOST_TERMS, len(parameters), *(p.numel() for p in parameters)]
+    )
+    if bool(failed.any()):
+        words = ranks.words_of(int(failed.nonzero()[0, 0]), "" if problem is None else str(problem))
+        raise StepError(words)
+    for j, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        parameter.grad = gradient.view(parameter.shape).to(parameter) if known[j] else None
+    return sums.sum(), dict(zip(terms, sums.tolist(), strict=False))
+
+
+def check_same(ranks: Ranks, data: Data, method: Trainable) -> None:
+    """Raise ValueError on all processes unless each was given the same data and the same method. Time O(n d)."""
+    if ranks.size == 1:
+        return
+    X, y, row_noise = data
+    numbers = {
+        "the number of inputs": float(X.shape[1]),
+        "the number of parameters": float(sum(p.numel() for p in method.parameters())),
+    }
+    if method.rows(0, data.num_rows).share is not None:
+        ranks.check_same(numbers, "give every process the same options")
+        return
+    numbers = {
+        "the number of rows": float(X.shape[0]),
+        **numbers,
+        "the sum of all inputs, without their signs": float(X.abs().sum(dtype=torch.float64)),
+        "the sum of all targets, without their signs": float(y.abs().sum(dtype=torch.float64)),
+        "the sum of the known noise": 0.0 if row_noise is None else float(row_noise.abs().sum(dtype=torch.float64)),
+    }
+    ranks.check_same(numbers, "give every process the whole table and the same options")
