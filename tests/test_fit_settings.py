@@ -157,13 +157,13 @@ def test_a_result_is_plain_values_in_a_file_and_back(interrupted):
 
     result = fit(Bowl(), *NOTHING, num_steps=5, callback=stop)
     state = json.loads(json.dumps(result.state()))
-    names = ["steps", "reason", "best_step", "best_value", "seconds", "failures", "findings", "interrupted"]
-    assert list(state) == names  # what files of earlier versions hold, too
+    names = ["steps", "reason", "best_step", "best_value", "seconds", "failures", "findings", "status"]
+    assert list(state) == names
     back = FitResult.from_state(state)
     assert back.steps == result.steps
     assert str(back) == str(result)
     assert back.interrupted is result.interrupted is interrupted
-    assert back.status is (FitStatus.INTERRUPTED if interrupted else FitStatus.UNKNOWN)
+    assert back.status is result.status
     assert result.status is (FitStatus.INTERRUPTED if interrupted else FitStatus.ALL_STEPS)
     assert result.status == ("interrupted" if interrupted else "all steps")  # a string as well
 

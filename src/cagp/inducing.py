@@ -40,6 +40,11 @@ class InducingPoints(nn.Module):
         self.register_buffer("scale", torch.where(spread > 0, spread, 1.0))
         self.points = nn.Parameter(Z / self.scale)
 
+    @classmethod
+    def of(cls, Z: "Tensor | InducingPoints") -> "InducingPoints":
+        """New points at these places, or those of another method, to share them."""
+        return Z if isinstance(Z, InducingPoints) else cls(Z)
+
     def forward(self) -> Float[Tensor, "m d"]:
         """Z in float64 and in the units of the inputs."""
         return self.points * self.scale

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cagp.action_rules import ActionRule, KrylovActions, PseudoInputActions
 from cagp.actions.blocks import Start
+from cagp.dataset import Data
 from cagp.inducing import choose_inducing_points
 from cagp.iterative import Lanczos, Mix, Policy, UnitVectors
 from cagp.kernels import Matern32, Scale
@@ -162,7 +163,7 @@ def _calibrated(method: Method, train: Rows, held: Rows | None, settings: GPSett
 
 def _with_shared_actions(method: Method, train: Rows, _: Rows | None, settings: GPSettings, seed: int) -> Finished:
     assert isinstance(method, CaGPLocal)
-    shared = constant_actions(method.prior.kernel, train.X, settings.budget, seed)
+    shared = constant_actions(method.prior.kernel, Data(train.X, train.y), settings.budget, seed)
     return Finished(CaGPLocal(method.prior, settings.neighbours, shared=shared, seed=seed), {"i": settings.budget})
 
 

@@ -55,7 +55,7 @@ def fitted_state(fitted: FittedModel) -> dict[str, Any]:
         "tried": fitted.tried,
         "trees": None if fitted.trees is None else state_of(fitted.trees),
         "report": fitted.report,
-        "results": [{**result.state(), "status": result.status.value} for result in fitted.results],
+        "results": [result.state() for result in fitted.results],
         "row_noise": list(fitted.row_noise),
         "likelihood": _likelihood_state(fitted),
     }
@@ -110,7 +110,7 @@ def fitted_from_state(state: dict[str, Any], posteriors: list[Posterior]) -> Fit
         target_rows=list(state["target_rows"]),
         num_rows=num_rows,
         methods=list(state["methods"]),
-        results=[_result(result) for result in state["results"]],
+        results=[FitResult.from_state(result) for result in state["results"]],
         choice=state["choice"],
         tried=list(state["tried"]),
         trees=trees,
@@ -119,10 +119,6 @@ def fitted_from_state(state: dict[str, Any], posteriors: list[Posterior]) -> Fit
     )
     _check_posteriors(fitted)
     return fitted
-
-
-def _result(state: dict[str, Any]) -> FitResult:
-    return FitResult.from_state({name: value for name, value in state.items() if name != "status"}, state["status"])
 
 
 def _likelihood_from_state(state: dict[str, Any] | None, num_functions: int) -> dict[str, Any]:

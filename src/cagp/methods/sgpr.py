@@ -40,7 +40,7 @@ class SGPR(Method):
     def __init__(self, prior: GP, Z: Float[Tensor, "m d"] | InducingPoints, max_bytes: int = DEFAULT_MAX_BYTES):
         super().__init__()
         self.prior = prior
-        self.inducing_points = Z if isinstance(Z, InducingPoints) else InducingPoints(Z)
+        self.inducing_points = InducingPoints.of(Z)
         self.max_bytes = max_bytes
 
     @classmethod

@@ -73,7 +73,7 @@ class SVGP(Method):
             raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
         _check_rate(natural_rate)
         self.prior = prior
-        self.inducing_points = Z if isinstance(Z, InducingPoints) else InducingPoints(Z)
+        self.inducing_points = InducingPoints.of(Z)
         self.gradient, self.natural_rate = gradient, natural_rate
         self.batch_size, self.seed, self.max_bytes = batch_size, seed, max_bytes
         m, learn, device = len(self.inducing_points), gradient == "joint", self.inducing_points.points.device

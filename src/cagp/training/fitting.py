@@ -178,7 +178,7 @@ class _Run:
         reason = end
         state = self.ranks.from_first(lambda: self._finished(reason))
         self.method.load_state_dict(state["parameters"])
-        return FitResult.from_state(state["result"], state["status"])
+        return FitResult.from_state(state["result"])
 
     def _finished(self, end: _End) -> dict[str, Any]:
         """The best parameters, and how the fit ended."""
@@ -193,14 +193,14 @@ class _Run:
         findings += words_on_sharing(self.ranks, self._rows(0))
         values = (end.reason, self.best["step"], self.best["value"], self.seconds, self.failures, findings, end.status)
         result = FitResult(self.history.steps, *values)
-        return {"parameters": self.best["parameters"], "result": result.state(), "status": end.status.value}
+        return {"parameters": self.best["parameters"], "result": result.state()}
 
     def _end_of_all(self) -> _End | None:
         """Whether the fit ends here, for all processes: by the clock and the history of process 0, or by Ctrl-C."""
         end = self._reason_to_stop() if self.ranks.is_first else None
         stops, interrupted = self.ranks.any(end is not None, self.ranks.interrupted.is_set())
         if stops:
-            return end or _End(FitStatus.UNKNOWN, "Process 0 ended the fit.")
+            return end or _End(FitStatus.ALL_STEPS, "")  # process 0 says how
         if interrupted:
             raise KeyboardInterrupt
         return None

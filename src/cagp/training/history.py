@@ -139,7 +139,6 @@ class FitStatus(str, Enum):
     INTERRUPTED = "interrupted"  # by Ctrl-C
     BAD_START = "bad start"  # no loss at the starting values
     TOO_MANY_FAILURES = "too many failures"
-    UNKNOWN = "unknown"  # read from a file that does not hold it
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ class FitResult:
     seconds: float
     failures: list[str]
     findings: list[str]
-    status: FitStatus = FitStatus.UNKNOWN
+    status: FitStatus
 
     @property
     def interrupted(self) -> bool:
@@ -165,23 +164,13 @@ class FitResult:
         return "\n".join([self.reason, *self.failures, *self.findings])
 
     def state(self) -> dict[str, Any]:
-        """Plain values for a file, without the status, but whether the fit was interrupted."""
-        values = asdict(self)
-        del values["status"]
-        return {**values, "interrupted": self.interrupted}
+        """Plain values for a file."""
+        return {**asdict(self), "status": self.status.value}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], status: str | None = None) -> "FitResult":
-        """The inverse of ``state``. Without a ``status``, only whether the fit was interrupted is known of it.
-
-        Raises ValueError unless every value is one that ``state`` can give.
-        """
-        values = {name: value for name, value in state.items() if name != "interrupted"}
-        if status is None:
-            known = FitStatus.INTERRUPTED if state.get("interrupted", False) else FitStatus.UNKNOWN
-        else:
-            known = FitStatus(status)
-        result = cls(**{**values, "steps": steps_from_state(state["steps"]), "status": known})
+    def from_state(cls, state: dict[str, Any]) -> "FitResult":
+        """The inverse of ``state``; ValueError unless every value is one that ``state`` can give."""
+        result = cls(**{**state, "steps": steps_from_state(state["steps"]), "status": FitStatus(state["status"])})
         if not all(is_a(value, RESULT_FIELDS[name]) for name, value in vars(result).items()):
             raise ValueError("the result of the fit is not one that cagp writes")
         return result
