@@ -20,7 +20,6 @@ from cagp import GP, CaGPLocal, GaussianNoise, LinearMean
 from cagp import storage as storage_module
 from cagp.actions import BlockActions
 from cagp.kernels import Matern32, Scale
-from cagp.persistence import posterior_state
 from cagp.posteriors import Posterior
 from cagp.storage import ALIGNMENT, PREFIX
 from cagp.tensor_files import load_state, save_state
@@ -256,7 +255,7 @@ def small_model() -> Posterior:
 
 def test_a_thousand_damaged_models_are_all_refused(tmp_path, no_pickle):
     path = tmp_path / "model"
-    save_state(path, {"posteriors": [posterior_state(small_model())], "name": "small"}, KIND, VERSION)
+    save_state(path, {"posteriors": [small_model().state()], "name": "small"}, KIND, VERSION)
     content, r, start = path.read_bytes(), random.Random(0), time.perf_counter()
     outcomes = []
     for number in range(1000):

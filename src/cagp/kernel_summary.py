@@ -1,4 +1,4 @@
-"""A kernel in words and numbers, from the state that ``cagp.persistence`` makes of it: no torch is needed."""
+"""A kernel in words and numbers, from the state that ``cagp.stored_modules`` makes of it: no torch is needed."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -99,7 +99,7 @@ def _part(path: str, kernel: State, names: list[str], input_std: np.ndarray, sca
         ]
     elif not kernel["own"] and "period" in values:
         periods = [{"name": name, "period": period} for name, period in zip(names, values["period"], strict=True)]
-    plain = kernel["attributes"] if kernel["own"] else kernel.get("settings", {})
+    plain = kernel["attributes"] if kernel["own"] else kernel["settings"]
     return {
         "path": path,
         "kernel": kernel_words(kernel, names),
@@ -108,5 +108,5 @@ def _part(path: str, kernel: State, names: list[str], input_std: np.ndarray, sca
         "outputscale": float(scale),
         "lengthscales": lengthscales,
         "periods": periods,
-        "parameters": {**values, **plain},
+        "parameters": {**values, **{name: value for name, value in plain.items() if name != "num_dims"}},
     }

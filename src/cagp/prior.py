@@ -1,14 +1,18 @@
 """The model before it sees data: GP = mean + kernel + noise. Parameters only, never data."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cagp.checks import check_row_noise
+from cagp.fields import checked, mapping
 from cagp.kernels import Kernel
 from cagp.parameters import Positive
+from cagp.storage import State
+from cagp.stored_modules import module_from_state, module_state
 
 
 class Mean(nn.Module, ABC):
@@ -52,6 +56,7 @@ class LinearMean(Mean):
 
     def __init__(self, num_dims: int):
         super().__init__()
+        self.num_dims = num_dims
         self.slope = nn.Parameter(torch.zeros(num_dims, dtype=torch.float64))
         self.constant = nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
 
@@ -59,6 +64,10 @@ class LinearMean(Mean):
         if X.shape[1] != len(self.slope):
             raise ValueError(f"X has {X.shape[1]} columns, the linear mean was made for num_dims = {len(self.slope)}.")
         return X @ self.slope.to(X) + self.constant.to(X)
+
+    def plain_arguments(self) -> dict[str, Any]:
+        """What makes a mean with as many slopes."""
+        return {"num_dims": self.num_dims}
 
 
 class Noise(nn.Module, ABC):
@@ -142,6 +151,35 @@ class GP(nn.Module):
         self.kernel = kernel
         self.mean = ZeroMean() if mean is None else mean
         self.noise = GaussianNoise() if noise is None else noise
+
+    def state(self) -> State:
+        """Kernel, mean and noise by the names of their classes, with floors and raw parameters, bit for bit.
+
+        A kernel of a class of your own is stored as the name of its class, its plain attributes and its tensors.
+        """
+        state = {name: module_state(part) for name, part in self.named_children()}
+        for name in ("mean", "noise"):
+            if state[name]["own"]:
+                raise ValueError(
+                    f"the {name} is a {state[name]['class']}, a class of your own, which cannot be stored. Only "
+                    "kernels can be of a class of your own; many means can be written as a kernel."
+                )
+        return state
+
+    @classmethod
+    def from_state(cls, state: Any, kernel: Kernel | None = None) -> "GP":
+        """The prior of a state.
+
+        Args:
+            kernel: a kernel with the structure of the stored one; needed if that has classes of your own. It is copied,
+                and the copy gets the stored parameters. None: the kernel is made from the stored names.
+        """
+        parts = checked(state, dict.fromkeys(("kernel", "mean", "noise"), mapping))
+        return cls(
+            module_from_state(parts["kernel"], Kernel, kernel),
+            module_from_state(parts["mean"], Mean),
+            module_from_state(parts["noise"], Noise),
+        )
 
     def take_over(self, other: "GP") -> None:
         """Start at the hyperparameters of another prior, whose kernel may be of another family."""

@@ -186,8 +186,8 @@ class Kernel(nn.Module, ABC):
             part.tell(units)
 
     def plain_arguments(self) -> dict[str, Any]:
-        """The plain arguments, besides kernels and sizes of parameters, that make a kernel of this package again."""
-        return {}
+        """The plain arguments, besides kernels, that make a kernel of this package again with the same shapes."""
+        return {} if self.num_dims is None else {"num_dims": self.num_dims}
 
     def __add__(self, other: "Kernel") -> "Sum":
         return Sum(self, other)
@@ -228,7 +228,7 @@ class Scale(Kernel):
 
     def __init__(self, kernel: Kernel, outputscale: float = 1.0):
         super().__init__()
-        self.kernel = kernel
+        (self.kernel,) = _kernels([kernel])
         self.outputscale = outputscale
 
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
@@ -277,12 +277,18 @@ class _Kernels(nn.ModuleList):
         return super().__iter__()  # pyright: ignore[reportReturnType]
 
 
+def _kernels(kernels: Sequence[Kernel]) -> _Kernels:
+    if not kernels or not all(isinstance(kernel, Kernel) for kernel in kernels):
+        raise ValueError(f"the parts are {list(kernels)}, expected one or more kernels.")
+    return _Kernels(kernels)
+
+
 class Sum(Kernel):
     """k₁(x, z) + k₂(x, z) + …: independent effects that add up."""
 
     def __init__(self, *kernels: Kernel):
         super().__init__()
-        self.parts = _Kernels(kernels)
+        self.parts = _kernels(kernels)
 
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
         return reduce(operator.add, (k(X, Z) for k in self.parts))
@@ -319,7 +325,7 @@ class Product(Kernel):
 
     def __init__(self, *kernels: Kernel):
         super().__init__()
-        self.parts = _Kernels(kernels)
+        self.parts = _kernels(kernels)
 
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
         return reduce(operator.mul, (k(X, Z) for k in self.parts))

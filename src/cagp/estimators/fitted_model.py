@@ -25,7 +25,6 @@ from cagp.kernel_summary import kernel_parts
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import ClassLikelihood, Likelihood
 from cagp.metrics import Calibration
-from cagp.persistence import prior_state
 from cagp.posteriors import AveragedPosterior, LocalPosterior, Posterior, predict_columns
 from cagp.prior import GaussianNoise
 from cagp.recipes import SITES_GUARANTEE, guarantee_words
@@ -396,7 +395,7 @@ class FittedModel:
     @property
     def kernel_parts(self) -> list[dict[str, Any]]:
         """Every part of the kernel, what it sees and what it learned; as plain values."""
-        state = _with_arrays(prior_state(self.posteriors[0].prior)["kernel"])
+        state = _with_arrays(self.posteriors[0].prior.state()["kernel"])
         return kernel_parts(state, list(self.encoder.names_out), self.scaler.input_std.numpy())
 
     @property

@@ -9,7 +9,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
-from cagp.state_checks import strange
+from cagp.fields import strange
 
 KINDS = {"U": "text", "b": "boolean", "i": "integer", "u": "integer", "f": "number"}
 """Types of labels that a file can hold, by the letters of NumPy."""

@@ -19,7 +19,7 @@ from cagp.estimators.saved_regions import is_in_regions, regions_from_state, sav
 from cagp.files import checked_destination, one_at_a_time, rename_durably
 from cagp.kernels import Kernel
 from cagp.linalg import NotPositiveDefiniteError
-from cagp.persistence import Sharing, posterior_from_state, posterior_state, prior_from_state, prior_state
+from cagp.posteriors import Sharing, posterior_from_state
 from cagp.prior import GP
 from cagp.saved_summary import KIND, VERSION
 from cagp.shards import RegionPosterior
@@ -57,7 +57,7 @@ def save_model(
         "class": type(estimator).__name__,
         "library": library,
         "parameters": {name: _plain(value) for name, value in parameters.items() if name != "checkpoint_dir"},
-        "kernel": prior_state(GP(kernel)) if isinstance(kernel, Kernel) else None,
+        "kernel": GP(kernel).state() if isinstance(kernel, Kernel) else None,
         "feature_names": None if names is None else [str(name) for name in names],
         "stored_dtype": dtype,
         **fitted_state(fitted),
@@ -68,7 +68,7 @@ def save_model(
         # All files of regions first: a model is never without them.
         first.ranks.from_first(lambda: {"saved": save_state(path, state, KIND, VERSION)})
         return path
-    state["posteriors"] = [posterior_state(posterior, stored) for posterior in fitted.posteriors]
+    state["posteriors"] = [posterior.state(stored) for posterior in fitted.posteriors]
     with one_at_a_time(checked_destination(path).parent):
         _write(path, state, rows)
     return path
@@ -211,7 +211,7 @@ def _restored(state: dict[str, Any], path: Path, classes: dict[str, type[Any]], 
     ]
     fitted, parameters = fitted_from_state(state, posteriors), dict(state["parameters"])
     if state["kernel"] is not None:
-        parameters["kernel"] = prior_from_state(state["kernel"], kernel).kernel
+        parameters["kernel"] = GP.from_state(state["kernel"], kernel).kernel
     parameters["categories"] = tuple(parameters["categories"])
     # A file does not say where a later fit writes.
     estimator = classes[state["class"]](**{**parameters, "checkpoint_dir": None})

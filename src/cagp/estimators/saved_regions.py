@@ -7,9 +7,10 @@ import torch
 
 from cagp.estimators.fitted_state import check_columns, check_sizes
 from cagp.kernels import Kernel
-from cagp.persistence import DTYPES, posterior_from_state, posterior_state, prior_from_state, prior_state
-from cagp.posteriors import LocalPosterior, Posterior
+from cagp.posteriors import LocalPosterior, Posterior, posterior_from_state
 from cagp.posteriors.nearest_rows import checked_scale
+from cagp.posteriors.storing import DTYPES
+from cagp.prior import GP
 from cagp.ranks import Ranks
 from cagp.shards import RegionPosterior, Regions
 from cagp.storage import stored_digest
@@ -34,7 +35,7 @@ def save_regions(posterior: RegionPosterior, path: Path, dtype: torch.dtype | No
         digests = {}
         for region in posterior.own:
             own = region_path(path, region, count)
-            state = posterior_state(posterior.of_region(region), dtype)
+            state = posterior.of_region(region).state(dtype)
             save_state(own, {"posterior": state}, REGION_KIND, REGION_VERSION)
             digests[region] = stored_digest(own)
         return digests
@@ -46,7 +47,7 @@ def save_regions(posterior: RegionPosterior, path: Path, dtype: torch.dtype | No
     )
     return {
         "class": type(posterior).__name__,
-        "prior": prior_state(posterior.prior),
+        "prior": posterior.prior.state(),
         "dtype": str(posterior.X.dtype).removeprefix("torch."),
         "max_bytes": int(posterior.max_bytes),
         "local_scale": posterior.local_scale,
@@ -86,7 +87,7 @@ def regions_from_state(state: dict[str, Any], path: Path, kernel: Kernel | None)
         check_sizes(found)
         return found
 
-    prior = prior_from_state(state["prior"], kernel)
+    prior = GP.from_state(state["prior"], kernel)
     like = torch.empty(0, d, dtype=DTYPES[state["dtype"]])
     options = (like, checked_scale(state["local_scale"]), open_region, int(state["max_bytes"]))
     return RegionPosterior(prior, regions, Ranks.here(), *options)

@@ -7,6 +7,8 @@ from cagp.posteriors.inducing import InducingPosterior
 from cagp.posteriors.nearest_rows import LocalPosterior
 from cagp.posteriors.projected import CaGPPosterior
 from cagp.posteriors.shared_kernel import ColumnMoments, predict_columns
+from cagp.posteriors.stored import posterior_from_state
+from cagp.posteriors.storing import Sharing
 
 __all__ = [
     "AveragedPosterior",
@@ -17,5 +19,7 @@ __all__ = [
     "LocalPosterior",
     "Posterior",
     "Prediction",
+    "Sharing",
+    "posterior_from_state",
     "predict_columns",
 ]

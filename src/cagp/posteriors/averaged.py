@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cagp.posteriors.base import LeftOut, Posterior
 from cagp.prior import GP, GaussianNoise
+from cagp.storage import State
 
 
 class Pooled(NamedTuple):
@@ -60,6 +61,15 @@ class AveragedPosterior(Posterior):
         main = self.components[max(range(len(weights)), key=lambda j: self.weights[j])]
         prior = self._averaged_prior(main.prior)
         super().__init__(prior, main.X, main._representer, main.max_bytes, shares_rows=True)  # a snapshot already
+
+    def state(self, dtype: torch.dtype | None = None) -> State:
+        return {
+            "class": type(self).__name__,
+            "prior": self.prior.state(),  # it follows from the others; for those who read it without a model
+            "weights": list(self.weights),
+            "offset_of": list(self.offset_of),
+            "components": [component.state(dtype) for component in self.components],
+        }
 
     def _averaged_prior(self, prior: GP) -> GP:
         parts = [component.prior.noise for component in self.components]

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from cagp.checks import check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES, precise_product
+from cagp.fields import strange
+from cagp.posteriors.storing import Rounding, Sharing
 from cagp.prior import GP
+from cagp.storage import State
 
 
 class Prediction(NamedTuple):
@@ -59,6 +62,39 @@ class Posterior(ABC):
         self.max_bytes = max_bytes
         self.X = X.detach() if shares_rows else X.detach().clone()
         self._representer = representer.detach()
+
+    def state(self, dtype: torch.dtype | None = None) -> State:
+        """The parts that define the posterior: ``posterior_from_state`` makes one that predicts the same bits of them.
+
+        What follows from other parts is not stored but computed again: search trees, the preconditioner of conjugate
+        gradients, what shared actions explain of all rows. States hold no device: what is made of them is on the CPU.
+
+        Args:
+            dtype: torch.float32 rounds float64 training rows (inputs, targets, known noise, weights of actions), which
+                about halves the size. The posterior made from that state still computes in float64, with the rounded
+                rows: its predictions no longer have the same bits. Hyperparameters, factors and inducing points are not
+                rounded.
+        """
+        if dtype not in (None, torch.float32, torch.float64):
+            raise ValueError(f"dtype is {dtype}, expected torch.float32, torch.float64 or None.")
+        if not type(self).__module__.startswith("cagp."):
+            raise ValueError(f"a posterior of class {type(self).__name__}, which is your own, cannot be stored.")
+        return {
+            "class": type(self).__name__,
+            "prior": self.prior.state(),
+            "dtype": str(self.X.dtype).removeprefix("torch."),
+            "max_bytes": int(self.max_bytes),
+            **self._state(Rounding(dtype, self.X.dtype)),
+        }
+
+    def _state(self, rows: Rounding) -> State:
+        """What a class stores of itself."""
+        raise ValueError(f"a posterior of class {type(self).__name__} cannot be stored.")
+
+    @classmethod
+    def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "Posterior":
+        """The posterior of a state; it holds the tensors of the state, which nobody may change any more."""
+        raise strange(f"a {cls.__name__}")
 
     @property
     @abstractmethod

@@ -1,15 +1,24 @@
 """The exact posterior with every solve by conjugate gradients, of CGGP."""
 
-from typing import final
+from typing import ClassVar, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cagp.checks import check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES, kernel_product
+from cagp.fields import Fields, checked, float64, integer, numbers, optional, real, record, tensor
 from cagp.linalg import CGResult
 from cagp.posteriors.base import Posterior
+from cagp.posteriors.storing import Rounding, Sharing
+from cagp.prior import GP
 from cagp.solver import Solver
+from cagp.storage import State
+from cagp.system import System
+
+MOST_ITERATIONS = 10**6
+"""Of conjugate gradients, in a file."""
 
 
 @final
@@ -42,6 +51,52 @@ class CGPosterior(Posterior):
         self.representer_status = representer
         self.tolerance, self.max_iterations = tolerance, max_iterations
         self._solver = solver
+
+    REPRESENTER: ClassVar[Fields] = {
+        "solution": float64("n", 1),
+        "num_iterations": integer(),
+        "converged": tensor(1, dtype=torch.bool),
+        "broke_down": tensor(1, dtype=torch.bool),
+        "residual_norms": float64(1),
+        "squared_norms": float64(1),
+        "diagonal": float64("iterations", 1),
+        "off_diagonal": float64("iterations", 1),
+    }
+    FIELDS: ClassVar[Fields] = {
+        "row_noise": optional(numbers("n")),
+        "rank": integer(),
+        "system_max_bytes": integer(),
+        "tolerance": real(above=0.0, below=1.0),
+        "max_iterations": integer(1, MOST_ITERATIONS),
+        "representer": record(REPRESENTER),
+    }
+
+    def _state(self, rows: Rounding) -> State:
+        system = self._solver.system
+        return {
+            "X": rows(self.X, "X"),
+            "row_noise": rows.optional(system.row_noise, "row_noise"),
+            "rank": self._solver.rank,
+            "system_max_bytes": int(system.max_bytes),
+            "tolerance": float(self.tolerance),
+            "max_iterations": self.max_iterations,
+            "representer": self.representer_status._asdict(),
+        }
+
+    @classmethod
+    def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "CGPosterior":
+        parts = checked(state, cls.FIELDS, {"n": len(X)})
+        row_noise = None if parts["row_noise"] is None else parts["row_noise"].double()
+        system = System(prior, sharing.rows(X, torch.float64), row_noise, parts["system_max_bytes"])
+        return cls(
+            X,
+            Solver(system, parts["rank"]),
+            CGResult(**parts["representer"]),
+            tolerance=parts["tolerance"],
+            max_iterations=parts["max_iterations"],
+            max_bytes=max_bytes,
+            shares_rows=True,
+        )
 
     @property
     def never_below_exact(self) -> bool:

@@ -1,14 +1,17 @@
 """The variational posterior through inducing points, of SGPR and SVGP."""
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cagp.engine import DEFAULT_MAX_BYTES, precise_product
+from cagp.fields import Fields, checked, factor, float64, values_of
 from cagp.posteriors.base import Posterior
+from cagp.posteriors.storing import Rounding, Sharing
 from cagp.prior import GP
+from cagp.storage import State
 
 
 @final
@@ -24,6 +27,12 @@ class InducingPosterior(Posterior):
         whitened_root: R, any square root of the covariance of v.
         shares_rows: hold the tensors themselves, which nobody may change any more, instead of copies.
     """
+
+    FIELDS: ClassVar[Fields] = {
+        "chol": factor("m"),
+        "whitened_mean": float64("m"),
+        "whitened_root": float64("m", "m"),
+    }
 
     def __init__(
         self,
@@ -41,6 +50,14 @@ class InducingPosterior(Posterior):
         )
         representer = torch.linalg.solve_triangular(self.chol.mT, self.whitened_mean[:, None], upper=True)[:, 0]
         super().__init__(prior, Z, representer, max_bytes, shares_rows=shares_rows)
+
+    def _state(self, rows: Rounding) -> State:
+        return {"X": self.X, **values_of(self, self.FIELDS)}  # X is not rounded: ``chol`` is of its covariance
+
+    @classmethod
+    def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "InducingPosterior":
+        parts = checked(state, cls.FIELDS, {"m": len(X)})
+        return cls(prior, X, **parts, max_bytes=max_bytes, shares_rows=True)
 
     @property
     def num_inducing(self) -> int:

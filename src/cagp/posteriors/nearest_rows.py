@@ -1,5 +1,6 @@
 """At each test point, exact inference on the targets of its nearest rows, alone or beside shared actions."""
 
+import copy
 import math
 from typing import final
 
@@ -7,15 +8,40 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cagp.checks import check_new_inputs
+from cagp.checks import check_data, check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES
+from cagp.fields import (
+    Fields,
+    checked,
+    factor,
+    float64,
+    integer,
+    made_by,
+    numbers,
+    optional,
+    real,
+    record,
+    tensor,
+    text,
+    that,
+)
 from cagp.local_inference import Joint, Moments, SharedActions, joint_answers, left_out_answers, local_answers
 from cagp.neighbours import NeighbourIndex
 from cagp.posteriors.base import LeftOut, Posterior
+from cagp.posteriors.storing import Rounding, Sharing
 from cagp.prior import GP
+from cagp.storage import State
 
 KEPT_BYTES = 2**31
 """What the hybrid posterior may keep of the shared actions for all rows; otherwise it is computed when needed."""
+
+
+SEARCH: Fields = {
+    "method": text,
+    "lengthscale": optional(that(lambda values: bool((values > 0).all()), numbers("d"))),
+    "origin": float64("d"),
+}
+"""What is stored of the index of nearest rows."""
 
 
 def checked_scale(local_scale: float | None) -> float | None:
@@ -80,6 +106,36 @@ class LocalPosterior(Posterior):
         self._kept = None
         if shared is not None and num_neighbours and 8 * X.shape[0] * shared.num_actions <= KEPT_BYTES:
             self._kept = self._rows_kept(shared)
+
+    def _state(self, rows: Rounding) -> State:
+        index, shared = self.index, self.shared
+        return {
+            "X": rows(self.X, "X"),
+            "y": rows(self.y, "y"),
+            "row_noise": rows.optional(self.row_noise, "row_noise"),
+            "num_neighbours": self.num_neighbours,
+            "local_scale": self.local_scale,
+            "search": {"method": index.kind, "lengthscale": index.lengthscale, "origin": index.origin},
+            "shared": None if shared is None else _shared_state(shared, rows),
+        }
+
+    @classmethod
+    def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "LocalPosterior":
+        fields = {
+            "y": numbers("n"),
+            "row_noise": optional(numbers("n")),
+            "num_neighbours": integer(0, len(X)),
+            "local_scale": optional(real(above=0.0)),
+            "search": record(SEARCH),
+            "shared": optional(made_by(lambda stored: _shared_from_state(stored, prior, X, sharing))),
+        }
+        found = checked(state, fields, {"n": len(X), "d": X.shape[1]})
+        y, row_noise = (None if found[name] is None else found[name].to(X.dtype) for name in ("y", "row_noise"))
+        assert y is not None
+        check_data(X, y, row_noise)
+        search = sharing.index(X, found["search"]["lengthscale"], found["search"]["method"], found["search"]["origin"])
+        k, shared, scale = (found[name] for name in ("num_neighbours", "shared", "local_scale"))
+        return cls(prior, X, y, row_noise, k, search, shared, max_bytes, scale, shares_rows=True)
 
     def _rows_kept(self, shared: SharedActions) -> Tensor:
         """What the shared actions say about every training row, computed in parts to keep temporaries small."""
@@ -184,3 +240,30 @@ class LocalPosterior(Posterior):
         if Z is None:
             return self._joint(X).covariance
         return self._joint(torch.cat([X, Z])).covariance[: len(X), len(X) :]
+
+
+def _shared_state(shared: SharedActions, rows: Rounding) -> State:
+    return {
+        "support": shared.support,
+        "W": rows.weights(shared.W),
+        "chol": shared.chol,
+        "targets": shared.targets,
+        "max_bytes": int(shared.max_bytes),
+    }
+
+
+def _shared_from_state(state: State, prior: GP, X: Tensor, sharing: Sharing) -> SharedActions:
+    fields = {
+        "support": that(lambda rows: _are_different_rows(rows, len(X)), tensor("n", dtype=torch.int64)),
+        "W": sharing.weights(X.dtype),
+        "chol": factor("i"),
+        "targets": float64("i"),
+        "max_bytes": integer(),
+    }
+    support, W, chol, targets, max_bytes = checked(state, fields).values()
+    prior = copy.deepcopy(prior).requires_grad_(False)
+    return SharedActions.from_parts(prior, X[support], W, chol, targets, support, max_bytes)
+
+
+def _are_different_rows(rows: Tensor, num_rows: int) -> bool:
+    return bool(((rows >= 0) & (rows < num_rows)).all()) and len(rows.unique()) == len(rows)

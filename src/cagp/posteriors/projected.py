@@ -7,10 +7,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, precise_product
+from cagp.fields import checked, factor, float64
 from cagp.linalg import row_moments
 from cagp.posteriors.base import LeftOut, Posterior
+from cagp.posteriors.storing import Rounding, Sharing
 from cagp.prior import GP
 from cagp.projection import Projection
+from cagp.storage import State
 
 
 @final
@@ -38,6 +41,19 @@ class CaGPPosterior(Posterior):
         posterior = cls.__new__(cls)
         posterior._hold(prior, X, W, chol, weights, max_bytes, shares_rows=True)
         return posterior
+
+    def _state(self, rows: Rounding) -> State:
+        return {
+            "X": rows(self.X, "X"),
+            "W": rows.weights(self.W),
+            "chol": self.chol,
+            "weights": self.weights,
+        }
+
+    @classmethod
+    def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "CaGPPosterior":
+        fields = {"W": sharing.weights(X.dtype), "chol": factor("i"), "weights": float64("i")}
+        return cls.from_parts(prior, X, **checked(state, fields, {"n": len(X)}), max_bytes=max_bytes)
 
     def _hold(
         self,
