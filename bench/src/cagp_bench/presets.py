@@ -14,6 +14,7 @@ from torch import Tensor
 from cagp import metrics, plots
 from cagp.data import standardized
 from cagp.training import PRESETS, Settings, fit
+from cagp_bench.curves import Curve, curves
 from cagp_bench.protocol import Blocks, load_table, new_method, rows_by_purpose
 from cagp_bench.records import in_one_line, machine, show
 
@@ -110,6 +111,6 @@ def draw(records: list[dict[str, Any]], title: str) -> Figure:
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", color=plots.INK)
     left, right = figure.subplots(1, 2)
     for ax, name, label in ((left, "losses", "loss"), (right, "nlls", "validation NLL")):
-        lines = [plots.Curve(r["preset"], *(list(column) for column in zip(*r[name], strict=True))) for r in records]
-        plots.curves(ax, lines, f"{label} (nats per row)")
+        lines = [Curve(r["preset"], *(list(column) for column in zip(*r[name], strict=True))) for r in records]
+        curves(ax, lines, f"{label} (nats per row)")
     return figure

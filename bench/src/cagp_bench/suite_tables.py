@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from cagp import plots
 from cagp.files import replacing
+from cagp_bench.curves import Curve, curves
 from cagp_bench.grids import Grid
 from cagp_bench.suites import PUBLISHED
 from cagp_bench.summaries import Mean, mean_of
@@ -215,10 +216,10 @@ def curves_figure(records: Sequence[Record], table: str) -> Figure | None:
         points = [p for p in (chosen[0].get("trajectory") or [] if chosen else []) if p["test_nll"] is not None]
         if points:
             seconds = [max(point["seconds"], 1e-3) for point in points]
-            lines.append(plots.Curve(label, seconds, [point["test_nll"] for point in points]))
+            lines.append(Curve(label, seconds, [point["test_nll"] for point in points]))
     if not lines:
         return None
     figure = Figure(figsize=(9, 5), layout="constrained")
     figure.suptitle(f"Learning curves on {table}", x=0.01, ha="left", fontsize=14, fontweight="bold", color=plots.INK)
-    plots.curves(figure.subplots(), lines, "test NLL (nats per row)")
+    curves(figure.subplots(), lines, "test NLL (nats per row)")
     return figure

@@ -14,7 +14,7 @@ from cagp.plots.effects import (
     surface,
 )
 from cagp.plots.errors import ERROR_COLORS, coverage_by_group, degree_shape, map_of_rows, residuals
-from cagp.plots.over_time import Curve, Point, curves, methods_against_time
+from cagp.plots.over_time import Point, methods_against_time
 from cagp.plots.probabilities import confusion, reliability_diagram, trade_off
 from cagp.plots.quality import (
     Z95,
@@ -57,7 +57,6 @@ __all__ = [
     "STD_COLORS",
     "VALUE_COLORS",
     "Z95",
-    "Curve",
     "Part",
     "Point",
     "Vector",
@@ -66,7 +65,6 @@ __all__ = [
     "confusion",
     "coverage_band",
     "coverage_by_group",
-    "curves",
     "date_axis",
     "degree_shape",
     "effect",

@@ -1,4 +1,4 @@
-"""Quantities and methods against training time, each with its label beside the axes."""
+"""Methods against training time, each with its label beside the axes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,16 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from sklearn.isotonic import isotonic_regression
 
-from cagp.plots.style import INK, LINE_COLORS, SMALL, shortened, styled
-
-
-class Curve(NamedTuple):
-    """The values of a quantity during training."""
-
-    label: str
-    seconds: Sequence[float]
-    values: Sequence[float]
+from cagp.plots.style import LINE_COLORS, SMALL, shortened, styled
 
 
 class Point(NamedTuple):
@@ -24,33 +17,6 @@ class Point(NamedTuple):
     label: str
     seconds: float  # of its fit
     value: float  # a metric; lower is better
-
-
-def curves(ax: Axes, data: Sequence[Curve], ylabel: str, colors: Sequence[str] | None = None) -> Axes:
-    """Each curve against the seconds of training (logarithmic), with its label at its end.
-
-    The vertical axis shows the range in which the curves end, and above it as much again of their beginnings, which are
-    often far off.
-    """
-    colors = LINE_COLORS if colors is None else colors
-    for number, curve in enumerate(data):
-        ax.plot(curve.seconds, curve.values, color=colors[number % len(colors)], linewidth=2)
-    lowest, highest = min(min(curve.values) for curve in data), max(curve.values[-1] for curve in data)
-    height = 2 * (highest - lowest) or 1.0
-    ax.set_ylim(lowest - 0.06 * height, lowest + 1.06 * height)
-    ax.set_xscale("log")
-    places = apart([(curve.values[-1] - ax.get_ylim()[0]) / np.ptp(ax.get_ylim()) for curve in data], gap=0.06)
-    for number, (curve, place) in enumerate(zip(data, places, strict=True)):
-        color, end = colors[number % len(colors)], (curve.seconds[-1], curve.values[-1])
-        ax.plot(*end, marker="o", color=color, markersize=5)
-        _label(ax, curve.label, end, (1.04, place), color, 11)
-    ax.set_xlabel("training time (s)", fontsize=12, color=INK)
-    ax.set_ylabel(ylabel, fontsize=12, color=INK)
-    ax.tick_params(labelsize=11, colors=INK)
-    _seconds_axis(ax)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25)
-    return ax
 
 
 def methods_against_time(ax: Axes, points: Sequence[Point], ylabel: str) -> Axes:
@@ -67,30 +33,22 @@ def methods_against_time(ax: Axes, points: Sequence[Point], ylabel: str) -> Axes
     for number, (point, place) in enumerate(zip(points, places, strict=True)):
         color = LINE_COLORS[number % len(LINE_COLORS)]
         ax.plot(point.seconds, point.value, "o", color=color, markersize=7)
-        _label(ax, shortened(point.label), (point.seconds, point.value), (1.03, place), color, SMALL + 1)
+        label_beside(ax, shortened(point.label), (point.seconds, point.value), (1.03, place), color, SMALL + 1)
     styled(ax, "time of the fit (s)", ylabel)
-    _seconds_axis(ax)
+    seconds_axis(ax)
     return ax
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:
     """The places, moved as little as possible so that neighbours are at least ``gap`` apart, in their order."""
-    order = np.argsort(places, kind="stable")
-    # Subtracting the gaps turns "at least gap apart" into "not decreasing"; pools of equal values do the rest.
-    pools: list[list[float]] = []
-    for rank, index in enumerate(order):
-        pools.append([places[index] - rank * gap])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            last = pools.pop()
-            pools[-1] += last
-    moved = [float(np.mean(pool)) for pool in pools for _ in pool]
-    result = [0.0] * len(places)
-    for rank, index in enumerate(order):
-        result[index] = moved[rank] + rank * gap
-    return result
+    order, gaps = np.argsort(places, kind="stable"), gap * np.arange(len(places))
+    moved = np.empty(len(places))
+    # Subtracting the gaps turns "at least gap apart" into "not decreasing".
+    moved[order] = isotonic_regression(np.asarray(places, float)[order] - gaps) + gaps
+    return moved.tolist()
 
 
-def _label(
+def label_beside(
     ax: Axes, text: str, point: tuple[float, float], place: tuple[float, float], color: str, fontsize: int
 ) -> None:
     """A name beside the axes, with a faint line to its point."""
@@ -109,7 +67,8 @@ def _label(
     )
 
 
-def _seconds_axis(ax: Axes) -> None:
+def seconds_axis(ax: Axes) -> None:
+    """Ticks of a logarithmic axis of seconds."""
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

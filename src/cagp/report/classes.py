@@ -1,5 +1,6 @@
 """The page on a classifier: how good its probabilities are on test rows, where it is wrong, and what it uses."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,16 +9,16 @@ from sklearn.metrics import average_precision_score, confusion_matrix, precision
 
 from cagp.class_metrics import ClassScores, class_scores, reliability
 from cagp.estimators.classifier import CaGPClassifier
-from cagp.plots import Z95
+from cagp.report.columns import InputColumn
 from cagp.report.importance import SHUFFLES, importance_of
-from cagp.report.model import data_section, model_sections
-from cagp.report.page import Section, Template, checked_path, counted, fixed, number, share, text, write_page
+from cagp.report.model import inputs_of, model_values
+from cagp.report.page import Template, checked_path, counted, fixed, number, share, text, write_page
 from cagp.report.subject import Subject, class_subject_of
 
 SHOWN_CLASSES = 4
 """Classes that have curves of their own, the most frequent ones."""
 
-LISTED_CLASSES, WORST_ROWS, SHOWN_COLUMNS = 30, 12, 6
+LISTED_CLASSES, WORST_ROWS = 30, 12
 
 
 class Tested(NamedTuple):
@@ -56,22 +57,16 @@ def write_class_report(
     subject, template = class_subject_of(model, X_test, y_test, max_rows), Template()
     tested = tested_classes(subject)
     rows, goal = counted(subject.num_rows, "row"), f"{len(tested.classes)} classes of {model.target_name_}"
-    bodies = {
-        ("calibration", "Calibration", "Are the probabilities right?"): template(
-            "class_calibration",
-            curves=[(tested.classes[c], reliability(tested.codes, tested.probabilities, c)) for c in tested.shown],
-        ),
-        ("confusion", "Confusion", "Which classes are taken for others"): template(
-            "confusion", tested=tested, **mistakes_of(tested)
-        ),
-        ("curves", "ROC", "How well the classes are told apart"): template("curves", **curves_of(tested)),
-        ("worst", "Worst rows", "The most confidently wrong rows"): template(
-            "class_worst", **worst_of(subject, tested)
-        ),
-        ("importance", "Importance", "Which columns matter"): template("importance", **importance_on(subject)),
+    importance = importance_of(subject).for_target(0, "nll")
+    curves = [(tested.classes[c], reliability(tested.codes, tested.probabilities, c)) for c in tested.shown]
+    values = {
+        "class_calibration": {"curves": curves},
+        "confusion": {"tested": tested, **mistakes_of(tested)},
+        "curves": curves_of(tested),
+        "class_worst": worst_of(subject, tested, importance.ranked),
+        "importance": {"target": None, "found": importance, "weak": importance.weak("nll"), "shuffles": SHUFFLES},
     }
-    first = data_section(template, subject, f"{rows}.", goal)
-    sections = [first, *(Section(*names, body) for names, body in bodies.items()), *model_sections(template, subject)]
+    sections = template.sections(values | model_values(subject, f"{rows}.", goal))
     heading = f"Classes of {model.target_name_}" if title is None else title
     return write_page(path, heading, template("class_top", tested=tested), sections)
 
@@ -113,12 +108,11 @@ def curves_of(tested: Tested) -> dict[str, Any]:
     }
 
 
-def worst_of(subject: Subject, tested: Tested) -> dict[str, Any]:
-    """The wrong rows whose class had the lowest probability."""
+def worst_of(subject: Subject, tested: Tested, columns: Sequence[InputColumn]) -> dict[str, Any]:
+    """The wrong rows whose class had the lowest probability, with their values in the first of these columns."""
     p, codes = tested.probabilities, tested.codes
     of_class, best = p[np.arange(len(codes)), codes], p.argmax(1)
     order = [row for row in np.argsort(of_class, kind="stable")[:WORST_ROWS].tolist() if best[row] != codes[row]]
-    columns = subject.columns[:SHOWN_COLUMNS]
     rows = [
         (
             text(subject.label(row), 30),
@@ -126,15 +120,7 @@ def worst_of(subject: Subject, tested: Tested) -> dict[str, Any]:
             number(float(of_class[row]), 2),
             text(tested.classes[best[row]], 30),
             number(float(p[row, best[row]]), 3),
-            *(text(column.shown(row), 30) for column in columns),
         )
         for row in order
     ]
-    return {"columns": [text(column.label, 24) for column in columns], "rows": rows}
-
-
-def importance_on(subject: Subject) -> dict[str, Any]:
-    """The importance of the columns, and those whose importance chance explains."""
-    found = importance_of(subject).for_target(0, "nll")
-    weak = [c.name for c, v, e in zip(found.columns, found.nll, found.nll_error, strict=True) if v <= Z95 * e]
-    return {"target": None, "found": found, "weak": weak, "shuffles": SHUFFLES}
+    return {"rows": rows, "notes": [inputs_of(columns, row) for row in order]}

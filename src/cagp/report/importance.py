@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cagp.class_metrics import row_scores
 from cagp.estimators.observations import Observations
 from cagp.estimators.predictive import Predictive
+from cagp.plots import Z95
 from cagp.report.columns import InputColumn, Matrix, Table
 from cagp.report.subject import SEED, Subject, as_matrix
 
@@ -40,6 +41,11 @@ class Importance(NamedTuple):
         order = np.argsort(-getattr(self, by)[:, j], kind="stable")
         parts = (part[order, j] for part in self[1:5])
         return Importance([self.columns[k] for k in order], *parts, *self[5:])
+
+    def weak(self, by: Literal["rmse", "nll"] = "rmse") -> list[str]:
+        """Of one target, the columns whose importance cannot be told from zero."""
+        values, errors = getattr(self, by), getattr(self, f"{by}_error")
+        return [c.name for c, value, error in zip(self.columns, values, errors, strict=True) if value <= Z95 * error]
 
     @property
     def ranked(self) -> list[InputColumn]:

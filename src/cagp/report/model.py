@@ -1,33 +1,32 @@
 """What the sections on the fitted model show, the same for regressors and classifiers."""
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from cagp.plots import Vector
 from cagp.recipes import method_words
-from cagp.report.page import Section, Template, fixed, listed, number, text
+from cagp.report.columns import InputColumn
+from cagp.report.page import fixed, listed, number, text
 from cagp.report.subject import Subject
 
-TOP_INPUTS = 20
+TOP_INPUTS, NOTED_INPUTS = 20, 6
 
 
-def data_section(template: Template, subject: Subject, tested_on: str, goal: str, **values: Any) -> Section:
-    """What the model was trained and tested on, and which method was fitted."""
-    values = {"ranges": [], "trees": [], "method": method_words(subject.model.method_)} | values
-    body = template("data", subject=subject, tested_on=tested_on, goal=goal, **values)
-    return Section("data", "Data", "Data and model", body)
-
-
-def model_sections(template: Template, subject: Subject) -> list[Section]:
-    """The last sections of a page: lengthscales, learning curves, the fit and its settings."""
+def model_values(subject: Subject, tested_on: str, goal: str, **values: Any) -> dict[str, dict[str, Any]]:
+    """The values of the sections on the data, the lengthscales, the training and the fit."""
     model = subject.model
-    return [
-        Section("relevance", "Lengthscales", "Lengthscales", template("relevance", **relevance_of(subject))),
-        Section("learning", "Learning", "Learning curve", template("learning", **learning_of(model.fit_result_))),
-        Section("fit", "Fit", "The fit", template("fit", model=model, tried=tried(model), settings=settings_of(model))),
-    ]
+    method = method_words(model.method_)
+    data = {"subject": subject, "tested_on": tested_on, "goal": goal, "method": method, "ranges": [], "trees": []}
+    return {
+        "data": data | values,
+        "relevance": relevance_of(subject),
+        "learning": learning_of(model.fit_result_),
+        "fit": {"model": model, "tried": tried(model), "settings": settings_of(model)},
+    }
 
 
 def varying(subject: Subject) -> np.ndarray:
@@ -70,6 +69,12 @@ def kernel_row(part: dict[str, Any]) -> tuple[tuple[Any, str], str]:
     seen = f"Sees {listed(part['inputs'])}"
     note = f"{seen}: {', '.join(learned[:TOP_INPUTS])}{more}" if learned else seen
     return (text(part["kernel"], 80), number(float(part["outputscale"]))), text(note, 2000)
+
+
+def inputs_of(columns: Sequence[InputColumn], row: int) -> Markup:
+    """The values of one row in the first of these columns, as a note below a table's row."""
+    pairs = ((text(column.name, 30), text(column.shown(row), 30)) for column in columns[:NOTED_INPUTS])
+    return Markup(", ").join(Markup(" ").join(pair) for pair in pairs)
 
 
 def learning_of(result: Any) -> dict[str, Any]:

@@ -30,6 +30,39 @@ class Section(NamedTuple):
     parts: tuple["Section", ...] = ()
 
 
+SECTIONS = {
+    "data": ("Data", "Data and model"),
+    "metrics": ("Metrics", "How good the predictions are"),
+    "errors": ("Errors", "Actual against predicted values"),
+    "calibration": ("Calibration", "Are the error bars right?"),
+    "class_calibration": ("Calibration", "Are the probabilities right?"),
+    "confusion": ("Confusion", "Which classes are taken for others"),
+    "curves": ("ROC", "How well the classes are told apart"),
+    "groups": ("Groups", "Are they right in every group of rows?"),
+    "residuals": ("Residuals", "Patterns in the residuals"),
+    "worst": ("Worst rows", "The worst rows"),
+    "class_worst": ("Worst rows", "The most confidently wrong rows"),
+    "map": ("Map", "Where the errors are"),
+    "importance": ("Importance", "Which columns matter"),
+    "fit_in_one_input": ("Effects", "What the columns do"),
+    "surface": ("Effects", "What the columns do"),
+    "effects": ("Effects", "What the columns do"),
+    "uncertainty": ("Uncertainty", "Where the uncertainty comes from"),
+    "relevance": ("Lengthscales", "Lengthscales"),
+    "learning": ("Learning", "Learning curve"),
+    "fit": ("Fit", "The fit"),
+}
+"""The macros of all sections, in their order on the page: what the links call them, and their headings."""
+
+LINKED_AS = {
+    "class_calibration": "calibration",
+    "class_worst": "worst",
+    "fit_in_one_input": "effects",
+    "surface": "effects",
+}
+"""Sections with the name of others, of which a page has one."""
+
+
 class Template:
     """The words of one page: a macro for every section, whose figures are drawn as it is filled."""
 
@@ -39,6 +72,14 @@ class Template:
     def __call__(self, macro: str, **values: Any) -> Markup:
         """The HTML of one macro with these values, which it escapes."""
         return getattr(self._macros, macro)(**values)
+
+    def sections(self, values: dict[str, dict[str, Any]], prefix: str = "") -> list[Section]:
+        """The sections of macros with these values, in the order of ``SECTIONS``; links have ``prefix`` first."""
+        return [
+            Section(f"{prefix}{LINKED_AS.get(macro, macro)}", *words, self(macro, **values[macro]))
+            for macro, words in SECTIONS.items()
+            if macro in values
+        ]
 
 
 def write_page(path: Path, title: str, header: Markup, sections: list[Section]) -> Path:

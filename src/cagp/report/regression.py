@@ -1,6 +1,6 @@
 """The page on a regressor: how well it predicts test rows, and why."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +15,12 @@ from cagp.report.columns import InputColumn
 from cagp.report.effects import Effect, Surface, effects_of
 from cagp.report.groups import groups_of
 from cagp.report.importance import SHUFFLES, importance_of
-from cagp.report.model import data_section, model_sections
+from cagp.report.model import inputs_of, model_values
 from cagp.report.page import Section, Template, checked_path, counted, fixed, listed, number, share, text, write_page
 from cagp.report.places import maps_of, places_of
 from cagp.report.residuals import NUM_INPUTS, residuals_of
 from cagp.report.subject import Subject, as_matrix, subject_of
 from cagp.report.targets import Target, targets_of
-
-SECTIONS = {
-    "metrics": ("Metrics", "How good the predictions are"),
-    "errors": ("Errors", "Actual against predicted values"),
-    "calibration": ("Calibration", "Are the error bars right?"),
-    "groups": ("Groups", "Are they right in every group of rows?"),
-    "residuals": ("Residuals", "Patterns in the residuals"),
-    "worst": ("Worst rows", "The worst rows"),
-    "map": ("Map", "Where the errors are"),
-    "importance": ("Importance", "Which columns matter"),
-    "effects": ("Effects", "What the columns do"),
-    "uncertainty": ("Uncertainty", "Where the uncertainty comes from"),
-}
-"""The sections on a target, in their order: what the links call them, and their headings."""
 
 UNITS = {"nats": ", in nats per row", "target": ", in the unit of {}", "share": "", "none": ""}
 
@@ -44,7 +30,7 @@ FEW_TARGETS = 3
 """With more targets, the sections on each have fewer figures of residuals and fewer maps."""
 SPLIT_ROWS = 300
 """Rows whose variance is split into parts: that may cost far more than a prediction."""
-WORST_ROWS, WORST_INPUTS = 5, 6
+WORST_ROWS = 5
 DOTS = 300  # rows that are drawn one by one beside means of residuals
 
 
@@ -85,30 +71,30 @@ def write_report(
     shown = targets[:MAX_TARGETS]
     ranges = [(target.name, float(target.y.min()), float(target.y.max())) for target in shown]
     goal, trees = counted(len(targets), "target"), trees_rows(subject, targets)
-    sections = [data_section(template, subject, tested_rows(overlap), goal, ranges=ranges, trees=trees)]
-    of_target = _TargetSections(template, subject)
+    values = model_values(subject, tested_rows(overlap), goal, ranges=ranges, trees=trees)
+    of_target = _TargetValues(subject)
     if len(targets) == 1:
-        sections += of_target(targets[0])
+        sections = template.sections(values | of_target(targets[0]))
     else:
+        data, *last = template.sections(values)
         overview = template("targets", targets=targets, num_shown=MAX_TARGETS)
-        sections.append(Section("targets", "All targets", "All targets", overview))
+        sections = [data, Section("targets", "All targets", "All targets", overview)]
         for target in shown:
             name = f"target-{target.number + 1}"
-            parts = tuple(of_target(target, f"{name}-"))
+            parts = tuple(template.sections(of_target(target), f"{name}-"))
             sections.append(Section(name, shortened(target.name, 24), text(target.name), parts=parts))
-    sections += model_sections(template, subject)
+        sections += last
     groups = group_warnings(shared_groups or {})
     header = template("warnings", overlap=overlap, groups=groups) + template("top", targets=targets)
     heading = f"Predicting {listed([target.name for target in targets])}" if title is None else title
     return write_page(path, heading, header, sections)
 
 
-class _TargetSections:
-    """The sections on one target, from what is computed once for all targets."""
+class _TargetValues:
+    """The values of the sections on one target, from what is computed once for all targets."""
 
-    def __init__(self, template: Template, subject: Subject):
-        self._template, self._subject = template, subject
-        self._is_brief = subject.y.shape[1] > FEW_TARGETS
+    def __init__(self, subject: Subject):
+        self._subject, self._is_brief = subject, subject.y.shape[1] > FEW_TARGETS
         self._places = places_of(subject.columns)
         self._importance = importance_of(subject)
         self._effects = effects_of(subject, self._importance.ranked)
@@ -116,13 +102,10 @@ class _TargetSections:
         noise = subject.take_noise(rows)
         self._parts = subject.model.predict(inputs.take(rows), return_components=True, sample_noise=noise)[-1]
 
-    def __call__(self, target: Target, prefix: str = "") -> Iterator[Section]:
-        """One by one, with this before their names."""
+    def __call__(self, target: Target) -> dict[str, dict[str, Any]]:
         subject, importance = self._subject, self._importance.for_target(target.number)
         ranked, num_inputs = importance.ranked, 2 if self._is_brief else NUM_INPUTS
-        pairs = zip(importance.columns, importance.rmse, importance.rmse_error, strict=True)
-        weak = [column.name for column, value, error in pairs if value <= Z95 * error]
-        macro, effects = effects_on(target, self._effects, subject)
+        effects, of_effects = effects_on(target, self._effects, subject)
         values = {
             "metrics": metrics_of(target),
             "errors": {},
@@ -130,15 +113,13 @@ class _TargetSections:
             "groups": {"groups": groups_of(target, ranked)},
             "residuals": {"residuals": residuals_of(target, ranked, num_inputs), "dots": subject.sample(DOTS)},
             "worst": {"tables": worst_of(subject, target, ranked)},
-            "map": self._places and {"shown": maps_of(target, self._places, self._is_brief)},
-            "importance": {"found": importance, "weak": weak, "shuffles": SHUFFLES},
-            "effects": effects,
+            "importance": {"found": importance, "weak": importance.weak(), "shuffles": SHUFFLES},
+            effects: of_effects,
             "uncertainty": {**uncertainty_of(self._parts, target.number), "guarantee": subject.model.guarantee_},
         }
-        for name, (link, title) in SECTIONS.items():
-            if values[name] is not None:
-                body = self._template(macro if name == "effects" else name, target=target, **values[name])
-                yield Section(f"{prefix}{name}", link, title, body)
+        if self._places is not None:
+            values["map"] = {"shown": maps_of(target, self._places, self._is_brief)}
+        return {macro: {"target": target, **content} for macro, content in values.items()}
 
 
 # ---- the test rows ----
@@ -226,10 +207,8 @@ def _worst_table(
         z = f"{target.z[row]:+.1f}".replace("-", "−")
         label = text(subject.label(row), 30)
         rows.append((label, number(float(target.y[row])), number(float(target.mean[row])), z))
-        inputs = [Markup(" ").join((text(c.name, 30), text(c.shown(row), 30))) for c in columns[:WORST_INPUTS]]
         low, high = (number(float(end[row])) for end in target.interval)
-        interval = Markup(f"95 % interval {low} to {high}")
-        notes.append(Markup("; ").join([interval, Markup(", ").join(inputs)] if inputs else [interval]))
+        notes.append(Markup("; ").join(filter(None, (f"95 % interval {low} to {high}", inputs_of(columns, row)))))
     return rows, notes
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
+from cagp.data.table_checks import as_table
 from cagp.data.targets import encode_target
 from cagp.estimators import CaGPClassifier, EncodedTable, GPRegressor
 from cagp.estimators.labels import codes_of, column_of
@@ -166,7 +166,7 @@ def _drawn(
     noise: Matrix | None = None,
 ) -> Subject:
     first = steps[0] if steps else model
-    table, num_targets = _columns_of(first, _as_table(X)), 1 if hasattr(model, "classes_") else model.n_outputs_
+    table, num_targets = _columns_of(first, as_table(X)), 1 if hasattr(model, "classes_") else model.n_outputs_
     if values.shape != (len(table), num_targets):
         raise ValueError(
             f"y_test has {values.shape[0]} rows and {values.shape[1]} column(s), expected {len(table)} rows, as in "
@@ -206,21 +206,6 @@ def checked(found: Predictive | Observations) -> Predictive | Observations:
 def as_matrix(values: Any, num_rows: int) -> Matrix:
     """Answers of the model as (rows, targets)."""
     return np.asarray(values, float).reshape(num_rows, -1)
-
-
-def _as_table(X: Any) -> Table:
-    if not isinstance(X, pd.DataFrame) and hasattr(X, "to_pandas"):
-        X = X.to_pandas()
-    if isinstance(X, torch.Tensor):
-        X = X.detach().cpu().numpy()
-    if isinstance(X, pd.DataFrame):
-        return X
-    array = np.asarray(X)
-    if array.dtype.names is not None:
-        return pd.DataFrame(array)
-    if array.ndim != 2:
-        raise ValueError(f"X_test has shape {array.shape}, expected a table of rows and columns.")
-    return array
 
 
 def _columns_of(model: Any, table: Table) -> Table:
