@@ -44,7 +44,7 @@ def great_circle(num_dims: int, scale: Tensor) -> Kernel:
     kernel = ActiveDims(GreatCircle(20 * float(scale[0]), 2.5), [0, num_dims - 1] if num_dims > 1 else [0])
     if num_dims == 1:
         return RBF(1, scale)  # a place has two columns
-    kernel.tell(InputUnits(torch.full_like(scale, 40.0), torch.full_like(scale, 25.0)))
+    kernel.set_units(InputUnits(torch.full_like(scale, 40.0), torch.full_like(scale, 25.0)))
     return kernel
 
 

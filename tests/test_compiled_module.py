@@ -319,5 +319,5 @@ def test_the_compiled_kernels_are_kernels_of_the_registry_with_the_parameters_th
     assert set(dict(compiled)) <= set(NAMES)
     for name, has_alpha in compiled:
         made = kernels.kernel_class(name)(2)
-        assert COMPILED.why_not(made, made.lengthscale[None]) is None
+        assert COMPILED.unsupported_reason(made, made.lengthscale[None]) is None
         assert [p for p, _ in made.named_parameters()] == ["raw_lengthscale", *(["raw_alpha"] if has_alpha else [])]

@@ -68,7 +68,7 @@ def test_one_function_chooses_and_the_first_backend_that_applies_is_taken(monkey
 def test_a_backend_scales_the_kernels_it_says_it_can_compute(kind):
     inputs = Inputs("Matern32", 9, 8, 3, torch.float64)
     scaled, W = Scale(inputs.kernel, 2.0), inputs.weights(kind)
-    assert COMPILED.why_not(scaled, inputs.X) is None
+    assert COMPILED.unsupported_reason(scaled, inputs.X) is None
     out = COMPILED.matrix(scaled, inputs.X, inputs.Z) if W is None else None
     out = COMPILED.product(scaled, inputs.X, inputs.Z, W, 2**20, 0.0) if W is not None else out
     assert_normwise_close(out, 2 * inputs.dense_product(kind), 1e-13)

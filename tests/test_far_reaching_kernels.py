@@ -31,21 +31,21 @@ from cagp.kernels import (
 UNITS = InputUnits(torch.tensor([10.0, 45.0]).double(), torch.tensor([30.0, 20.0]).double())
 
 
-def told(kernel: Kernel, units: InputUnits = UNITS) -> Kernel:
-    kernel.tell(units)
+def in_units(kernel: Kernel, units: InputUnits = UNITS) -> Kernel:
+    kernel.set_units(units)
     return kernel
 
 
 def kernels_of_two_columns() -> dict[str, Kernel]:
     return {
         "periodic": Periodic(2, [0.7, 1.9], [0.8, 1.3]),
-        "periodic in units": told(Periodic(2, [20.0, 35.0], [0.8, 1.3])),
+        "periodic in units": in_units(Periodic(2, [20.0, 35.0], [0.8, 1.3])),
         "cosine": Cosine(2, [0.7, 1.9]),
         "one cosine": ActiveDims(Cosine(1, 0.9), [1]),
-        "great circle 1/2": told(GreatCircle(25.0, 0.5)),
-        "great circle 3/2": told(GreatCircle(25.0)),
-        "great circle 5/2": told(GreatCircle(25.0, 2.5)),
-        "swapped": ActiveDims(told(GreatCircle(25.0)), [1, 0]),
+        "great circle 1/2": in_units(GreatCircle(25.0, 0.5)),
+        "great circle 3/2": in_units(GreatCircle(25.0)),
+        "great circle 5/2": in_units(GreatCircle(25.0, 2.5)),
+        "swapped": ActiveDims(in_units(GreatCircle(25.0)), [1, 0]),
         "a product of columns": ActiveDims(Matern32(1), [0]) * ActiveDims(Periodic(1), [1]),
     }
 
@@ -165,7 +165,7 @@ def test_lengthscales_of_parts_of_the_columns_are_put_together():
     assert Scale(kernel).lengthscales(4).tolist() == pytest.approx([2.0, math.inf, math.inf, 0.5])
     both = kernel + RBF(4, [7.0, 8.0, 9.0, 10.0])
     assert both.lengthscales(4).tolist() == pytest.approx([2.0, 8.0, 9.0, 0.5])
-    places = told(GreatCircle(10.0))
+    places = in_units(GreatCircle(10.0))
     # 10 degrees north are half a standard deviation; east, at 45 degrees, degrees are shorter by √½.
     assert places.lengthscales(2).tolist() == pytest.approx([10 / 30 * math.sqrt(2), 0.5])
 
@@ -211,9 +211,9 @@ def test_wrong_arguments_are_told_what_is_expected():
     with pytest.raises(ValueError, match="there are 3 columns, GreatCircle takes 2"):
         GreatCircle()(inputs(2, 0, 3), inputs(2, 0, 3))
     with pytest.raises(ValueError, match="the mean of its second column is 200"):
-        GreatCircle().tell(InputUnits(torch.tensor([10.0, 200.0]), torch.ones(2)))
+        GreatCircle().set_units(InputUnits(torch.tensor([10.0, 200.0]), torch.ones(2)))
     with pytest.raises(ValueError, match="the Periodic kernel was made for num_dims = 1; ActiveDims"):
-        Periodic(1).tell(UNITS)
+        Periodic(1).set_units(UNITS)
 
 
 def frame(n: int = 60) -> pd.DataFrame:

@@ -144,7 +144,7 @@ def optional(check: Check) -> Check:
 
 
 def list_of(check: Check, least: int = 0) -> Check:
-    """A list of values that pass the check, at least so many."""
+    """A list of at least ``least`` values that pass the check."""
 
     def each(value: Any, sizes: Sizes) -> list[Any]:
         require(isinstance(value, list) and len(value) >= least)

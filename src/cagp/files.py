@@ -2,7 +2,7 @@
 
 A new file is written under a name of its own in the folder of the old one, then put onto the disk, then renamed: at any
 moment there is the old file or the new one. Its writer holds a lock on it that ends with the process. So a file under
-such a name that nobody holds was left behind by a process that was killed, and the next writer removes it.
+such a name without a lock was left behind by a process that was killed, and the next writer removes it.
 """
 
 import errno
@@ -168,7 +168,7 @@ def _remove_if_free(path: str) -> None:
 
 
 def _new_part(folder: Path, path: PathLike) -> tuple[Path, int]:
-    """A new file under a name that nobody else has, open and locked."""
+    """A new file under a new name, open and locked."""
     while True:
         part = folder / f".cagp-{secrets.token_hex(8)}.part"
         try:

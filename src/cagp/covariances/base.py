@@ -3,7 +3,7 @@
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import reduce
 from typing import Any, NamedTuple
@@ -114,7 +114,7 @@ class Kernel(nn.Module, ABC):
         By default a parameter called ``lengthscale`` with one positive value for each column, or one for all.
 
         Args:
-            num_dims: the number of columns; None where nobody knows, which can make the answer None.
+            num_dims: the number of columns; None if unknown, which can make the answer None.
         """
         values = getattr(self, "lengthscale", None)
         if not isinstance(values, Tensor) or not bool((values > 0).all()):
@@ -177,13 +177,13 @@ class Kernel(nn.Module, ABC):
             )
         self.load_state_dict(other.state_dict())
 
-    def tell(self, units: InputUnits) -> None:
-        """Learn how the inputs were standardised; regressors tell their copy of a kernel.
+    def set_units(self, units: InputUnits) -> None:
+        """Take the units of the inputs, so that periods and degrees are in those of the table.
 
-        Periods and degrees are then in the units of the table. A kernel that contains others passes it on.
+        Regressors call it for their copy of a kernel, with the statistics by which they standardised the inputs.
         """
         for part in self.subkernels():
-            part.tell(units)
+            part.set_units(units)
 
     def plain_arguments(self) -> dict[str, Any]:
         """The plain arguments, besides kernels, that make a kernel of this package again with the same shapes."""
@@ -221,7 +221,33 @@ class Constant(Kernel):
         return Decay.NONE
 
 
-class Scale(Kernel):
+class _Kernels(nn.ModuleList):
+    """A module list that knows its members' type."""
+
+    def __iter__(self) -> Iterator[Kernel]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().__iter__()  # pyright: ignore[reportReturnType]
+
+
+def _kernels(kernels: Sequence[Kernel]) -> _Kernels:
+    if not kernels or not all(isinstance(kernel, Kernel) for kernel in kernels):
+        raise ValueError(f"the parts are {list(kernels)}, expected one or more kernels.")
+    return _Kernels(kernels)
+
+
+class Combination(Kernel, ABC):
+    """A kernel made of others that see the same columns."""
+
+    def check_columns(self, X: Float[Tensor, "n d"]) -> None:
+        for part in self.subkernels():
+            part.check_columns(X)
+
+    def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
+        """Along each column, the lengthscale of the first part that has a finite one."""
+        each = [values for part in self.subkernels() if (values := part.lengthscales(num_dims)) is not None]
+        return reduce(lambda first, other: torch.where(first.isinf(), other, first), each) if each else None
+
+
+class Scale(Combination):
     """outputscale · k(x, z): the prior variance of the function is ``outputscale`` times that of ``kernel``."""
 
     outputscale: Positive = Positive()
@@ -241,19 +267,11 @@ class Scale(Kernel):
         scale = self.outputscale
         yield from self.kernel.linear_parts(scale if coefficient is None else coefficient * scale)
 
-    def check_columns(self, X: Float[Tensor, "n d"]) -> None:
-        self.kernel.check_columns(X)
-
-    def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
-        return self.kernel.lengthscales(num_dims)
-
     def decay(self, column: int) -> Decay:
         return self.kernel.decay(column)
 
     def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
-        if self.decays(num_dims) is not False:
-            return []
-        return [self.get_parameter("raw_outputscale"), *self.kernel.endless_parameters(num_dims)]
+        return _endless(self, num_dims)
 
     def start_from(self, data: StartingData) -> None:
         self.outputscale = data.variance
@@ -270,20 +288,7 @@ class Scale(Kernel):
         self.kernel.take_over(other.kernel)
 
 
-class _Kernels(nn.ModuleList):
-    """A module list that knows its members' type."""
-
-    def __iter__(self) -> Iterator[Kernel]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return super().__iter__()  # pyright: ignore[reportReturnType]
-
-
-def _kernels(kernels: Sequence[Kernel]) -> _Kernels:
-    if not kernels or not all(isinstance(kernel, Kernel) for kernel in kernels):
-        raise ValueError(f"the parts are {list(kernels)}, expected one or more kernels.")
-    return _Kernels(kernels)
-
-
-class Sum(Kernel):
+class Sum(Combination):
     """k₁(x, z) + k₂(x, z) + …: independent effects that add up."""
 
     def __init__(self, *kernels: Kernel):
@@ -300,13 +305,6 @@ class Sum(Kernel):
         for part in self.parts:
             yield from part.linear_parts(coefficient)
 
-    def check_columns(self, X: Float[Tensor, "n d"]) -> None:
-        for part in self.parts:
-            part.check_columns(X)
-
-    def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
-        return _first_lengthscales(self.parts, num_dims)
-
     def decay(self, column: int) -> Decay:
         """Decays if every part does: a part that does not depend on the column links rows at any distance."""
         along = {part.decay(column) for part in self.parts}
@@ -315,12 +313,10 @@ class Sum(Kernel):
         return Decay.ENDLESS if Decay.ENDLESS in along or {Decay.DECAYS, Decay.NONE} <= along else Decay.UNKNOWN
 
     def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
-        if self.decays(num_dims) is not False:
-            return []
-        return [parameter for part in self.parts for parameter in part.endless_parameters(num_dims)]
+        return _endless(self, num_dims)
 
 
-class Product(Kernel):
+class Product(Combination):
     """k₁(x, z) · k₂(x, z) · …: effects that modulate each other."""
 
     def __init__(self, *kernels: Kernel):
@@ -343,23 +339,18 @@ class Product(Kernel):
         else:
             yield coefficient, Product(*others) if others else Constant().requires_grad_(False)
 
-    def check_columns(self, X: Float[Tensor, "n d"]) -> None:
-        for part in self.parts:
-            part.check_columns(X)
-
-    def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
-        return _first_lengthscales(self.parts, num_dims)
-
     def decay(self, column: int) -> Decay:
         """Endless if a part is, even beside one that decays: a season that fades over many periods is not local."""
         along = {part.decay(column) for part in self.parts}
         return next(decay for decay in (Decay.ENDLESS, Decay.UNKNOWN, Decay.DECAYS, Decay.NONE) if decay in along)
 
 
-def _first_lengthscales(parts: Iterable[Kernel], num_dims: int | None) -> Tensor | None:
-    """Along each column, the lengthscale of the first part that has a finite one."""
-    each = [values for part in parts if (values := part.lengthscales(num_dims)) is not None]
-    return reduce(lambda first, other: torch.where(first.isinf(), other, first), each) if each else None
+def _endless(kernel: Kernel, num_dims: int) -> list[nn.Parameter]:
+    """Of a scaled or added kernel that does not decay: its own parameters, and those of the parts that do not."""
+    if kernel.decays(num_dims) is not False:
+        return []
+    inside = [parameter for part in kernel.subkernels() for parameter in part.endless_parameters(num_dims)]
+    return [*kernel.parameters(recurse=False), *inside]
 
 
 def for_each(value: float | Sequence[float] | Tensor, name: str, num_dims: int) -> Tensor:

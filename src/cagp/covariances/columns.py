@@ -20,7 +20,7 @@ class ActiveDims(Kernel):
         kernel: made for as many columns as there are in ``columns``.
         columns: their positions, from 0. In a regressor also names of columns; that of a column with categories stands
             for all the inputs it is encoded as.
-        num_dims: the number of all columns, where it is known. Regressors tell it.
+        num_dims: the number of all columns; regressors set it.
     """
 
     def __init__(self, kernel: Kernel, columns: Sequence[int | str], num_dims: int | None = None):
@@ -82,11 +82,11 @@ class ActiveDims(Kernel):
     def start_from(self, data: StartingData) -> None:
         self.kernel.start_from(data.columns(self.positions))
 
-    def tell(self, units: InputUnits) -> None:
+    def set_units(self, units: InputUnits) -> None:
         self.columns, self.num_dims = _positions(self.columns, units), len(units.mean)
         inside = self.positions
         names = None if units.names is None else tuple(units.names[j] for j in inside)
-        self.kernel.tell(InputUnits(units.mean[inside], units.std[inside], names))
+        self.kernel.set_units(InputUnits(units.mean[inside], units.std[inside], names))
 
     def plain_arguments(self) -> dict[str, Any]:
         return {"columns": list(self.columns), "num_dims": self.num_dims}
@@ -165,7 +165,7 @@ class GreatCircle(Kernel):
     def decay(self, column: int) -> Decay:
         return Decay.DECAYS  # as far as a sphere goes
 
-    def tell(self, units: InputUnits) -> None:
+    def set_units(self, units: InputUnits) -> None:
         mean, std, _ = units
         _check_columns(self, len(mean))
         if abs(float(mean[1])) > 90:

@@ -83,7 +83,7 @@ class Periodic(Kernel):
     def start_from(self, data: StartingData) -> None:
         self.period = _starting_periods(self, data)
 
-    def tell(self, units: InputUnits) -> None:
+    def set_units(self, units: InputUnits) -> None:
         self.unit = _units_of_columns(self, units)
 
 
@@ -132,7 +132,7 @@ class Cosine(Kernel):
     def start_from(self, data: StartingData) -> None:
         self.period = _starting_periods(self, data)
 
-    def tell(self, units: InputUnits) -> None:
+    def set_units(self, units: InputUnits) -> None:
         self.unit = _units_of_columns(self, units)
 
 

@@ -27,8 +27,8 @@ class Backend(ABC):
     """One way to compute kernel products, conditionals and nearest rows: a value without state.
 
     To add a backend, write a final class in a file of its own and name its value in ``BACKENDS`` of ``choice.py``. All
-    methods but ``why_not`` are called only with kernels and inputs for which ``why_not`` returned None. Arguments are
-    checked, and tensors may have any strides. Results are differentiable once in everything that is not an integer,
+    methods but ``unsupported_reason`` are called only with kernels and inputs for which that returned None. Arguments
+    are checked, and tensors may have any strides. Results are differentiable once in everything that is not an integer,
     except where a method says otherwise.
     """
 
@@ -40,7 +40,7 @@ class Backend(ABC):
         return self.name
 
     @abstractmethod
-    def why_not(self, kernel: Kernel | None, X: Tensor) -> str | None:
+    def unsupported_reason(self, kernel: Kernel | None, X: Tensor) -> str | None:
         """Why this backend cannot compute with these inputs, in words; None when it can.
 
         Args:

@@ -19,10 +19,10 @@ def choose_backend(kernel: Kernel | None, X: Tensor, wanted: Backend | None = No
         wanted: a ValueError says why where it cannot.
     """
     if wanted is None:
-        return next(backend for backend in BACKENDS if backend.why_not(kernel, X) is None)
+        return next(backend for backend in BACKENDS if backend.unsupported_reason(kernel, X) is None)
     if not isinstance(wanted, Backend):
         raise ValueError(f"backend is {wanted!r}, expected a Backend such as cagp.engine.TORCH, or None to choose one.")
-    reason = wanted.why_not(kernel, X)
+    reason = wanted.unsupported_reason(kernel, X)
     if reason is not None:
         raise ValueError(f"backend is {wanted.name}, but {reason}; use backend=None to choose one that applies.")
     return wanted
@@ -36,5 +36,5 @@ def backend_for(kernel: Kernel, X: Tensor) -> str:
     slowest = max((choose_backend(part, X) for part in parts), key=BACKENDS.index)
     if slowest is not BACKENDS[-1]:
         return slowest.words
-    reasons = {backend.why_not(part, X) for backend in BACKENDS[:-1] for part in parts}
+    reasons = {backend.unsupported_reason(part, X) for backend in BACKENDS[:-1] for part in parts}
     return f"{slowest.words} ({'; '.join(sorted(reason for reason in reasons if reason is not None))})"

@@ -86,7 +86,7 @@ class CompiledBackend(Backend):
     def words(self) -> str:
         return f"native ({self.instruction_set})"
 
-    def why_not(self, kernel: Kernel | None, X: Tensor) -> str | None:
+    def unsupported_reason(self, kernel: Kernel | None, X: Tensor) -> str | None:
         if not self.available:
             return "the compiled kernels are not installed"
         if kernel is not None and type(kernel) not in _KINDS:
@@ -180,7 +180,7 @@ COMPILED = CompiledBackend(INSTRUCTION_SETS[-1] if INSTRUCTION_SETS else None)
 
 
 def _stationary(kernel: Kernel) -> _Stationary:
-    """A kernel for which ``why_not`` has no reason."""
+    """A kernel for which ``unsupported_reason`` has no reason."""
     ((scale, part),) = kernel.linear_parts()
     kind: _Kind = _KINDS[type(part)]
     parameters: Any = part

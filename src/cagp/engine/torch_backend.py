@@ -39,7 +39,7 @@ class TorchBackend(Backend):
     def words(self) -> str:
         return "torch tiles"
 
-    def why_not(self, kernel: Kernel | None, X: Tensor) -> str | None:
+    def unsupported_reason(self, kernel: Kernel | None, X: Tensor) -> str | None:
         return None
 
     def matrix(self, kernel: Kernel, X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:

@@ -105,7 +105,7 @@ class Fit:
 
         X, y, noise = rows.standard(units)
         start = _starting_values(options, units, rows, target)
-        start.kernel.tell(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
+        start.kernel.set_units(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
         task = Task(
             data=Data(tensor(X), tensor(y), None if noise is None else tensor(noise)),
             inputs=rows.inputs,

@@ -79,7 +79,7 @@ class Logit(Bernoulli):
 
     @torch.no_grad()
     def log_predictive(self, y: Values, mean: Values, variance: Values) -> Values:
-        """log ∫ σ(±f) q(f) df: the link is smooth on any scale, so that the nodes of q will do."""
+        """log ∫ σ(±f) q(f) df: the link is smooth on any scale, so that the nodes of q are enough."""
         parts = [
             torch.logsumexp(self.log_density(y[:, None], at_nodes(m, v)) + LOG_WEIGHTS.to(m), 1)
             for y, m, v in tiles(y, mean, variance)

@@ -43,7 +43,7 @@ class AveragedPosterior(Posterior):
     Args:
         components: posteriors at inputs of the same columns.
         weights: wⱼ, positive, with the sum 1.
-        offset_of: the components that an ``offset`` belongs to: those that learned what it leaves of the targets.
+        offset_of: the components that an ``offset`` belongs to: those that learned the residuals.
     """
 
     def __init__(self, components: Sequence[Posterior], weights: Sequence[float], offset_of: Sequence[int] = (0,)):

@@ -46,7 +46,7 @@ class Posterior(ABC):
         X: the inputs that the kernel is taken with: training rows or inducing points.
         representer: the weight of each of these inputs in the mean.
         max_bytes: limit for temporaries; test points are answered in tiles that respect it.
-        shares_rows: hold ``X`` itself, which nobody may change any more, instead of a copy.
+        shares_rows: hold ``X`` itself, which must not be changed, instead of a copy.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Posterior(ABC):
 
     @classmethod
     def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "Posterior":
-        """The posterior of a state; it holds the tensors of the state, which nobody may change any more."""
+        """The posterior of a state; it holds the tensors of the state, which must not be changed."""
         raise strange(f"a {cls.__name__}")
 
     @property

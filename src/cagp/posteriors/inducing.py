@@ -25,7 +25,7 @@ class InducingPosterior(Posterior):
         Z: the inducing points, in the dtype of the data.
         chol: L in float64.
         whitened_root: R, any square root of the covariance of v.
-        shares_rows: hold the tensors themselves, which nobody may change any more, instead of copies.
+        shares_rows: hold the tensors themselves, which must not be changed, instead of copies.
     """
 
     FIELDS: ClassVar[Fields] = {

@@ -26,7 +26,7 @@ AVERAGE = {
 def posterior_from_state(state: Any, kernel: Kernel | None = None, sharing: Sharing | None = None) -> Posterior:
     """The posterior of a state; ``kernel`` as in ``GP.from_state``.
 
-    It holds the tensors of the state itself, which nobody may change any more.
+    It holds the tensors of the state itself, which must not be changed.
 
     Args:
         sharing: with the other posteriors of a file; None for one that stands alone.
