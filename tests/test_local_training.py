@@ -199,7 +199,7 @@ def test_a_rows_own_target_never_enters_its_prediction(objective, shared):
     def means(y: Tensor) -> Tensor:
         actions = t.method.shared
         if actions is not None:
-            actions = t.method._seen(t.method.prior, actions, t.X, y, t.row_noise)
+            actions = t.method._seen(t.method.prior, actions, Data(t.X, y, t.row_noise))
         return local_answers(t.method.prior, t.X, y, t.row_noise, t.X[rows], neighbours, actions).mean.detach()
 
     before, influence = means(t.y), 0

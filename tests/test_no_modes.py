@@ -289,7 +289,7 @@ def test_known_noise_is_checked_once_and_still_refused(checked_rows):
     X, y, row_noise, _ = make_data()
     method = CaGPLocal(GP(Matern32(2), noise=KnownNoise()), 5, batch_size=16)
     fit(method, X, y, row_noise, num_steps=3)
-    assert sum(rows >= N for rows in checked_rows) == 5  # X, y, row_noise, their signs, and the index's X
+    assert sum(rows >= N for rows in checked_rows) == 4  # X, y, row_noise and their signs
     for wrong, message in ((None, "row_noise is missing"), (row_noise * 0, "row_noise has zeros")):
         for ask in (method.objective, method.condition, lambda *data: fit(method, *data, num_steps=1)):
             with pytest.raises(ValueError, match=message):
