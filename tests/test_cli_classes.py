@@ -52,7 +52,7 @@ def test_fit_predict_evaluate_and_info(folder, capsys):
     assert main(["evaluate", "plants.cagp", "plants.csv", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     known = table["plant"].notna()
-    assert found["rows"] == 119
+    assert (found["rows"], found["rows_without_target"]) == (120, 1)
     right = model.scores(table.loc[known, ["east", "soil"]], table.loc[known, "plant"])
     assert found["metrics"]["log_loss"] == pytest.approx(right.log_loss)
 
@@ -87,6 +87,18 @@ def test_the_report_is_on_the_test_rows(folder, capsys):
     page = (folder / "page.html").read_text(encoding="utf-8")
     assert "is tested on 12 rows" in page
     assert "clover" in page
+
+
+def test_evaluate_measures_the_rows_that_fit_held_out(folder, capsys):
+    split = ["--split", "time:east", "--test-fraction", "0.2"]
+    assert main([*FIT, "--likelihood", "probit", *split, "--out", "plants.cagp", "--json"]) == 0
+    held_out = json.loads(capsys.readouterr().out)
+    assert (held_out["likelihood"], held_out["classes"]) == ("probit", ["clover", "daisy"])
+    assert main(["evaluate", "plants.cagp", "plants.csv", *split, "--report", "page.html", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == held_out["test_rows"]
+    assert found["metrics"] == pytest.approx(held_out["metrics"])
+    assert "is tested on" in (folder / "page.html").read_text(encoding="utf-8")
 
 
 def test_quantiles_and_columns_are_for_regression(folder, capsys):

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from cagp import load
-from cagp.cli import in_pieces, main
+from cagp.cli import main, sources
 
 RNG = np.random.default_rng(0)
 N = 900
@@ -53,8 +53,8 @@ def test_a_file_beyond_the_limit_is_fitted_in_pieces(folder, capsys, monkeypatch
     FRAME.to_csv("table.csv", index=False)
     record, _ = fitted(capsys, "table.csv", *OPTIONS)
     assert not record["in_pieces"]
-    monkeypatch.setattr(in_pieces, "LEAST_BYTES", 0)
-    monkeypatch.setattr(in_pieces, "default_memory_limit", lambda: 10_000)
+    monkeypatch.setattr(sources, "LEAST_BYTES", 0)
+    monkeypatch.setattr(sources, "default_memory_limit", lambda: 10_000)
     record, words = fitted(capsys, "table.csv", *OPTIONS)
     assert record["in_pieces"]
     assert "The table would take about" in words

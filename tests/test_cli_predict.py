@@ -222,14 +222,14 @@ def test_compare_measures_each_method_and_a_failure_is_a_row(folder, tmp_path, c
     picture = tmp_path / "picture.png"
     command = ["compare", str(folder / "houses.csv"), "--target", "price", "--drop", "id", "rent", "--max-epochs", "2"]
     command += ["--methods", "exact", "opt", "sgpr", "--n-actions", "8", "--n-inducing", "8", "--out", str(picture)]
-    regressor = compare.regressor
+    estimator = compare.estimator
 
     def failing(method, arguments, **choices):
         if method == "opt":
             raise RuntimeError("no\nluck")
-        return regressor(method, arguments, **choices)
+        return estimator(method, arguments, **choices)
 
-    monkeypatch.setattr(compare, "regressor", failing)
+    monkeypatch.setattr(compare, "estimator", failing)
     assert main([*command, "--json", "--quiet"]) == 1
     captured = capsys.readouterr()
     record = json.loads(captured.out)
@@ -247,7 +247,7 @@ def test_compare_measures_each_method_and_a_failure_is_a_row(folder, tmp_path, c
     assert by_name["exact"]["nll"] == pytest.approx(expected.nll)
     assert by_name["sgpr"]["fit_s"] > 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr(compare, "regressor", regressor)
+    monkeypatch.setattr(compare, "estimator", estimator)
     assert main([*command, "--quiet"]) == 0
     text = capsys.readouterr().out
     assert "95 % coverage" in text

@@ -15,7 +15,7 @@ from processes import run_together, started_together, wait_for
 
 from cagp import load
 from cagp.cli import main
-from cagp.ranks import LAUNCHED
+from cagp.launch import LAUNCHED
 
 FIT = ["--target", "y", "--method", "local", "--max-epochs", "8"]
 SECONDS = 120

@@ -7,7 +7,8 @@ from processes import TESTS, run_together
 from rank_worker import HALO, STEPS, UNIT, Failing, dense_problem, left_by, model_of, prior, problems, table
 
 from cagp import CaGPLocal, fit
-from cagp.ranks import LAUNCHED, Ranks, launched_rank, launched_size
+from cagp.launch import LAUNCHED, launched_rank, launched_size
+from cagp.ranks import Ranks
 from cagp.shards import Regions
 from cagp.training import FitStatus
 

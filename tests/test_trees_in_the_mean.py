@@ -251,7 +251,7 @@ def test_the_command_line(tmp_path, capsys):
     assert main([*fit, "--mean", "trees", "--method", "local", "--out", out, "--quiet"]) == 0
     capsys.readouterr()
     assert main(["info", out]) == 0
-    assert "Prior mean: boosted trees; the Gaussian process is of what they leave." in capsys.readouterr().out
+    assert "Prior mean: boosted trees; the Gaussian process models the residuals." in capsys.readouterr().out
     assert main(["info", out, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mean"] == "trees"
     frame = houses().drop(columns=["id", "rent", "price"])

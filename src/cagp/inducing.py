@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
 from cagp.checks import check_count, check_data, check_matrix
@@ -153,6 +152,8 @@ def choose_inducing_points(
 
 def _kmeans(X: Tensor, num_centres: int, seed: int) -> Tensor:
     """Centres of clusters of the rows, by scikit-learn; one for each distinct row if there are fewer of these."""
+    from sklearn.cluster import KMeans  # slow to import, and few models need it
+
     rows = X.cpu().numpy()
     num_centres = min(num_centres, len(np.unique(rows, axis=0)))
     centres = KMeans(num_centres, n_init="auto", random_state=seed).fit(rows).cluster_centers_

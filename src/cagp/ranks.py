@@ -12,25 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import Any, TypeVar, final
 
-from cagp import heartbeat
+import torch
+from torch import Tensor, distributed, nn
+
+from cagp import heartbeat, tensor_files
 from cagp.heartbeat import Heartbeat
-from cagp.lazy import lazy_module
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, distributed, nn
-
-    from cagp import tensor_files
-    from cagp.storage import State
-else:
-    torch, distributed, tensor_files = map(lazy_module, ("torch", "torch.distributed", "cagp.tensor_files"))
+from cagp.launch import FirstProcessError, launched_size
+from cagp.storage import State
 
 Answer = TypeVar("Answer")
-
-LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What ``torchrun`` and other launchers tell every process, in environment variables."""
 
 TIMEOUT = timedelta(minutes=30)
 """The longest time that processes wait for one that is at work. One that dies is noticed at once, since it leaves its
@@ -47,10 +39,6 @@ KIND, VERSION = "message", 1
 
 class LostProcessError(ConnectionError):
     """Another process of the computation has ended, or cannot be reached."""
-
-
-class FirstProcessError(ValueError):
-    """What went wrong in process 0, in another process: process 0 raises the error itself."""
 
 
 @final
@@ -95,20 +83,20 @@ class Ranks:
         """Whether this is process 0, which decides, writes and prints."""
         return self.rank == 0
 
-    def device(self, asked: "str | torch.device") -> "torch.device":
+    def device(self, asked: str | torch.device) -> torch.device:
         """The device of this process: of several GPUs of a machine, the one that the launcher numbers it by."""
         device = torch.device(asked)
         if self.size == 1 or device.type != "cuda" or device.index is not None:
             return device
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
-    def part(self, rows: "Tensor") -> "Tensor":
+    def part(self, rows: Tensor) -> Tensor:
         """The rows that are this process's share; the shares differ in length by at most one."""
         return rows.tensor_split(self.size)[self.rank]
 
     # ---- numbers ----
 
-    def add_up(self, values: "Tensor") -> "Tensor":
+    def add_up(self, values: Tensor) -> Tensor:
         """The sum of the values of all processes, on all processes; the same bits on each."""
         return self._reduced(values, "SUM")
 
@@ -144,7 +132,7 @@ class Ranks:
 
     # ---- states and errors ----
 
-    def from_first(self, produce: "Callable[[], State]") -> "State":
+    def from_first(self, produce: "Callable[[], State]") -> State:
         """What ``produce`` returns on process 0, on all processes; the others do not call it.
 
         If it raises ValueError or OSError there, the others raise ``FirstProcessError`` with its words.
@@ -192,7 +180,7 @@ class Ranks:
         """The words of one process, on all processes."""
         return self._message(rank, words.encode() if self.rank == rank else b"")[1].decode()
 
-    def share(self, module: "nn.Module") -> None:
+    def share(self, module: nn.Module) -> None:
         """Give the module the parameters and buffers that it has on process 0, on all processes."""
         if self.size == 1:
             return
@@ -201,13 +189,13 @@ class Ranks:
 
     # ---- answers in order ----
 
-    def to_first(self, values: "Tensor") -> "list[Tensor]":
+    def to_first(self, values: Tensor) -> list[Tensor]:
         """The matrices of all processes, on process 0; the others get empty ones. On all processes."""
         if self.size == 1:
             return [values]
         return self.exchange([values if rank == 0 else values[:0] for rank in range(self.size)])
 
-    def exchange(self, parts: "Sequence[Tensor]") -> "list[Tensor]":
+    def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Matrices for each process become the matrices from each process, on all processes."""
         if self.size == 1:
             return list(parts)
@@ -277,10 +265,10 @@ class Ranks:
                     "processes."
                 )
 
-    def _sendable(self, values: "Tensor") -> "Tensor":
+    def _sendable(self, values: Tensor) -> Tensor:
         return values if values.device.type in self.devices else values.to(self.device(self.devices[0]))
 
-    def _reduced(self, values: "Tensor", operation: str) -> "Tensor":
+    def _reduced(self, values: Tensor, operation: str) -> Tensor:
         if self.size == 1:
             return values
         total = self._sendable(values)
@@ -290,7 +278,7 @@ class Ranks:
             self._done(distributed.all_reduce(total, how, self.group, async_op=True))
         return total.to(values.device)
 
-    def _broadcast(self, values: "Tensor", rank: int) -> "Tensor":
+    def _broadcast(self, values: Tensor, rank: int) -> Tensor:
         sent = self._sendable(values)
         with _noticing("sent"):
             self._done(distributed.broadcast(sent, rank, self.group, async_op=True))
@@ -328,23 +316,6 @@ class _Beating:
         if cls._current is not None:
             cls._current[1].stop()
         cls._current = None
-
-
-def launched_size(environment: Mapping[str, str] | None = None) -> int:
-    """The number of processes that a launcher such as ``torchrun`` has started; 1 without one. Needs no torch."""
-    found = os.environ if environment is None else environment
-    if not all(name in found for name in LAUNCHED):
-        return 1
-    try:
-        return int(found["WORLD_SIZE"])
-    except ValueError:
-        raise ValueError(f"WORLD_SIZE is {found['WORLD_SIZE']!r}, expected the number of processes.") from None
-
-
-def launched_rank(environment: Mapping[str, str] | None = None) -> int:
-    """The number of this process among those that a launcher has started; 0 without one. Needs no torch."""
-    found = os.environ if environment is None else environment
-    return int(found["RANK"]) if launched_size(found) > 1 else 0
 
 
 @contextmanager

@@ -27,9 +27,10 @@ from cagp.estimators import CaGPRegressor
 from cagp.estimators.options import FitOptions
 from cagp.estimators.pieces import learn_chunks
 from cagp.kernels import Matern32, Scale
+from cagp.launch import LAUNCHED
 from cagp.methods import CaGPLocal
 from cagp.prior import GP, GaussianNoise
-from cagp.ranks import LAUNCHED, Ranks
+from cagp.ranks import Ranks
 from cagp.recipes import recipe_for
 from cagp.recipes.plans import TREE_COLUMN, TREE_ROW
 from cagp.training import fit

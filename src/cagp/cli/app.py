@@ -11,33 +11,36 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from cagp.cli.options import HelpFormatter, with_data_sets
-from cagp.cli.plugins import plugin
-from cagp.cli.words import UsageError, complain, leave_pipe, on_one_line
-from cagp.ranks import FirstProcessError, launched_rank, launched_size
+from cagp.cli.console import HelpFormatter, UsageError, complain, leave_pipe, on_one_line
+from cagp.cli.plugins import plugin, with_data_sets
+from cagp.launch import FirstProcessError, launched_rank, launched_size
 
 
 class Command(NamedTuple):
-    """A command: its line in the help, and the module whose ``add_to`` adds its options to a parser."""
+    """A command: its name and its line in the help.
+
+    ``cagp.cli.commands`` has a function of this name that adds its options to a parser, and the module
+    ``cagp.cli.<name>`` runs it; both are imported when it is called.
+    """
 
     name: str
     summary: str
-    module: str | None  # None: of another package, which registers it in the entry points ``cagp.commands``
+    is_plugin: bool = False  # of another package, which registers it in the entry points ``cagp.commands``
 
 
 GROUPS = {
     "from a table to predictions": [
-        Command("fit", "learn from a table, test on held-out rows, save the model", "cagp.cli.fit"),
-        Command("predict", "means and error bars for the rows of a table of any size", "cagp.cli.predict"),
-        Command("evaluate", "how good a model is on a table with known targets; a report", "cagp.cli.evaluate"),
-        Command("info", "what is in a model file", "cagp.cli.info"),
+        Command("fit", "learn from a table, test on held-out rows, save the model"),
+        Command("predict", "means and error bars for the rows of a table of any size"),
+        Command("evaluate", "how good a model is on a table with known targets; a report"),
+        Command("info", "what is in a model file"),
     ],
     "which method": [
-        Command("compare", "several methods on one table: quality, time, memory", "cagp.cli.compare"),
+        Command("compare", "several methods on one table: quality, time, memory"),
     ],
     "measurements (pip install cagp-bench)": [
-        Command("bench", "measure speed, memory and quality", None),
-        Command("reproduce", "the figures and claims of the paper, measured here", None),
+        Command("bench", "measure speed, memory and quality", is_plugin=True),
+        Command("reproduce", "the figures and claims of the paper, measured here", is_plugin=True),
     ],
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
@@ -77,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if size > 1 and not hasattr(arguments, "ranks"):
                 raise UsageError(f"{size} processes were started; only cagp fit and cagp predict share their work.")
-            code = arguments.run(with_data_sets(arguments))
+            arguments = with_data_sets(arguments)
+            run = getattr(arguments, "run", None) or import_module(f"cagp.cli.{arguments.command}").run
+            code = run(arguments)
             sys.stdout.flush()
             return code
         except BrokenPipeError:  # the reader of our output, e.g. head, has seen enough
@@ -139,13 +144,13 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("options", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     called = parser.parse_args(argv)
     command = COMMANDS[called.command]
-    if command.module is None:
+    if command.is_plugin:
         add_to = plugin("cagp.commands", command.name, f"cagp {command.name}")
     else:
-        add_to = import_module(command.module).add_to
+        add_to = getattr(import_module("cagp.cli.commands"), command.name)
     own = argparse.ArgumentParser(prog=f"cagp {command.name}", formatter_class=HelpFormatter)
     add_to(own)
-    return own.parse_args(called.options)
+    return own.parse_args(called.options, argparse.Namespace(command=command.name))
 
 
 def _listed_commands() -> str:

@@ -4,144 +4,124 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from cagp.cli import options
-from cagp.cli.words import UsageError, Voice, count, print_json, warn
-from cagp.lazy import lazy_module
+import numpy as np
+import pandas as pd
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-
-    from cagp import estimators
-    from cagp import progress as progress_bars
-    from cagp.cli import classes, scores, tables
-    from cagp.estimators import overlap as overlaps
-else:
-    np, pd, progress_bars = map(lazy_module, ("numpy", "pandas", "cagp.progress"))
-    estimators, scores, tables = map(lazy_module, ("cagp.estimators", "cagp.cli.scores", "cagp.cli.tables"))
-    overlaps, classes = map(lazy_module, ("cagp.estimators.overlap", "cagp.cli.classes"))
+from cagp.cli.console import Console, UsageError, count, print_json, warn
+from cagp.cli.scores import tally_of
+from cagp.cli.tables import (
+    Model,
+    Piece,
+    held_out_piece,
+    inputs_of,
+    pieces,
+    targets_of,
+    warn_of_levels,
+    warn_of_missing,
+    warn_of_noise,
+)
+from cagp.estimators import CaGPClassifier, load
+from cagp.estimators.overlap import KnownRows
+from cagp.progress import TableProgress
 
 REPORT_ROWS = 20_000
 """A report is on at most this many rows, drawn at random."""
 
-DESCRIPTION = """\
-Measure a model on a table with known targets: rows that it was not trained on. The table is read in pieces and may be
-larger than memory. Rows without a target are left out. --report writes an HTML page on at most 20,000 of the rows,
-drawn at random.
-
-For the table that the model was fitted to, give --split, and --test-fraction and --seed if cagp fit had them: only the
-rows are measured that cagp fit held out with the same options. The table must then fit into memory."""
-
-EPILOG = """\
-examples:
-  cagp evaluate houses.cagp sold.csv
-  cagp evaluate houses.cagp sold.csv --report report.html
-  cagp evaluate houses.cagp houses.csv --split random --test-fraction 0.2
-  cagp evaluate houses.cagp sold.parquet --json"""
-
-
-def add_to(command: argparse.ArgumentParser) -> None:
-    """The options of ``cagp evaluate``."""
-    command.description, command.epilog = DESCRIPTION, EPILOG
-    options.add_pieces(command)
-    options.add_split(command, default=None)
-    command.add_argument(
-        "--test-fraction",
-        type=options.fraction,
-        metavar="SHARE",
-        help="with --split: the share of the rows that was held out (default: 0.1)",
-    )
-    command.add_argument(
-        "--seed", type=options.seed, metavar="N", help="with --split: the random seed of the fit (default: 0)"
-    )
-    command.add_argument("--report", type=options.page, metavar="FILE", help="an HTML page with figures")
-    command.add_argument("--json", action="store_true", help="print one JSON object on stdout, words on stderr")
-    command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
-    command.set_defaults(run=run)
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and say how good."""
-    voice = Voice(arguments.quiet, data_on_stdout=arguments.json)
+    console = Console(arguments.quiet, data_on_stdout=arguments.json)
     if arguments.split is None and (arguments.test_fraction is not None or arguments.seed is not None):
         raise UsageError("--test-fraction and --seed say which rows were held out: give --split, too.")
     if arguments.test_fraction == 0:
         raise UsageError("--test-fraction is 0: no rows are left to measure; give a share above 0, or no --split.")
-    model = estimators.load(arguments.model)
-    if isinstance(model, estimators.CaGPClassifier):
-        return classes.evaluate_classes(model, arguments)
-    tables.warn_of_noise(model, arguments.noise)
-    tallies, sample, num_rows, num_missing = scores.Tallies(model), Sample(REPORT_ROWS), 0, 0
-    known_rows, common = overlaps.KnownRows.of_model(model.fitted), None
+    model = load(arguments.model)
+    is_classifier = isinstance(model, CaGPClassifier)
+    if is_classifier and arguments.noise is not None:
+        raise UsageError("--noise cannot be used with a classifier; remove it.")
+    warn_of_noise(model, arguments.noise)
+    tally, sample, num_rows, num_missing = tally_of(model), Sample(REPORT_ROWS), 0, 0
+    known_rows, common = None if is_classifier else KnownRows.of_model(model.fitted), None
     unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
     start = time.perf_counter()
-    with progress_bars.TableProgress("evaluate", enabled=not arguments.quiet) as progress:
+    with TableProgress("evaluate", enabled=not arguments.quiet) as progress:
         for piece in _pieces(model, arguments):
-            y = tables.targets_of(model, piece.frame, arguments.table)
+            y = targets_of(model, piece.frame, arguments.table)
             known = np.asarray(~np.isnan(y).all(axis=1))
             tested = piece.where(known)
-            tallies.add(y[known], tested.inputs, tested.noise)
+            tally.add(y[known], tested.inputs, tested.noise)
             unknown += Counter(model.encoder_.num_unknown(tested.inputs.matrix))
             lacking += Counter(model.encoder_.num_missing(tested.inputs.matrix))
             num_rows, num_missing = num_rows + len(y), num_missing + int((~known).sum())
             if known_rows is not None:
-                found = known_rows.overlap(tested.inputs.matrix, y[known])
-                common = found if common is None else common.plus(found)
+                overlap = known_rows.overlap(tested.inputs.matrix, y[known])
+                common = overlap if common is None else common.plus(overlap)
             if arguments.report is not None:
-                targets = pd.DataFrame(y[known], columns=list(model.target_names_))
-                inputs = tables.inputs_of(model, tested.frame, arguments.table, arguments.noise)
-                noise = pd.DataFrame({"noise": np.zeros(len(targets)) if tested.noise is None else tested.noise})
-                sample.add(pd.DataFrame(inputs).reset_index(drop=True), targets, noise)
+                sample.add(*_reported(model, tested, y[known], arguments))
             progress.advance(len(y), piece.fraction)
-    tables.warn_of_levels(unknown)
-    tables.warn_of_missing(lacking)
+    warn_of_levels(unknown)
+    warn_of_missing(lacking)
     seconds = time.perf_counter() - start
-    record = tallies.record()
-    missing = f" ({count(num_missing, 'row')} without a target left out)" if num_missing else ""
-    tested = count(num_rows - num_missing, "row")
+    num_tested = num_rows - num_missing
+    if is_classifier and not num_tested:
+        raise ValueError(f"{arguments.table} has no row with a label.")
+    what = "a label" if is_classifier else "a target"
+    missing = f" ({count(num_missing, 'row')} without {what} left out)" if num_missing else ""
     held_out = "" if arguments.split is None else f" that --split {arguments.split} holds out"
-    voice.say(
-        f"{arguments.model} on {tested} of {arguments.table}{held_out}{missing}, in {seconds:.1f} s:\n{tallies.words()}"
-    )
+    tested = f"{count(num_tested, 'row')} of {arguments.table}{held_out}{missing}, in {seconds:.1f} s"
+    console.say(f"{arguments.model} on {tested}:\n{tally.words()}")
     if common is not None and common.is_large:
         warn(common.words())
     if arguments.report is not None:
-        inputs, targets, noise = sample.rows()
-        known = None if arguments.noise is None else noise["noise"].to_numpy()
-        model.report(_typed(model, inputs), tables.as_target(targets), arguments.report, sample_noise=known)
-        drawn = f", on {len(targets):,} rows drawn at random" if len(targets) < num_rows - num_missing else ""
-        voice.say(f"\nWrote {arguments.report}{drawn}.")
+        num_drawn = _write_report(model, sample, arguments)
+        drawn = f", on {num_drawn:,} rows drawn at random" if num_drawn < num_tested else ""
+        console.say(f"\nWrote {arguments.report}{drawn}.")
     if arguments.json:
         print_json(
             {
-                "model": arguments.model,
+                "model": str(arguments.model),
                 "table": arguments.table,
                 "rows": num_rows,
                 "rows_without_target": num_missing,
                 "split": None if arguments.split is None else str(arguments.split),
                 "rows_with_inputs_of_training_rows": None if common is None else common.num_same_inputs,
                 "seconds": seconds,
-                "metrics": record,
+                "metrics": tally.record(),
                 "report": None if arguments.report is None else str(arguments.report),
             }
         )
     return 0
 
 
-def _pieces(model: "estimators.GPRegressor", arguments: argparse.Namespace) -> "Iterable[tables.Piece]":
+def _pieces(model: Model, arguments: argparse.Namespace) -> Iterable[Piece]:
     """All rows of the table a piece at a time, or at once those that a split holds out."""
     if arguments.split is None:
-        return tables.pieces(model, arguments.table, arguments.rows_at_a_time, noise=arguments.noise)
+        return pieces(model, arguments.table, arguments.rows_at_a_time, noise=arguments.noise)
     share = 0.1 if arguments.test_fraction is None else arguments.test_fraction
-    seed = 0 if arguments.seed is None else arguments.seed
-    return [tables.held_out_piece(model, arguments.table, arguments.split, share, seed, arguments.noise)]
+    return [held_out_piece(model, arguments.table, arguments.split, share, arguments.seed or 0, arguments.noise)]
 
 
-def _typed(model: "estimators.GPRegressor", inputs: "pd.DataFrame") -> "pd.DataFrame | np.ndarray":
-    """The inputs as at fit: a frame or an array."""
-    return inputs.to_numpy() if model.encoder_.names_in is None else inputs
+def _reported(model: Model, tested: Piece, y: np.ndarray, arguments: argparse.Namespace) -> list[pd.DataFrame]:
+    """Inputs, targets and known noise of rows, as frames."""
+    inputs = pd.DataFrame(inputs_of(model, tested.frame, arguments.table, arguments.noise))
+    noise = np.zeros(len(y)) if tested.noise is None else tested.noise
+    targets = pd.DataFrame(y, columns=list(model.target_names_))
+    return [inputs.reset_index(drop=True), targets, pd.DataFrame({"noise": noise})]
+
+
+def _write_report(model: Model, sample: "Sample", arguments: argparse.Namespace) -> int:
+    """A page on the rows that were drawn; their number."""
+    inputs, targets, noise = sample.rows()
+    X = inputs.to_numpy() if model.encoder_.names_in is None else inputs
+    if isinstance(model, CaGPClassifier):
+        labels = model.classes_[targets.iloc[:, 0].to_numpy(dtype=np.int64)]
+        model.report(X, pd.Series(labels, name=model.target_name_), arguments.report)
+    else:
+        known = None if arguments.noise is None else noise["noise"].to_numpy()
+        y = targets.iloc[:, 0] if targets.shape[1] == 1 else targets
+        model.report(X, y, arguments.report, sample_noise=known)
+    return len(targets)
 
 
 class Sample:
@@ -151,7 +131,7 @@ class Sample:
         self._most, self._random = most, np.random.default_rng(seed)
         self._keys, self._frames = np.empty(0), []
 
-    def add(self, *frames: "pd.DataFrame") -> None:
+    def add(self, *frames: pd.DataFrame) -> None:
         """More rows, in several frames of the same length: their inputs, their targets, and so on."""
         # Every row has a random key, and those with the smallest ones stay.
         keys = np.concatenate([self._keys, self._random.random(len(frames[0]))])
@@ -162,6 +142,6 @@ class Sample:
             kept = np.sort(np.argpartition(keys, self._most)[: self._most])
         self._keys, self._frames = keys[kept], [frame.iloc[kept] for frame in frames]
 
-    def rows(self) -> "list[pd.DataFrame]":
+    def rows(self) -> list[pd.DataFrame]:
         """The rows drawn, in the frames that were added."""
         return [frame.reset_index(drop=True) for frame in self._frames]

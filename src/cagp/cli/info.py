@@ -2,36 +2,18 @@
 
 import argparse
 import math
-from pathlib import Path
 from typing import Any
 
-from cagp.cli.words import count, names, print_json
+from cagp.cli.console import count, names, print_json
 from cagp.column_kinds import DATETIME, LEVELS, TIMEDELTA, WORDS
 from cagp.likelihood_registry import LIKELIHOODS
 from cagp.quantities import number, size
 from cagp.recipes import method_words
 from cagp.saved_summary import saved_summary
 
-DESCRIPTION = """\
-Say what is in a model file: where it comes from, what it was trained on and which rows it holds, its inputs, its
-hyperparameters and the report of its fit. The whole file is read and its checksum verified; nothing in it is run."""
-
-EPILOG = """\
-examples:
-  cagp info houses.cagp
-  cagp info houses.cagp --json"""
-
 UNITS = {DATETIME: ", as days since 1970", TIMEDELTA: ", as days"}
 UNITS_OF = {"period": "in the units of the inputs", "lengthscale": "within a period, whose circle has radius 1"}
 MOST_VALUES = 8
-
-
-def add_to(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``cagp info``."""
-    command.description, command.epilog = DESCRIPTION, EPILOG
-    command.add_argument("model", type=Path, metavar="MODEL", help="a file that cagp fit wrote")
-    command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-MEANS = {"zero": "zero, in standard units", "trees": "boosted trees; the Gaussian process is of what they leave"}
+MEANS = {"zero": "zero, in standard units", "trees": "boosted trees; the Gaussian process models the residuals"}
 
 
 def _words(record: dict[str, Any]) -> str:

@@ -1,9 +1,11 @@
 """What other packages add to the command line, by entry points: commands, and tables that have names."""
 
+import argparse
 from importlib.metadata import entry_points
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from cagp.cli.words import UsageError
+from cagp.cli.console import UsageError
 
 
 def plugin(group: str, name: str, words: str) -> Any:
@@ -11,3 +13,38 @@ def plugin(group: str, name: str, words: str) -> Any:
     for entry in entry_points(group=group, name=name):
         return entry.load()
     raise UsageError(f"{words} is part of the package cagp-bench, which is not installed: pip install cagp-bench")
+
+
+DATA_SET = "dataset:"
+
+
+class DataSet(NamedTuple):
+    """A data set of the paper that the user named instead of a file."""
+
+    name: str
+    kind: type  # of the path that takes its place
+
+
+def table(text: str) -> str | DataSet:
+    """A path as text, or the data set behind ``dataset:``; a file of such a name is written ./dataset:NAME."""
+    return DataSet(text.removeprefix(DATA_SET), str) if text.startswith(DATA_SET) else text
+
+
+def table_path(text: str) -> Path | DataSet:
+    """The same with a path as such."""
+    return DataSet(text.removeprefix(DATA_SET), Path) if text.startswith(DATA_SET) else Path(text)
+
+
+def with_data_sets(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The arguments with the prepared file of each data set in its place: found on this machine, or downloaded."""
+    folder = getattr(arguments, "data_dir", None)
+
+    def file_of(value: Any) -> Any:
+        if not isinstance(value, DataSet):
+            return value
+        prepared_file = plugin("cagp.tables", DATA_SET.rstrip(":"), f"{DATA_SET}{value.name}")
+        return value.kind(prepared_file(value.name, folder))
+
+    for name, value in vars(arguments).items():
+        setattr(arguments, name, [file_of(item) for item in value] if isinstance(value, list) else file_of(value))
+    return arguments

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pandas as pd
 
-from cagp.cli.words import count as counted
-from cagp.cli.words import warn
+from cagp.cli.console import count as counted
+from cagp.cli.console import warn
 from cagp.data.text_values import COMMA_NUMBER, PLAIN_NUMBER
 
 FORMULA = re.compile(r"[=+\-@\t\r\n].", re.DOTALL)

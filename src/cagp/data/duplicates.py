@@ -30,9 +30,11 @@ class RowIndex:
         return self._tree.n
 
     def holds(self, rows: Float64[np.ndarray, "t d"]) -> Bool[np.ndarray, " t"]:
-        """Whether each of these rows is the same as one of the index."""
-        distance, _ = self._tree.query(self._scaled(rows), p=np.inf, distance_upper_bound=1.0)
-        return np.isfinite(distance)
+        """Whether each of these rows is the same as one of the index; a row with a missing value never is."""
+        found, complete = np.zeros(len(rows), dtype=bool), ~np.isnan(rows).any(axis=1)
+        distance, _ = self._tree.query(self._scaled(rows[complete]), p=np.inf, distance_upper_bound=1.0)
+        found[complete] = np.isfinite(distance)
+        return found
 
     def _scaled(self, rows: np.ndarray) -> np.ndarray:
         size = np.abs(np.nan_to_num(rows))

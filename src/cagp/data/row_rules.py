@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int, Shaped
-from sklearn.model_selection import GroupKFold
 
 from cagp.data.splits import Split, as_column, group_codes, split, times_of
 
@@ -46,6 +45,8 @@ class RowRule:
             return np.random.default_rng(seed).permutation(num_rows) % min(num_folds, num_rows)
         distinct, place = np.unique(self.values, return_inverse=True)
         if self.kind == "group":
+            from sklearn.model_selection import GroupKFold  # slow to import
+
             fold = np.empty(num_rows, dtype=np.int64)
             folds = GroupKFold(min(num_folds, len(distinct))).split(place, groups=place)
             for number, (_, rows) in enumerate(folds):

@@ -15,17 +15,8 @@ from cagp import kernel_registry
 from cagp.likelihood_registry import GAUSSIAN, LIKELIHOODS, likelihoods_of
 from cagp.quantities import bytes_of, seconds_of
 
-MEANS = ("auto", "zero", "trees")
-"""Values of the parameter ``mean``: the prior mean; "auto" is zero, or what the method "auto" finds best."""
-
 TARGET_SCALES = ("auto", "identity", "log")
 """On which scale targets are fitted, see ``cagp.data.transforms``: values that users can choose."""
-
-COPIES = ("keep", "once")
-"""What is done with rows that are copies of others: values that users can choose."""
-
-DTYPES = ("auto", "float32", "float64")
-"""The precisions that users can choose."""
 
 DEFAULT_NEIGHBORS = 32
 """In training, unless the user or the method "auto" chooses otherwise."""
@@ -122,6 +113,11 @@ def _one_of(name: str, choices: tuple[str, ...], metavar: str, help: str, expect
     return Option(name, default, metavar, help, expected or listed, accepts, **more)
 
 
+def _switch(name: str, help: str) -> Option:
+    """An option of Gaussian noise that is False or True."""
+    return Option(name, False, "", help, "True or False", lambda value: isinstance(value, bool), targets=(GAUSSIAN,))
+
+
 def _readable(read: Callable[[Any], Any]) -> Callable[[Any], bool]:
     """Whether ``read`` makes something of a value; None is always one."""
 
@@ -202,14 +198,8 @@ N_INDUCING = Option(
     int,
     targets=(GAUSSIAN,),
 )
-SHARDS = Option(
-    "shards",
-    False,
-    "",
-    "cut the table into regions, one for each process that torchrun starts: no process holds all rows",
-    "True or False",
-    lambda value: isinstance(value, bool),
-    targets=(GAUSSIAN,),
+SHARDS = _switch(
+    "shards", "cut the table into regions, one for each process that torchrun starts: no process holds all rows"
 )
 
 OPTIONS = {o.name: o for o in (N_ACTIONS, N_NEIGHBORS, LOCAL_SCALE, OBJECTIVE, EFFORT, N_INDUCING, SHARDS)}
@@ -229,7 +219,7 @@ KERNEL = _one_of(
 )
 MEAN = _one_of(
     "mean",
-    MEANS,
+    ("auto", "zero", "trees"),
     "MEAN",
     "the prior mean: zero, or trees (boosted trees, fitted out of fold; the Gaussian process models the residuals); "
     'auto is zero, or what the method "auto" finds best',
@@ -246,7 +236,7 @@ TARGET = _one_of(
 )
 COPIES_OF_ROWS = _one_of(
     "copies",
-    COPIES,
+    ("keep", "once"),
     "WHAT",
     "rows that are copies of others, targets included: keep all of them, or count each row once, if new rows are not "
     "copies of old ones",
@@ -279,7 +269,7 @@ MAX_EPOCHS = Option(
     int,
 )
 DEVICE = Option("device", "cpu", "DEVICE", 'where to compute, e.g. "cuda"', "a device of torch", lambda _: True)
-DTYPE = _one_of("dtype", DTYPES, "DTYPE", "precision of the rows")
+DTYPE = _one_of("dtype", ("auto", "float32", "float64"), "DTYPE", "precision of the rows")
 RANDOM_STATE = Option(
     "random_state",
     0,
@@ -307,15 +297,7 @@ EXPOSURE = Option(
     lambda _: True,
     targets=("counts",),
 )
-WARM_START = Option(
-    "warm_start",
-    False,
-    "",
-    "start where the last fit ended",
-    "True or False",
-    lambda _: True,
-    targets=(GAUSSIAN,),
-)
+WARM_START = _switch("warm_start", "start where the last fit ended")
 
 _PARAMETERS = (KERNEL, MEAN, TARGET, COPIES_OF_ROWS, MAX_TIME, MAX_MEMORY, MAX_EPOCHS, DEVICE, DTYPE, RANDOM_STATE)
 PARAMETERS = {o.name: o for o in (*OPTIONS.values(), *_PARAMETERS, LIKELIHOOD, EXPOSURE, WARM_START)}

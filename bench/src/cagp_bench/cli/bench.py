@@ -4,8 +4,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cagp.cli.options import HelpFormatter, add_data_dir, positive, rate, table_path
-from cagp.cli.words import UsageError
+from cagp.cli.console import HelpFormatter, UsageError
+from cagp.cli.options import add, positive, rate
+from cagp.cli.plugins import table_path
 from cagp.kernel_registry import CHOICES
 from cagp.lazy import lazy_module
 from cagp_bench.choices import CLASSIFIERS, CONTENDERS, NUM_ACTIONS, PREDICTED, SCALED, UNLIMITED
@@ -72,7 +73,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
 def _suite(suites: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, words: str):
     suite = suites.add_parser(name, help=words, formatter_class=HelpFormatter)
     suite.add_argument("--json", action="store_true", help="print JSON records instead of a table")
-    add_data_dir(suite)
+    add(suite, "--data-dir")
     return suite
 
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cagp.cli.options import table_path
+from cagp.cli.plugins import table_path
 from cagp.lazy import lazy_module
 from cagp_bench.choices import COUNTING, ROBUST
 

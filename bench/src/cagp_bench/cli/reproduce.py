@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cagp.cli.console import UsageError
 from cagp.cli.options import wrapped
-from cagp.cli.words import UsageError
 from cagp.lazy import lazy_module
 from cagp_bench.reproduce.choices import CHOICES
 

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cagp.cli.console import UsageError
 from cagp.cli.options import duration, positive, wrapped
-from cagp.cli.words import UsageError
 from cagp.lazy import lazy_module
 from cagp_bench.gp_settings import gp_settings
 from cagp_bench.suites import SUITES, suite_from_file

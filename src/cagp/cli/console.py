@@ -1,10 +1,13 @@
-"""What commands print, and where: words on stdout, or on stderr where stdout is for data or JSON; sizes and numbers."""
+"""What commands print, and where: words on stdout, or on stderr where stdout is for data or JSON; help texts."""
 
+import argparse
 import json
 import math
 import os
 import sys
+import textwrap
 from contextlib import suppress
+from itertools import groupby
 from typing import Any
 
 
@@ -12,7 +15,7 @@ class UsageError(ValueError):
     """Options that contradict each other or do not fit the table: exit code 2."""
 
 
-class Voice:
+class Console:
     """Where the words of a command go: to stdout, to stderr where stdout is for data, or nowhere with --quiet."""
 
     def __init__(self, quiet: bool = False, data_on_stdout: bool = False):
@@ -82,3 +85,25 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Fills paragraphs to the width of the terminal, and keeps lines that are indented: examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = []
+        for is_prose, group in groupby(text.splitlines(), lambda line: bool(line) and not line.startswith(" ")):
+            lines = list(group)
+            filled += _paragraphs(lines, width) if is_prose else lines
+        return "\n".join(filled)
+
+
+def _paragraphs(lines: list[str], width: int) -> list[str]:
+    """Lines of prose, filled; a line that ends with a colon is a heading and stays alone."""
+    paragraphs, current = [], []
+    for line in lines:
+        current.append(line)
+        if line.endswith(":"):
+            paragraphs.append(current)
+            current = []
+    return [textwrap.fill(" ".join(part), width) for part in [*paragraphs, current] if part]
