@@ -31,8 +31,8 @@ def distinct(copies: str, units: Units, rows: TrainingRows) -> tuple[Units, Trai
     if number < max(LEAST, MANY * total):
         return units, rows, [], None
     words = (
-        f"{words}. Held-out rows then have copies among the rows that predict them, and models are judged by how well "
-        "they repeat these: error bars hold for new rows that are copies as often, and are too narrow for others. If "
+        f"{words}. Held-out rows then have copies among the rows that predict them, so that scores say how well models "
+        "repeat these: error bars hold for new rows that are copies as often, and are too narrow for others. If "
         'new rows will not be copies, use copies="once" (--copies once), which counts each row once.'
     )
     return units, rows, [words], words

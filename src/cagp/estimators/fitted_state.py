@@ -6,6 +6,7 @@ results check themselves where they are made. Last, the whole model must be able
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from cagp.prior import GaussianNoise
 from cagp.recipes import RECIPES
 from cagp.recipes.means import state_of, trees_from_state
 from cagp.shards import RegionPosterior
+from cagp.state_checks import strange
 from cagp.training import FitResult
 
 LARGEST_SCALE, LARGEST_UNIT, LARGEST_OFFSET, LARGEST_PARAMETER = 1e15, 1e300, 1e6, 1e9
@@ -73,7 +75,7 @@ def _likelihood_state(fitted: FittedModel) -> dict[str, Any] | None:
         "learned": learned,  # for readers; the next are the bits
         "parameters": {name: value.detach().clone() for name, value in likelihood.named_parameters()},
         "offsets": [float(offset) for offset in fitted.offsets],
-        "baseline": None if fitted.baseline is None else fitted.baseline.state(),
+        "baseline": None if fitted.baseline is None else asdict(fitted.baseline),
         "labels": None if fitted.labels is None else fitted.labels.state(),
     }
 
@@ -140,7 +142,8 @@ def _likelihood_from_state(state: dict[str, Any] | None, num_functions: int) -> 
     baseline = None
     if labels is None:
         assert isinstance(likelihood, Likelihood)
-        baseline = Baseline.from_state(state["baseline"], likelihood.are_counts)
+        baseline = Baseline.from_state(state["baseline"])
+        require((baseline.dispersion is not None) == likelihood.are_counts, "a baseline")
     return {
         "likelihood": likelihood.requires_grad_(False),
         "likelihood_name": name,
@@ -218,7 +221,7 @@ def _check_answers(fitted: FittedModel, posterior: Posterior, j: int) -> None:
 def require(right: bool, name: str) -> None:
     """Raise ValueError unless the value of an entry is right."""
     if not right:
-        raise ValueError(f"it does not have {name} as cagp stores it")
+        raise strange(name)
 
 
 def is_text(value: Any) -> bool:

@@ -14,6 +14,7 @@ from cagp.data.transforms import TRANSFORMS
 from cagp.estimators.predictive import Predictive
 from cagp.likelihoods import Likelihood, NegativeBinomial, Poisson, StudentT
 from cagp.metrics import LEVEL, RowScores, Scores, ScoreSum
+from cagp.state_checks import strange
 
 Matrix = Float[np.ndarray, "n 1"]
 
@@ -139,6 +140,8 @@ def learned_parameters(likelihood: Likelihood, unit: float) -> dict[str, float]:
 
 # ---- a constant prediction ----
 
+BASELINE_DF, LEAST_DISPERSION, LARGEST_DISPERSION, LARGEST_LOCATION = 4.0, 1e-4, 1e3, 1e6
+
 
 @final
 @dataclass(frozen=True)
@@ -146,42 +149,38 @@ class Baseline:
     """What to predict for every row without a model: the median, or the mean of counts, and how targets vary."""
 
     location: float  # of the latent function, in standard units
-    likelihood: Likelihood
+    dispersion: float | None  # of counts; None: numbers
 
     @classmethod
     def of(cls, y: Tensor, likelihood: Likelihood, known: Tensor | None) -> "Baseline":
-        """That of training targets in standard units.
+        """That of training targets in standard units; the dispersion of counts is the one that their variance suggests.
 
-        Counts are negative binomial, with the dispersion that their variance suggests: Σ ((y - μ)² - μ) / Σ μ², μ
-        the mean count for the exposure of a row. Numbers have Student's distribution, with the scale one of standard
-        units.
+        It is Σ ((y - μ)² - μ) / Σ μ², where μ is the mean count for the exposure of a row.
         """
         y = y.double()
         location = likelihood.constant(y, known)
         if not likelihood.are_counts:
-            return cls(location, StudentT(scale=1.0, df=BASELINE_DF).requires_grad_(False))
+            return cls(location, None)
         mu = torch.exp(location + (torch.zeros_like(y) if known is None else known.double()))
-        dispersion = float((((y - mu).square() - mu).sum() / mu.square().sum()).clamp_max(LARGEST_DISPERSION))
-        made = NegativeBinomial(dispersion) if dispersion > LEAST_DISPERSION else Poisson()
-        return cls(location, made.requires_grad_(False))
-
-    def state(self) -> dict[str, float | None]:
-        """As plain values, for a file."""
-        made = self.likelihood
-        dispersion = float(made.dispersion) if isinstance(made, NegativeBinomial) else None
-        return {"location": self.location, "dispersion": dispersion}
+        dispersion = (((y - mu).square() - mu).sum() / mu.square().sum()).clamp(0.0, LARGEST_DISPERSION)
+        return cls(location, float(dispersion))
 
     @classmethod
-    def from_state(cls, state: Any, are_counts: bool) -> "Baseline":
-        """The inverse of ``state``; ValueError where it is not such a state."""
-        location, dispersion = (state.get(name) for name in ("location", "dispersion"))
+    def from_state(cls, state: Any) -> "Baseline":
+        """That with these fields; ValueError where they are not right."""
+        location, dispersion = state["location"], state["dispersion"]
         right = type(location) is float and abs(location) < LARGEST_LOCATION
-        if not right or not (dispersion is None or (type(dispersion) is float and 0 < dispersion < 1e6)):
-            raise ValueError("it does not have a baseline as cagp stores it")
-        if not are_counts:
-            return cls(location, StudentT(scale=1.0, df=BASELINE_DF).requires_grad_(False))
-        made = Poisson() if dispersion is None else NegativeBinomial(dispersion)
-        return cls(location, made.requires_grad_(False))
+        if dispersion is not None:
+            right = right and type(dispersion) is float and 0 <= dispersion <= LARGEST_DISPERSION
+        if not right:
+            raise strange("a baseline")
+        return cls(location, dispersion)
 
-
-BASELINE_DF, LEAST_DISPERSION, LARGEST_DISPERSION, LARGEST_LOCATION = 4.0, 1e-4, 1e3, 1e6
+    @property
+    def likelihood(self) -> Likelihood:
+        """Negative binomial for counts that vary more than Poisson ones; of numbers, Student's with the scale one."""
+        if self.dispersion is None:
+            likelihood = StudentT(scale=1.0, df=BASELINE_DF)
+        else:
+            likelihood = NegativeBinomial(self.dispersion) if self.dispersion > LEAST_DISPERSION else Poisson()
+        return likelihood.requires_grad_(False)

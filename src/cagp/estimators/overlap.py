@@ -40,12 +40,9 @@ class Overlap(NamedTuple):
 
     def plus(self, other: "Overlap") -> "Overlap":
         """The same for the rows of both, compared with the same training rows."""
-        return Overlap(
-            self.num_rows + other.num_rows,
-            _sum(self.num_same_inputs, other.num_same_inputs),
-            _sum(self.num_copies, other.num_copies),
-            self.share_known,
-        )
+        counts = (self.num_same_inputs, other.num_same_inputs), (self.num_copies, other.num_copies)
+        same, copies = (None if one is None or two is None else one + two for one, two in counts)
+        return Overlap(self.num_rows + other.num_rows, same, copies, self.share_known)
 
     @property
     def is_training(self) -> bool:
@@ -179,7 +176,3 @@ def _targets(posterior: Posterior, model: FittedModel, j: int) -> np.ndarray | N
     product = kernel_product(posterior.prior.kernel, X, X, weights.to(X)[:, None], max_bytes=posterior.max_bytes)
     noise = posterior.prior.noise_variance(X, model.row_noise[j])
     return (posterior.prior.mean(X) + product[:, 0] + noise * weights).double().detach().cpu().numpy()
-
-
-def _sum(first: int | None, second: int | None) -> int | None:
-    return None if first is None or second is None else first + second

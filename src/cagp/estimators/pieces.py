@@ -98,7 +98,7 @@ def learn_chunks(
         (TRANSFORMS["identity"],) * len(scan.target_names),
     )
     # The scale of each target is chosen with a sample of the rows.
-    chosen = choose_transforms(options, recipe, units, moments.sample, seed, ranks)
+    chosen = choose_transforms(options, recipe, units, moments.sample(scan.has_noise), seed, ranks)
     transforms = chosen.units.transforms
     if any(transform.name == "log" for transform in transforms):
         pairs = zip(moments.targets, moments.logs, strict=True)
@@ -245,7 +245,15 @@ class Moments(NamedTuple):
     logs: ColumnMoments  # of the logarithms of positive targets
     missing: np.ndarray  # values of each column
     spaced: np.ndarray  # the codes of rows that are evenly spaced
-    sample: TrainingRows
+    sample_codes: np.ndarray  # of rows that are drawn at random
+    sample_targets: np.ndarray
+
+    def sample(self, has_noise: bool) -> TrainingRows:
+        """The rows that are drawn at random; their targets are positive only where those of all rows are."""
+        values, least = self.sample_targets.copy(), self.targets.least.numpy()
+        values[0] = np.where(least <= 0, least, values[0])
+        noise = np.zeros_like(values) if has_noise else None
+        return TrainingRows(self.sample_codes, values, noise, 0, np.arange(len(values)))
 
 
 def _moments(chunks: Chunks, scan: Scan, target: str, seed: int) -> Moments:
@@ -265,20 +273,16 @@ def _moments(chunks: Chunks, scan: Scan, target: str, seed: int) -> Moments:
             )
         logs = np.log(rows.targets, where=rows.targets > 0, out=np.full_like(rows.targets, np.nan))
         parts = (scan.encoder.expand(rows.codes), rows.targets, logs)
-        found = [ColumnMoments.of(torch.from_numpy(np.ascontiguousarray(part))) for part in parts]
-        total = found if total is None else [one.joined(other) for one, other in zip(total, found, strict=True)]
+        piece = [ColumnMoments.of(torch.from_numpy(np.ascontiguousarray(part))) for part in parts]
+        total = piece if total is None else [one.joined(other) for one, other in zip(total, piece, strict=True)]
         missing += np.isnan(rows.codes).sum(0)
         spaced.append(rows.codes[-rows.first % stride :: stride])
         own = drawn[np.searchsorted(drawn, rows.first) : np.searchsorted(drawn, rows.first + len(rows.targets))]
-        sample.append((own, rows.codes[own - rows.first], rows.targets[own - rows.first]))
+        sample.append((rows.codes[own - rows.first], rows.targets[own - rows.first]))
     assert total is not None
-    places, codes, values = (np.concatenate(part) for part in zip(*sample, strict=True))
-    # The sample is positive only where all rows are.
-    values[0] = np.where(total[1].least.numpy() <= 0, total[1].least.numpy(), values[0])
-    noise = np.zeros_like(values) if scan.has_noise else None
+    codes, values = (np.concatenate(part) for part in zip(*sample, strict=True))
     inputs, targets, logs = total
-    sampled = TrainingRows(codes, values, noise, 0, places)
-    return Moments(inputs, targets, logs, missing, np.concatenate(spaced), sampled)
+    return Moments(inputs, targets, logs, missing, np.concatenate(spaced), codes, values)
 
 
 # ---- the plan ----

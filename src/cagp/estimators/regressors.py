@@ -77,10 +77,10 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
                 report says how many. Where rows have some targets but not all, each target is fitted alone, with its
                 own kernel, on the rows that have it.
             sample_noise: known noise variance of each row, in squared units of y, on top of the learned one.
-            time: a number or date for each row, where later rows are to be predicted: the rows that judge models are
-                then the latest ones. It is an input only if ``X`` has it as a column.
-            group: anything that is the same for the rows of a person, place or thing, where others are to be predicted:
-                the rows that judge models are then whole groups. Without time and group they are drawn at random.
+            time: a number or date for each row, if later rows are to be predicted: models are then validated on the
+                latest rows. It is an input only if ``X`` has it as a column.
+            group: anything that is the same for the rows of a person, place or thing, if others are to be predicted:
+                models are then validated on held-out groups. Without time and group, validation rows are random.
             unknown: nothing else is accepted. For weights with Gaussian noise, pass ``sample_noise=variance / weight``.
         """
         refuse_keywords(unknown)
@@ -167,7 +167,7 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
 
         Args:
             noise: False for the interval of the function.
-            method: "model" takes the predicted distribution at its word. "conformal" widens or narrows all intervals by
+            method: "model" uses the predicted distribution. "conformal" widens or narrows all intervals by
                 one factor for each target, so that they hold ``level`` of rows that were predicted without their own
                 target: of training rows (methods "local", "hybrid" and "exact"), or of ``calibration``.
             calibration: for "conformal", rows that were not trained on: (X, y), or (X, y, sample_noise). Intervals then
@@ -306,9 +306,10 @@ class CaGPRegressor(GPRegressor):
         n_neighbors: of "local", "hybrid", "auto" and "opt" (for its starting values): training rows that predict each
             row in training; predictions use twice as many. "auto" is 32, and the method "auto" also tries 128 in
             predictions. As many as there are training rows, or more, is an error.
-        local_scale: of "local", "hybrid" and "auto". "auto": where it pays, error bars follow the neighbours of each
-            test point, narrow where they vary little and wide where they vary much. None: one scale everywhere; the
-            variance is then never below the exact one. A number: how many neighbours the learned scale counts for.
+        local_scale: of "local", "hybrid" and "auto". "auto": if validation improves, error bars adapt to the neighbours
+            of each test point, narrow where these vary little and wide where they vary much. None: one scale
+            everywhere; the variance is then never below the exact one. A number: how many neighbours the learned scale
+            is worth.
         n_inducing: of "sgpr" and "svgp"; fewer where there are fewer rows.
         kernel: "matern12", "matern32", "matern52", "rbf", "rational_quadratic", "periodic" (a season beside a smooth
             function and a line), or a kernel of ``cagp.kernels`` for standardised inputs, which then starts at its own
@@ -330,7 +331,7 @@ class CaGPRegressor(GPRegressor):
         checkpoint_dir: folder for checkpoints. After a crash, the same call with the same data resumes there. Each
             fit has a subfolder, so that fits of other data or options can share the folder.
         mean: the prior mean. "zero" is the mean of the targets. "trees" are boosted trees (LightGBM), fitted out of
-            fold: the Gaussian process learns what they leave. "auto" is zero, and the method "auto" tries trees.
+            fold: the Gaussian process models the residuals. "auto" is zero, and the method "auto" tries trees.
         effort: of "auto", how much is tried: "fast" (one model), "default" or "thorough" (more starts, kernels and
             neighbours).
         objective: of "local", "hybrid" and "auto". Hyperparameters are learned by predicting each row from its nearest
@@ -344,9 +345,9 @@ class CaGPRegressor(GPRegressor):
         shards: of "local", for tables that no machine can hold: each process that ``torchrun`` starts has a region of
             the inputs. Arrays are then the part of the table that the process is given; of a table in pieces, it reads
             its part. Predictions are made by all processes together, for the same rows. See docs/scaling.md.
-        copies: "keep" takes rows as they come, and warns if many are copies of others, inputs and targets alike: models
-            are then judged by how well they repeat them. "once" counts copies as one row, in training and judgement:
-            use it if new rows will not be copies of old ones.
+        copies: "keep" takes rows as they come, and warns if many are copies of others, inputs and targets alike:
+            held-out rows then have copies among training rows. "once" counts copies as one row, in training and
+            validation: use it if new rows will not be copies of old ones.
         likelihood: "gaussian", or how else targets vary about the function: "student_t" for numbers with outliers,
             "poisson" and "negative_binomial" for counts, whose mean is the exponential of the function. There is then
             one target, ``method`` is "auto" (exact up to 1,000 rows, local beyond), "exact", "local", "hybrid", "opt"

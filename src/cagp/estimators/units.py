@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cagp.data.encoding import Encoder
-from cagp.data.scaling import Standardizer
+from cagp.data.scaling import ColumnMoments, Standardizer
 from cagp.data.targets import encode_target
 from cagp.data.transforms import TRANSFORMS, Transform
 from cagp.estimators.rows import Rows as AnyRows
@@ -293,14 +293,7 @@ class Units:
 
 def _scaler(inputs: np.ndarray, values: np.ndarray) -> Standardizer:
     """Means and standard deviations of the inputs of all rows, and of each target where it is known."""
-    X, y = torch.from_numpy(inputs), torch.from_numpy(values)
-    absent = y.isnan()
-    if not bool(absent.any()):
-        return Standardizer.fit(X, y)
-    known = [column[~missing] for column, missing in zip(y.unbind(1), absent.unbind(1), strict=True)]
-    own = [Standardizer.fit(column[:, None], column) for column in known]
-    means, stds = torch.stack([one.target_mean for one in own]), torch.stack([one.target_std for one in own])
-    return Standardizer.fit(X, X.new_zeros(len(X)))._replace(target_mean=means, target_std=stds)
+    return Standardizer.from_moments(*(ColumnMoments.of(torch.from_numpy(rows)) for rows in (inputs, values)))
 
 
 def known_variances(sample_noise: Any, shape: tuple[int, ...]) -> np.ndarray | None:
