@@ -42,36 +42,40 @@ def learn(source: Source, kind: TargetKind, options: FitOptions) -> FittedModel:
     with notices.collected() as warned, ranks.listening():
         seed = int(ranks.broadcast(float(options.seed)))
         prepared = source.prepare(kind, options, seed, ranks)
-        trained = _trained(prepared, Fit(options, kind, began, seed, ranks))
-    units, first, whole = prepared.units, trained.fits[0], len(trained.fits) == 1
-    names = list(units.target_names)
-    chosen = [(name, one.choice) for name, one in zip(names, trained.fits, strict=False) if one.choice]
-    owners = names if len(trained.fits) == len(names) else [None]
+        parts = _trained(prepared, Fit(options, kind, began, seed, ranks))
+    units, first = prepared.units, parts[0]
+    choices = [(part.target, part.fitted.choice) for part in parts if part.fitted.choice is not None]
     fitted = FittedModel(
         units=units,
-        posteriors=[posterior for one in trained.fits for posterior in one.posteriors],
-        row_noise=trained.row_noise,
-        target_rows=[prepared.num_rows] * len(names) if whole else trained.num_rows,
+        posteriors=[posterior for part in parts for posterior in part.fitted.posteriors],
+        row_noise=[noise for part in parts for noise in part.row_noise],
+        target_rows=[part.num_rows for part in parts for _ in part.fitted.posteriors],
         num_rows=prepared.num_rows,
-        methods=[one.method for one in trained.fits],
-        results=[one.result for one in trained.fits],
-        choice=first.choice if whole else " ".join(f"{n}: {words}" for n, words in chosen) or None,
-        tried=[{"target": o, **t} for o, one in zip(owners, trained.fits, strict=True) for t in one.tried],
-        trees=_all_trees(trained.fits),
-        likelihood=first.likelihood,
+        methods=[part.fitted.method for part in parts],
+        results=[part.fitted.result for part in parts],
+        choice=" ".join(words if target is None else f"{target}: {words}" for target, words in choices) or None,
+        tried=[{"target": part.target or _only(units), **trial} for part in parts for trial in part.fitted.tried],
+        trees=_all_trees([part.fitted.trees for part in parts]),
+        likelihood=first.fitted.likelihood,
         likelihood_name=kind.likelihood,
-        offsets=tuple(first.offsets or ()),
-        baseline=trained.baseline,
+        offsets=tuple(first.fitted.offsets or ()),
+        baseline=first.baseline,
         labels=kind.labels,
     )
     counts = Counter(str(warning) for warning in warned)
     notes = [*prepared.notes, *(f"{text} ({times:,} times in this fit)" for text, times in counts.items())]
-    learned = kind.words(first.likelihood, float(units.scaler.target_std[0]))
-    notes += [*trained.notes, *prepared.scales, *learned, fitted.guarantee]
+    for part in parts:
+        notes += part.words(prepared.num_rows)
+    learned = kind.words(fitted.likelihood, float(units.scaler.target_std[0]))
     spent = f"The fit took {time.perf_counter() - began:,.1f} s; the process held at most {size(peak_memory())}."
     if prepared.warning is not None and ranks.is_first:
         notices.warn(prepared.warning, CopiesWarning, stacklevel=4)
-    return replace(fitted, report="\n".join([*notes, spent]))
+    return replace(fitted, report="\n".join([*notes, *prepared.scales, *learned, fitted.guarantee, spent]))
+
+
+def _only(units: Units) -> str | None:
+    """The name of the target, if there is only one."""
+    return units.target_names[0] if units.num_targets == 1 else None
 
 
 @final
@@ -158,68 +162,60 @@ def _described(part: Any) -> Any:
 # ---- training ----
 
 
-class _Fits(NamedTuple):
-    """One fit of all targets, or one of each."""
+class _Part(NamedTuple):
+    """A fit of all targets, or of one of them."""
 
-    fits: list[Fitted]
+    target: str | None  # its name; None for all together
+    fitted: Fitted
+    num_rows: int
     row_noise: list[Tensor | None]  # of each target: known variances of the rows that its posterior holds
-    num_rows: list[int]  # of each fit
-    notes: list[str]  # on every fit, in words
-    baseline: Baseline | None = None
+    baseline: Baseline | None  # of counts, and of numbers with outliers
+
+    @classmethod
+    def of(cls, recipe: Recipe, task: Task, target: str | None, num_rows: int) -> "_Part":
+        """What training a recipe on the rows of a task gives."""
+        fitted, baseline, noise = train(recipe, task), None, [None] * task.y.shape[1]
+        if isinstance(fitted.likelihood, Likelihood) and task.targets != "classes":
+            known = None if task.known is None else task.known.cpu()
+            baseline = Baseline.of(task.y[:, 0].cpu(), fitted.likelihood, known)
+        # With a likelihood, it is the sites that have variances.
+        if task.row_noise is not None and fitted.held is not None and task.likelihood is None:
+            noise = [column[fitted.held].contiguous() for column in task.row_noise.unbind(1)]
+        return cls(target, fitted, num_rows, noise, baseline)
+
+    def words(self, total: int) -> list[str]:
+        """What the fit report says about it; ``total`` is the number of rows of the table."""
+        fitted, alone = self.fitted, []
+        if self.target is not None:
+            alone = [f"Target {self.target}, alone on the {self.num_rows:,} of {total:,} rows that have it:"]
+        chosen = [] if fitted.choice is None else [fitted.choice]
+        return [*alone, *chosen, *tried_in_words(fitted.tried), *fitted.notes, str(fitted.result)]
 
 
-def _trained(prepared: Prepared, fit: Fit) -> _Fits:
+def _trained(prepared: Prepared, fit: Fit) -> list[_Part]:
     """All targets together, with one kernel; where some are missing in some rows, each alone with its own kernel."""
     units, rows, recipe = prepared[:3]
     if not rows.partly_missing:
-        task = fit.task(recipe, units, rows)
-        fitted = train(recipe, task)
-        return _Fits([fitted], _row_noise(task, fitted), [task.num_rows], _words(fitted), _baseline(task, fitted))
-    total, ranks, max_time = units.num_targets, fit.ranks, seconds_of(fit.options.max_time)
-    fits = _Fits([], [], [], [])
+        return [_Part.of(recipe, fit.task(recipe, units, rows), None, prepared.num_rows)]
+    parts: list[_Part] = []
     for j, name in enumerate(units.target_names):
         now = time.perf_counter()
-        own = replace(fit, began=now)
-        task = own.task(recipe, units.of_target(j), rows.of_target(j), target=j, of_rows=rows.num_rows)
+        alone = replace(fit, began=now)
+        task = alone.task(recipe, units.of_target(j), rows.of_target(j), target=j, of_rows=rows.num_rows)
         if fit.options.max_time is not None:  # the targets that are left share the time that is left
-            left = max_time - ranks.broadcast(now - fit.began)
-            task = replace(task, max_time=max(left, 1e-9) / (total - j))
-        if fits.fits and fits.fits[-1].result.interrupted:
+            left = seconds_of(fit.options.max_time) - fit.ranks.broadcast(now - fit.began)
+            task = replace(task, max_time=max(left, 1e-9) / (units.num_targets - j))
+        if parts and parts[-1].fitted.result.interrupted:
             task = replace(task, max_epochs=1)
-        fitted = train(recipe, task)
-        fits.fits.append(fitted)
-        fits.num_rows.append(task.num_rows)
-        fits.row_noise.extend(_row_noise(task, fitted))
-        fits.notes.append(f"Target {name}, alone on the {task.num_rows:,} of {rows.num_rows:,} rows that have it:")
-        fits.notes.extend(_words(fitted))
-    return fits
+        parts.append(_Part.of(recipe, task, name, task.num_rows))
+    return parts
 
 
-def _row_noise(task: Task, fitted: Fitted) -> list[Tensor | None]:
-    """Known variances of the rows that each posterior holds; with a likelihood, sites have them."""
-    if task.row_noise is None or fitted.held is None or task.likelihood is not None:
-        return [None] * len(fitted.posteriors)
-    return [column[fitted.held].contiguous() for column in task.row_noise.unbind(1)]
-
-
-def _baseline(task: Task, fitted: Fitted) -> Baseline | None:
-    """The constant prediction of counts, or of numbers with outliers."""
-    if not isinstance(fitted.likelihood, Likelihood) or task.targets == "classes":
-        return None
-    return Baseline.of(task.y[:, 0].cpu(), fitted.likelihood, None if task.known is None else task.known.cpu())
-
-
-def _all_trees(fits: list[Fitted]) -> Trees | None:
+def _all_trees(trees: list[Trees | None]) -> Trees | None:
     """The prior mean of all targets; that of a target without trees is zero."""
-    trees = [fitted.trees for fitted in fits]
-    if len(fits) == 1 or all(own is None for own in trees):
+    if len(trees) == 1 or all(own is None for own in trees):
         return trees[0]
     return Trees([() if own is None else own.texts[0] for own in trees])
-
-
-def _words(fitted: Fitted) -> list[str]:
-    chosen = [] if fitted.choice is None else [fitted.choice]
-    return [*chosen, *tried_in_words(fitted.tried), *fitted.notes, str(fitted.result)]
 
 
 # ---- starting values ----

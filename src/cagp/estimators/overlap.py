@@ -146,7 +146,8 @@ class KnownRows:
         num_same = int(self._inputs.holds(X).sum())
         num_copies = None
         if self._both is not None:
-            num_copies = int(self._both.holds(np.concatenate([X, y], 1)).sum())
+            rows = np.concatenate([X, y], 1)
+            num_copies = int(self._both.holds(rows[~np.isnan(y).any(1)]).sum())
         return Overlap(len(X), num_same, num_copies, self._share)
 
 
