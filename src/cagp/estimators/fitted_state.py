@@ -22,6 +22,7 @@ from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.labels import Labels
 from cagp.estimators.observations import Baseline, learned_parameters
 from cagp.estimators.units import Units
+from cagp.fields import strange
 from cagp.likelihood_registry import LIKELIHOODS
 from cagp.likelihoods import Likelihood, class_likelihood, likelihood_class
 from cagp.posteriors import AveragedPosterior, CGPosterior, Posterior
@@ -29,7 +30,6 @@ from cagp.prior import GaussianNoise
 from cagp.recipes import RECIPES
 from cagp.recipes.means import state_of, trees_from_state
 from cagp.shards import RegionPosterior
-from cagp.state_checks import strange
 from cagp.training import FitResult
 
 LARGEST_SCALE, LARGEST_UNIT, LARGEST_OFFSET, LARGEST_PARAMETER = 1e15, 1e300, 1e6, 1e9

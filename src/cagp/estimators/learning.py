@@ -174,7 +174,8 @@ class _Part(NamedTuple):
     @classmethod
     def of(cls, recipe: Recipe, task: Task, target: str | None, num_rows: int) -> "_Part":
         """What training a recipe on the rows of a task gives."""
-        fitted, baseline, noise = train(recipe, task), None, [None] * task.y.shape[1]
+        fitted, baseline = train(recipe, task), None
+        noise: list[Tensor | None] = [None] * task.y.shape[1]
         if isinstance(fitted.likelihood, Likelihood) and task.targets != "classes":
             known = None if task.known is None else task.known.cpu()
             baseline = Baseline.of(task.y[:, 0].cpu(), fitted.likelihood, known)

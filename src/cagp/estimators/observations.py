@@ -12,9 +12,9 @@ from torch import Tensor
 
 from cagp.data.transforms import TRANSFORMS
 from cagp.estimators.predictive import Predictive
+from cagp.fields import strange
 from cagp.likelihoods import Likelihood, NegativeBinomial, Poisson, StudentT
 from cagp.metrics import LEVEL, RowScores, Scores, ScoreSum
-from cagp.state_checks import strange
 
 Matrix = Float[np.ndarray, "n 1"]
 
