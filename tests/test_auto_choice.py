@@ -7,10 +7,11 @@ import oracle
 import pytest
 import torch
 
-from cagp import GP, CaGPRegressor, GaussianNoise, limits, trees
+from cagp import GP, CaGPRegressor, GaussianNoise, kernels, limits, trees
+from cagp.comparison import Score, compare
 from cagp.data.splits import split
 from cagp.kernels import Matern12, Matern32, Scale
-from cagp.recipes import auto, exact_choice, race, steps
+from cagp.recipes import auto, trials, validation
 from cagp.recipes.task import Task
 from cagp.training import history
 
@@ -46,15 +47,15 @@ def without_time(model) -> list[dict]:
 # ---- how two models are compared ----
 
 
-def score(nll, crps) -> race.Score:
+def score(nll, crps) -> Score:
     nll, crps = (torch.as_tensor(values, dtype=torch.float64) for values in (nll, crps))
-    return race.Score(nll, crps, crps.square(), crps[None], crps[None].square())
+    return Score(nll, crps, crps.square(), crps[None], crps[None].square())
 
 
 def test_the_score_of_several_targets():
     y, mean, variance = torch.randn(3, 2, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     variance = variance.square() + 0.1
-    found = race.Score.of(zip(y, mean, variance, strict=True))
+    found = Score.of(zip(y, mean, variance, strict=True))
     density = torch.distributions.Normal(mean, variance.sqrt()).log_prob(y)
     torch.testing.assert_close(found.nll, -density.mean(0))
     torch.testing.assert_close(found.square, (y - mean).square().mean(0))
@@ -64,29 +65,29 @@ def test_the_score_of_several_targets():
     torch.testing.assert_close(found.crps, crps.mean(0), atol=0.03, rtol=0)
 
 
-def test_the_difference_by_hand():
+def test_the_gain_by_hand():
     new, old = score([1.0, 2.0, 0.5, 3.0], [0.2, 0.3, 0.1, 0.5]), score([1.5, 1.0, 0.7, 3.0], [0.3, 0.2, 0.4, 0.5])
-    found = race.difference(new, old)
+    found = compare(new, old)
     unit = (1.1 / 4 + 1.4 / 4) / 2
     rows = [(0.5 + 0.1 / unit) / 2, (-1.0 - 0.1 / unit) / 2, (0.2 + 0.3 / unit) / 2, 0.0]
     mean = sum(rows) / 4
-    assert found.gain == pytest.approx(mean)
+    assert found.mean == pytest.approx(mean)
     assert found.error == pytest.approx(math.sqrt(sum((row - mean) ** 2 for row in rows) / 4) / 2)
-    back = race.difference(old, new)
-    assert back.gain == pytest.approx(-found.gain)
+    back = compare(old, new)
+    assert back.mean == pytest.approx(-found.mean)
     assert back.error == pytest.approx(found.error)
-    other_units = race.difference(score(new.nll + 2, 7 * new.crps), score(old.nll + 2, 7 * old.crps))
-    assert other_units.gain == pytest.approx(found.gain)
+    other_units = compare(score(new.nll + 2, 7 * new.crps), score(old.nll + 2, 7 * old.crps))
+    assert other_units.mean == pytest.approx(found.mean)
 
 
 def test_one_improbable_row_decides_nothing():
     """A little better everywhere, and a thousand nats worse in one row of two thousand."""
     old = score([1.0] * 2000, [0.5] * 2000)
     new = score([0.9] * 1999 + [1000.0], [0.45] * 1999 + [300.0])
-    found = race.difference(new, old)
-    assert found.is_clear
+    found = compare(new, old)
+    assert found.exceed("model")
     assert (old.nll - new.nll).mean() < -0.3  # the mean log density would have said the opposite
-    assert not race.difference(old, new).is_clear
+    assert not compare(old, new).exceed("model")
 
 
 def test_a_gain_by_chance_is_not_clear():
@@ -94,19 +95,20 @@ def test_a_gain_by_chance_is_not_clear():
     noise = rng.normal(size=400)
     same = score(1 + 0.0 * noise, 0.5 + 0 * noise)
     other = score(1 + noise - noise.mean() - 0.02, 0.5 + 0 * noise)
-    found = race.difference(other, same)
-    assert found.gain == pytest.approx(0.01, abs=1e-3)
-    assert found.error > found.gain
-    assert not found.is_clear
-    assert race.difference(score(0.98 + 0 * noise, 0.5 + 0 * noise), same).is_clear
+    found = compare(other, same)
+    assert found.mean == pytest.approx(0.01, abs=1e-3)
+    assert found.error > found.mean
+    assert not found.exceed("model")
+    assert compare(score(0.98 + 0 * noise, 0.5 + 0 * noise), same).exceed("model")
 
 
 def test_a_model_that_cannot_be_computed_loses():
     failed, good = score([math.inf] * 3, [math.inf] * 3), score([1.0, 2.0, 3.0], [0.5] * 3)
-    assert race.difference(good, failed).is_clear
-    assert race.difference(good, failed).is_far
-    assert not race.difference(failed, good).is_clear
-    assert race.difference(failed, failed) == (0.0, 0.0)
+    assert compare(good, failed).exceed("model")
+    assert compare(good, failed).exceed("far")
+    assert not compare(failed, good).exceed("model")
+    same = compare(failed, failed)
+    assert (same.mean, same.error) == (0.0, 0.0)
 
 
 def test_leave_one_out_is_a_fit_without_each_row():
@@ -114,7 +116,7 @@ def test_leave_one_out_is_a_fit_without_each_row():
     row_noise = torch.linspace(0.01, 0.3, 40, dtype=torch.float64)
     prior = GP(Scale(Matern32(2, [0.7, 1.2]), 1.3), noise=GaussianNoise(0.05))
     for known in (None, row_noise):
-        mean, variance = exact_choice.leave_out(prior, X, y, known)
+        mean, variance = validation.leave_out(prior, X, y, known)
         for row in range(0, 40, 3):
             rest = np.array([i for i in range(40) if i != row])
             noise = None if known is None else known[rest]
@@ -127,7 +129,7 @@ def test_leave_one_out_is_a_fit_without_each_row():
 def test_leave_one_out_of_a_matrix_without_factor(monkeypatch):
     monkeypatch.setattr("cagp.linalg.dense.LARGEST_JITTER", 0.0)
     prior = GP(Scale(Matern32(1)), noise=GaussianNoise(1e-30, noise_floor=0.0))
-    mean, variance = exact_choice.leave_out(prior, torch.zeros(20, 1).double(), torch.ones(20).double(), None)
+    mean, variance = validation.leave_out(prior, torch.zeros(20, 1).double(), torch.ones(20).double(), None)
     assert bool(variance.isinf().all())
     assert bool(mean.isfinite().all())
 
@@ -183,7 +185,7 @@ def test_the_choice_is_the_same_for_the_same_seed(monkeypatch):
 @pytest.mark.parametrize("num_rows", [200, 100])
 def test_what_the_user_fixes_is_not_tried(num_rows, monkeypatch):
     X, y = table(num_rows)
-    monkeypatch.setattr(exact_choice, "LEAST_TREE_ROWS", 50)
+    monkeypatch.setattr(auto, "LEAST_TREE_ROWS", 50)
     effort(monkeypatch, **SHORT)
     some = {"max_epochs": 2, **FAST}
 
@@ -216,18 +218,42 @@ def test_a_kernel_object_starts_where_its_owner_put_it(monkeypatch):
     X, y = table()
     effort(monkeypatch, **SHORT)
     seen = []
-    trained = race.Race._trained
+    trained = trials.HeldOutRows._trained
 
     def watch(self, candidate, task, methods, *rest, **settings):
         seen.append((candidate, methods[0].prior.kernel.kernel.lengthscale.detach().clone()))
         return trained(self, candidate, task, methods, *rest, **settings)
 
-    monkeypatch.setattr(race.Race, "_trained", watch)
+    monkeypatch.setattr(trials.HeldOutRows, "_trained", watch)
     CaGPRegressor(kernel=Scale(Matern32(2, [0.37, 4.0])), max_epochs=1, **FAST).fit(X, y)
     begun = {mean: next(lengths for c, lengths in seen if c.mean == mean) for mean in ("zero", "trees")}
     for mean, lengthscales in begun.items():
         np.testing.assert_allclose(lengthscales, [0.37, 4.0], err_msg=mean)
     assert len({candidate.start for candidate, _ in seen if candidate.mean == "zero"}) == 1
+
+
+class Exponential(kernels.Kernel):
+    """exp(-r), without a word about itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.raw = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, X, Z):
+        return (-torch.cdist(X.double(), Z.double()) * self.raw.exp()).exp().to(X)
+
+
+def test_a_kernel_of_a_users_own_is_compared_like_any_other(monkeypatch):
+    """Nobody knows whether it decays; the fit report does not claim to."""
+    X, y = table()
+    effort(monkeypatch, **SHORT)
+    model = CaGPRegressor(kernel=Exponential(), max_epochs=8, **FAST).fit(X, y)
+    assert {"on trees" in words for words in tried(model)} == {True, False}
+    assert any("ordered" in words for words in tried(model))
+    assert "at any distance" not in model.fit_report_
+    assert "does not say whether it goes to zero with distance" in model.fit_report_
+    known = CaGPRegressor(kernel=Scale(Matern32(2)), max_epochs=2, **FAST).fit(X, y)
+    assert "does not say" not in known.fit_report_
 
 
 def test_fast_tries_one_model():
@@ -268,8 +294,8 @@ def test_held_out_rows_are_never_learned_from(screen_rows, monkeypatch):
     """Neither by a trial, nor by trees, nor by the choice of a local scale; other targets there change no trial."""
     X, y = table()
     effort(monkeypatch, **SHORT, screen_rows=screen_rows)
-    held, learned, tree_rows, judged = [], [], [], []
-    hold_out, run, fit_trees, judging = steps.hold_out, Task.run, trees.fit_trees, race.Race.judging
+    held, learned, tree_rows, scored = [], [], [], []
+    hold_out, run, fit_trees, held_out = auto.hold_out, Task.run, trees.fit_trees, trials.HeldOutRows.held_out
     quick_prediction = trees.quick_prediction
 
     def watch_hold_out(task, *rest):
@@ -290,15 +316,15 @@ def test_held_out_rows_are_never_learned_from(screen_rows, monkeypatch):
         tree_rows.append(inputs)
         return quick_prediction(inputs, y, *rest, **choices)
 
-    def watch_judging(self, mean):
-        judged.append(judging(self, mean))
-        return judged[-1]
+    def watch_held_out(self, mean):
+        scored.append(held_out(self, mean))
+        return scored[-1]
 
-    monkeypatch.setattr(steps, "hold_out", watch_hold_out)
+    monkeypatch.setattr(auto, "hold_out", watch_hold_out)
     monkeypatch.setattr(Task, "run", watch_run)
     monkeypatch.setattr(trees, "fit_trees", watch_trees)
     monkeypatch.setattr(trees, "quick_prediction", watch_quick_trees)
-    monkeypatch.setattr(race.Race, "judging", watch_judging)
+    monkeypatch.setattr(trials.HeldOutRows, "held_out", watch_held_out)
     CaGPRegressor(**FAST, mean="trees").fit(X, y)
     CaGPRegressor(**FAST).fit(X, y)
 
@@ -315,7 +341,7 @@ def test_held_out_rows_are_never_learned_from(screen_rows, monkeypatch):
     assert len(tree_rows) >= 2
     for inputs in [*(task.inputs for task in learned), *tree_rows]:
         assert not rows_of(inputs) & test_rows
-    assert all(rows_of(task.inputs) == test_rows for task in judged)
+    assert all(rows_of(task.inputs) == test_rows for task in scored)
     if screen_rows < 200:
         assert {len(task.inputs) for task in learned} == {screen_rows, 180}
 
@@ -325,16 +351,16 @@ def test_the_targets_of_held_out_rows_change_no_trial(monkeypatch):
     X, y = table()
     effort(monkeypatch, **SHORT)
     found = []
-    trained = race.Race._trained
+    trained = trials.HeldOutRows._trained
 
     def watch(self, candidate, *rest, **settings):
         trial = trained(self, candidate, *rest, **settings)
         found[-1][len(found[-1])] = [p.detach().clone() for prior in trial.priors for p in prior.parameters()]
         return trial
 
-    monkeypatch.setattr(race.Race, "_trained", watch)
+    monkeypatch.setattr(trials.HeldOutRows, "_trained", watch)
     (held,) = {len(X)}
-    _, test = split(held, steps.VALIDATION_SHARE, 0)
+    _, test = split(held, validation.VALIDATION_SHARE, 0)
     other = y.copy()
     other[test.numpy()] = y[np.roll(test.numpy(), 7)]  # the same values: standard units stay as they are
     for targets in (y, other):
@@ -359,7 +385,7 @@ def test_the_winner_is_trained_on_all_rows(monkeypatch):
         if model.trees_ is not None:  # the trees are those of all rows to learn from
             assert "of the variance" in model.fit_report_
             std = (y - y.mean()) / y.std(ddof=1)
-            train, _ = split(300, steps.VALIDATION_SHARE, 0)
+            train, _ = split(300, validation.VALIDATION_SHARE, 0)
             rows = train.numpy()
             expected = trees.fit_trees(X[rows], std[rows, None])
             assert expected.trees.texts == model.trees_.texts
@@ -501,15 +527,15 @@ def test_control_c_while_methods_are_compared(monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(steps, "choose", interrupt)
+    monkeypatch.setattr(trials.HeldOutRows, "with_shared", interrupt)
     assert_ended(CaGPRegressor(**FAST, effort="fast", max_epochs=2).fit(X, y), X)
 
 
 @pytest.mark.parametrize("at", ["trees", "second", "third"])
 def test_control_c_in_the_choice_for_few_rows(at, monkeypatch):
     X, y = table(100)
-    monkeypatch.setattr(exact_choice, "LEAST_TREE_ROWS", 50)
-    count, leave_one_out = [], exact_choice.leave_out
+    monkeypatch.setattr(auto, "LEAST_TREE_ROWS", 50)
+    count, leave_one_out = [], validation.leave_out
 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
@@ -522,7 +548,7 @@ def test_control_c_in_the_choice_for_few_rows(at, monkeypatch):
 
     if at == "trees":
         monkeypatch.setattr(trees, "fit_trees", interrupt)
-    monkeypatch.setattr(exact_choice, "leave_out", sometimes)
+    monkeypatch.setattr(trials, "leave_out", sometimes)
     model = CaGPRegressor(max_epochs=20).fit(X, y)
     assert model.method_ == "exact"
     assert_ended(model, X)

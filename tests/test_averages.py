@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 
 import cagp
 from cagp import CaGPRegressor
+from cagp.comparison import Gains, Score, best_average
 from cagp.kernels import Matern12, Matern32, Scale
 from cagp.methods import CaGPLocal, CholeskyGP
 from cagp.posteriors import AveragedPosterior, Posterior, posterior_from_state
 from cagp.prior import GP, GaussianNoise
-from cagp.recipes import auto, race
+from cagp.recipes import auto
+from cagp.recipes.search import Search
+from cagp.recipes.trials import Candidate, Trial
 from cagp.testing import check_posterior
 
 
@@ -152,12 +155,12 @@ def test_files_hold_averages_to_the_bit():
 def test_the_best_weight_is_the_one_that_predicts_best():
     generator = torch.Generator().manual_seed(0)
     errors = torch.randn(2, 1, 4000, generator=generator, dtype=torch.float64)
-    one, other = (race.Score._of_errors(0.3 * error, torch.full_like(error, 0.09)) for error in errors)
-    found = race.best_average(one, other)  # independent errors of equal size
+    one, other = (Score.of_errors(0.3 * error, torch.full_like(error, 0.09)) for error in errors)
+    found = best_average(one, other)  # independent errors of equal size
     assert found.weight == 0.5
-    assert found.gain.is_clear
+    assert found.gain.exceed("model")
     assert float(found.score.square.mean()) == pytest.approx(0.045, rel=0.1)
-    assert not race.best_average(one, race.Score._of_errors(9 * errors[1], 81 * errors[1] ** 0)).gain.is_clear
+    assert not best_average(one, Score.of_errors(9 * errors[1], 81 * errors[1] ** 0)).gain.exceed("model")
 
 
 def test_the_winner_is_averaged_with_the_rival_that_helps_most():
@@ -165,15 +168,18 @@ def test_the_winner_is_averaged_with_the_rival_that_helps_most():
     errors = 0.3 * torch.randn(2, 1, 4000, generator=generator, dtype=torch.float64)
     variance = torch.full_like(errors[0], 0.09)
     same, independent, poor = (
-        race.Score._of_errors(e, v)
+        Score.of_errors(e, v)
         for e, v in ((errors[0], variance), (errors[1], variance), (30 * errors[1], 900 * variance))
     )
-    assert race.best_partner(same, []) is None
-    rivals = [race.Trial(race.Candidate("matern32"), [], [], score, 0.0, 1) for score in (same, independent, poor)]
-    rival, found = race.best_partner(same, rivals)
+    rivals = [Trial(Candidate("matern32"), [], [], [], score, 0.0, 1) for score in (same, independent, poor)]
+    search = Search.__new__(Search)
+    search.validation, search.rivals = None, []
+    assert search.partner(rivals[0]) is None
+    search.rivals = rivals
+    rival, found = search.partner(rivals[0])
     assert rival is rivals[1]
     assert found.weight == 0.5
-    assert found.gain.is_clear
+    assert found.gain.exceed("model")
 
 
 @pytest.mark.parametrize("mean", ["zero", "trees"])
@@ -182,7 +188,9 @@ def test_auto_averages_two_kernels(mean, monkeypatch, tmp_path):
     from cagp import limits
 
     monkeypatch.setattr(limits, "EXACT_ROWS", 100)
-    monkeypatch.setattr(race.Difference, "is_clear", property(lambda found: found.gain > -10))  # whatever is last wins
+    monkeypatch.setattr(
+        Gains, "exceed", lambda self, kind: kind == "model" and self.mean > -10
+    )  # whatever is last wins
     X, y = steps_and_waves(300, 0, 0.5, 6.0)
     model = CaGPRegressor(mean=mean, target="identity", local_scale=None, max_epochs=20, n_actions=8).fit(X, y)
     (average,) = model.posteriors_
@@ -220,9 +228,9 @@ def problem_and_model(request):
 
 def test_models_that_were_trained_are_averaged_though_no_time_is_left_for_more(monkeypatch):
     """Both were judged on the same rows: shared actions are not compared, and the average costs nothing."""
-    trained, shared = [], auto.Auto._shared
-    monkeypatch.setattr(auto.Auto, "_shared", lambda *arguments: (trained.append(True), shared(*arguments))[1])
-    monkeypatch.setattr(auto, "_in_time", lambda task: not trained)
+    trained, compared = [], auto._compare_methods
+    monkeypatch.setattr(auto, "_compare_methods", lambda *arguments: (trained.append(True), compared(*arguments))[1])
+    monkeypatch.setattr(Search, "in_time", property(lambda self: not trained))
     model = CaGPRegressor(target="identity", max_epochs=60, max_time=1000.0).fit(*steps_and_waves(2600, 0, 0.5, 12.0))
     assert "the time limit does not allow shared actions to be compared" in model.choice_
     assert isinstance(model.posteriors_[0], AveragedPosterior)

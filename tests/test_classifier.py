@@ -265,8 +265,8 @@ def test_scores_are_those_of_scikit_learn():
 
 
 def test_auto_compares_prior_means_on_held_out_rows(monkeypatch):
-    monkeypatch.setattr("cagp.recipes.class_training.COMPARED_FROM", 300)
-    monkeypatch.setattr("cagp.recipes.likelihoods.COMPARED_ROWS", 350)
+    monkeypatch.setattr("cagp.recipes.train.COMPARED_FROM", 300)
+    monkeypatch.setattr("cagp.recipes.train.COMPARED_ROWS", 350)
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(400, 6))
     steps = (X[:, 0] > 0.5) ^ (X[:, 1] > 0.3)  # a jump that trees find, and smooth functions do not

@@ -16,7 +16,8 @@ import pytest
 import cagp
 from cagp import limits
 from cagp.cli import main
-from cagp.recipes import steps
+from cagp.comparison import MARGINS
+from cagp.recipes import actions, validation
 
 ROOT = Path(__file__).parent.parent
 ALL_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -203,9 +204,9 @@ def test_numbers_of_the_automatic_choice_are_those_of_the_code():
     text = " ".join(read(ROOT / "docs" / "choosing.md").split())
     for words in (
         f"up to {limits.EXACT_ROWS:,} rows",
-        f"at most {steps.MOST_ACTIONS}",
-        f"{steps.MARGIN} nats",
-        f"at most {steps.VALIDATION_ROWS:,}",
+        f"at most {actions.MOST_ACTIONS}",
+        f"{MARGINS['method'].least} nats",
+        f"at most {validation.VALIDATION_ROWS:,}",
     ):
         assert words in text, words
 

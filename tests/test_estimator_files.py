@@ -10,9 +10,10 @@ from test_estimators import REGRESSORS, every_regressor, table, task_of
 
 import cagp
 from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, limits
+from cagp.dataset import Data
 from cagp.estimators import Units
 from cagp.kernels import RBF, Kernel, Linear, Scale
-from cagp.recipes import RECIPES, steps
+from cagp.recipes import RECIPES, actions, trials
 from cagp.recipes.task import Task
 from cagp.training import history
 from cagp.training.settings import PRESETS, Settings
@@ -300,13 +301,13 @@ def test_held_out_rows_are_training_rows_that_nothing_was_learned_from(monkeypat
     X, y = table(200)
     noise = np.linspace(0.1, 1, 200)
     seen = []
-    compare = steps.compare
+    with_shared = trials.HeldOutRows.with_shared
 
-    def watch(local, hybrid, train, held_out):
-        seen.append((train, held_out))
-        return compare(local, hybrid, train, held_out)
+    def watch(self, *given):
+        seen.append([task.column(0).tensors for task in (self.learning, self.held_out("zero"))])
+        return with_shared(self, *given)
 
-    monkeypatch.setattr(steps, "compare", watch)
+    monkeypatch.setattr(trials.HeldOutRows, "with_shared", watch)
     monkeypatch.setattr(limits, "EXACT_ROWS", 100)
     trained_on = []
     run = Task.run
@@ -335,17 +336,18 @@ def test_held_out_rows_are_training_rows_that_nothing_was_learned_from(monkeypat
 
 def test_memory_limits_the_number_of_actions(monkeypatch):
     X, y = table(200)
-    for memory, actions in ((None, 25), ("1MB", 25), (200_000, 12), (100_000, 6), (13_000, 1)):
+    for memory, count in ((None, 25), ("1MB", 25), (200_000, 12), (100_000, 6), (13_000, 1)):
         model = CaGPRegressor("opt", max_memory=memory, max_epochs=1).fit(X, y)
-        assert model.posteriors_[0].num_actions == actions, memory
+        assert model.posteriors_[0].num_actions == count, memory
     assert (
         CaGPRegressor("opt", n_actions=30, max_memory=13_000, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 30
     )
     units, rows = Units.learn(X, y, None)
     task = task_of(CaGPRegressor(), RECIPES["auto"](), units, rows)
     for num_rows, expected in ((10_000, 512), (5, 1)):
-        many = replace(task, X=torch.zeros(num_rows, 2), memory=2**40)
-        assert steps.number_of_actions("auto", many) == expected
+        rows = Data(torch.zeros(num_rows, 2), torch.zeros(num_rows, 1))
+        many = replace(task, data=rows, memory=2**40)
+        assert actions.number_of_actions("auto", many) == expected
 
     model = CaGPRegressor(n_actions=30, max_memory=13_000, max_epochs=1).fit(X, y)  # too little for an exact answer
     assert model.method_ == "local"
@@ -374,8 +376,8 @@ def test_several_targets_are_judged_together(monkeypatch):
 
 def test_many_rows_weigh_some_rows_of_each_block(monkeypatch, tmp_path):
     X, y = table(300)
-    monkeypatch.setattr(steps, "SUPPORT_ROWS", 100)
-    monkeypatch.setattr(steps, "SUPPORT_SIZE", 3)
+    monkeypatch.setattr(actions, "SUPPORT_ROWS", 100)
+    monkeypatch.setattr(actions, "SUPPORT_SIZE", 3)
     noise = np.linspace(0.1, 1, 300)
     for method in ("opt", "hybrid"):
         model = CaGPRegressor(method, n_actions=20, n_neighbors=4, max_epochs=2).fit(X, y, sample_noise=noise)
@@ -393,8 +395,8 @@ def test_many_rows_weigh_some_rows_of_each_block(monkeypatch, tmp_path):
 def test_many_rows_are_learned_from_minibatches(monkeypatch):
     """Beyond a number of rows, or from fewer rows on if the time is short; the report says so."""
     X, y = table(300)
-    monkeypatch.setattr(steps, "BATCH_SIZE", 50)
-    monkeypatch.setattr(steps, "SUPPORT_SIZE", 3)
+    monkeypatch.setattr(actions, "BATCH_SIZE", 50)
+    monkeypatch.setattr(actions, "SUPPORT_SIZE", 3)
 
     def report(**choices) -> str:
         return CaGPRegressor("opt", n_actions=20, max_epochs=2, **choices).fit(X, y).fit_report_
@@ -403,23 +405,23 @@ def test_many_rows_are_learned_from_minibatches(monkeypatch):
     all_rows = "20 actions on all 300 rows (15 in each block), loss elbo, kernel"
     assert all_rows in report()
     assert all_rows in report(max_time=600.0)
-    monkeypatch.setattr(steps, "MINIBATCH_ROWS", 100)
-    monkeypatch.setattr(steps, "FULL_STEP", 0.1)  # a step of 6,400 s or more
+    monkeypatch.setattr(actions, "MINIBATCH_ROWS", 100)
+    monkeypatch.setattr(actions, "FULL_STEP", 0.1)  # a step of 6,400 s or more
     assert all_rows in report()
     assert in_minibatches in report(max_time=600.0)
-    monkeypatch.setattr(steps, "FULL_STEP", 1e-9)
+    monkeypatch.setattr(actions, "FULL_STEP", 1e-9)
     assert all_rows in report(max_time=600.0)
-    monkeypatch.setattr(steps, "SUPPORT_ROWS", 100)
+    monkeypatch.setattr(actions, "SUPPORT_ROWS", 100)
     assert in_minibatches in report()
 
 
 def test_memory_does_not_limit_the_actions_of_minibatches(monkeypatch):
     X, y = table(300)
-    monkeypatch.setattr(steps, "BATCH_SIZE", 20)
-    monkeypatch.setattr(steps, "SUPPORT_SIZE", 2)
+    monkeypatch.setattr(actions, "BATCH_SIZE", 20)
+    monkeypatch.setattr(actions, "SUPPORT_SIZE", 2)
     memory = 64 * 20 * 37  # of a minibatch and a row in eight as actions
     assert CaGPRegressor("opt", max_memory=memory, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 2
-    monkeypatch.setattr(steps, "SUPPORT_ROWS", 100)
+    monkeypatch.setattr(actions, "SUPPORT_ROWS", 100)
     assert CaGPRegressor("opt", max_memory=memory, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 37
 
 

@@ -13,10 +13,10 @@ from cagp import GP, CaGPRegressor, GaussianNoise, limits
 from cagp.cli import main
 from cagp.data import open_chunks
 from cagp.data.row_rules import RowRule, validation_rule
-from cagp.estimators import load, target_choice
+from cagp.estimators import load
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPLocal
-from cagp.recipes import exact_choice, means, race, steps
+from cagp.recipes import auto, means, nearest, opt, target_scale, trials, validation
 
 values = st.lists(st.integers(0, 6), min_size=2, max_size=50).filter(lambda v: len(set(v)) > 1)
 
@@ -85,7 +85,7 @@ def grouped(num_groups=40, per_group=8, seed=0):
 class Watched:
     """Calls of a function, with what it was given and returned."""
 
-    def __init__(self, monkeypatch, owner, name):
+    def __init__(self, monkeypatch, owner, name, *others):
         self.calls, call = [], getattr(owner, name)
 
         def watch(*arguments, **choices):
@@ -93,7 +93,8 @@ class Watched:
             self.calls.append((arguments, choices, result))
             return result
 
-        monkeypatch.setattr(owner, name, watch)
+        for module in (owner, *others):  # that import it
+            monkeypatch.setattr(module, name, watch)
 
 
 @pytest.mark.parametrize("kind", ["time", "group"])
@@ -101,10 +102,10 @@ class Watched:
 def test_every_part_of_a_fit_follows_the_rule(kind, method, monkeypatch):
     """Whatever a fit holds out: no group on both sides, and no earlier row on the judging one."""
     monkeypatch.setattr(limits, "EXACT_ROWS", 100)
-    held = Watched(monkeypatch, steps, "hold_out")
+    held = Watched(monkeypatch, validation, "hold_out", auto, nearest, opt)
     folds = Watched(monkeypatch, means.trees, "fit_trees")
     scales = Watched(monkeypatch, CaGPLocal, "choose_local_scale")
-    target = Watched(monkeypatch, target_choice, "_held_out_nll")
+    target = Watched(monkeypatch, target_scale, "_held_out_nll")
     X, y, value = grouped()
     y = np.exp(y)
     model = CaGPRegressor(method, max_epochs=3, mean="auto" if method == "auto" else "zero")
@@ -127,7 +128,7 @@ def test_every_part_of_a_fit_follows_the_rule(kind, method, monkeypatch):
     assert bool(asked) == (method != "opt")
     assert target.calls
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).numpy()
-    for (_, _, rule, *_), _, _ in target.calls:
+    for (_, _, _, rule, *_), _, _ in target.calls:
         assert rule.kind == kind
         assert (rule.values == RowRule.of(**{kind: value}).values[order]).all()
     words = {"time": "Models are validated on the latest rows", "group": "Models are validated on whole groups, of 40"}
@@ -136,13 +137,13 @@ def test_every_part_of_a_fit_follows_the_rule(kind, method, monkeypatch):
 
 def test_a_large_group_judges_by_some_of_its_rows(monkeypatch):
     monkeypatch.setattr(limits, "EXACT_ROWS", 100)
-    held = Watched(monkeypatch, steps, "hold_out")
+    held = Watched(monkeypatch, validation, "hold_out", auto, nearest, opt)
     X, y, _ = grouped()
     group = np.where(np.arange(len(y)) < 250, "large", np.where(np.arange(len(y)) < 300, "b", "c"))
     CaGPRegressor("opt", max_epochs=2).fit(X, y, group=group)
     (_, _, parts), *_ = held.calls
     assert len(set(group[parts.held_rows.numpy()])) == 1
-    few = steps.hold_out(parts.train, 5)
+    few = validation.hold_out(parts.train, 5)
     assert len(few.held_rows) == 5
     assert len(few.rows) + 5 < parts.train.num_rows
 
@@ -154,7 +155,7 @@ def test_rows_of_a_group_are_predicted_from_other_groups():
     known = torch.linspace(0.01, 0.2, len(y)).double()
     for row_noise in (None, known):
         prior = GP(Scale(Matern32(2, 1.5), 0.8), noise=GaussianNoise(0.05)).double()
-        mean, variance = exact_choice.leave_out(prior, X, y, row_noise, group)
+        mean, variance = validation.leave_out(prior, X, y, row_noise, group)
         for value in range(6):
             out = group == value
             K = np.asarray(prior.kernel(X, X).detach())
@@ -166,8 +167,8 @@ def test_rows_of_a_group_are_predicted_from_other_groups():
             spread = K[outside, outside] - np.einsum("ij,ji->i", cross, np.linalg.solve(A, cross.T)) + noise[outside]
             np.testing.assert_allclose(mean[out].detach(), expected, rtol=1e-8, atol=1e-10)
             np.testing.assert_allclose(variance[out].detach(), spread, rtol=1e-8)
-    alone = exact_choice.leave_out(prior, X, y, known, torch.arange(len(y)))
-    for one, other in zip(alone, exact_choice.leave_out(prior, X, y, known), strict=True):
+    alone = validation.leave_out(prior, X, y, known, torch.arange(len(y)))
+    for one, other in zip(alone, validation.leave_out(prior, X, y, known), strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -250,18 +251,21 @@ def test_the_choice_is_the_same_again_and_a_killed_fit_resumes(tmp_path, monkeyp
     X, y, group = grouped()
     choices = {"max_epochs": 4, "checkpoint_dir": tmp_path}
     first = CaGPRegressor(max_epochs=4).fit(X, y, group=group)
-    trained = race.Race._trained
+    trained = trials.HeldOutRows._trained
+
+    trials_so_far = []
 
     def killed(self, *rest, **settings):
         result = trained(self, *rest, **settings)
-        if len(self.tried) > 1:
+        trials_so_far.append(result)
+        if len(trials_so_far) > 3:
             raise RuntimeError("killed")
         return result
 
-    monkeypatch.setattr(race.Race, "_trained", killed)
+    monkeypatch.setattr(trials.HeldOutRows, "_trained", killed)
     with pytest.raises(RuntimeError, match="killed"):
         CaGPRegressor(**choices).fit(X, y, group=group)
-    monkeypatch.setattr(race.Race, "_trained", trained)
+    monkeypatch.setattr(trials.HeldOutRows, "_trained", trained)
     again = CaGPRegressor(**choices).fit(X, y, group=group)
     assert [t["model"] for t in again.choices_] == [t["model"] for t in first.choices_]
     np.testing.assert_array_equal(again.predict(X), first.predict(X))

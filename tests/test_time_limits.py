@@ -13,7 +13,7 @@ from cagp import GP, CaGPOpt, CaGPRegressor, GaussianNoise, fit, limits
 from cagp.kernels import Linear, Matern32, Scale
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CholeskyGP
 from cagp.noise_tuning import calibrate_noise, raise_noise
-from cagp.recipes import RECIPES, exact_choice, race, steps
+from cagp.recipes import RECIPES, inducing, opt, trials
 from cagp.training import FitStatus, fitting
 
 STEP, CONDITION, SCORE, PER_SCALE_ROW, ROUND = 0.25, 0.3, 0.3, 3e-4, 5e-3
@@ -60,20 +60,20 @@ def clock(monkeypatch) -> Clock:
         return posterior(self, data)
 
     monkeypatch.setattr(CholeskyGP, "posterior", conditioned)
-    clock.costs(monkeypatch, steps, "held_out_nll", SCORE)
-    clock.costs(monkeypatch, exact_choice, "leave_out", SCORE)
-    clock.costs(monkeypatch, race.Race, "_score", SCORE)
+    clock.costs(monkeypatch, opt, "held_out_nll", SCORE)
+    clock.costs(monkeypatch, trials, "leave_out", SCORE)
+    clock.costs(monkeypatch, trials.HeldOutRows, "_scores", SCORE)
     clock.costs(
         monkeypatch, CaGPLocal, "choose_local_scale", lambda choices: PER_SCALE_ROW * choices.get("num_rows", 5000)
     )
     clock.costs(monkeypatch, lightgbm.Booster, "update", ROUND)
-    choose = steps.choose_inducing_points
+    choose = inducing.choose_inducing_points
 
     def chosen(prior, X, *rest):
         clock.now += PER_CHOICE_ROW * len(X)
         return choose(prior, X, *rest)
 
-    monkeypatch.setattr(steps, "choose_inducing_points", chosen)
+    monkeypatch.setattr(inducing, "choose_inducing_points", chosen)
     return clock
 
 

@@ -17,7 +17,7 @@ from cagp import CaGPRegressor, limits, trees
 from cagp.cli import main
 from cagp.estimators.units import Units
 from cagp.recipes import RECIPES, auto, recipe_for
-from cagp.recipes.base import REST_START
+from cagp.recipes.task import RESIDUAL_START
 from cagp.report.page import number
 from cagp.training import history
 from cagp.training.settings import PRESETS, Settings
@@ -67,7 +67,9 @@ def test_the_process_learns_what_the_trees_leave(method, known_noise):
     plain = regressor(method, mean="zero", random_state=3)
     task = task_of(plain, recipe, units, rows)
     rest = torch.from_numpy(targets - found.mean).to(task.y)
-    fitted = recipe.train(replace(task, y=rest, start=REST_START))  # what trees leave is rough
+    fitted = recipe.train(
+        replace(task.with_targets(rest, task.row_noise), start=RESIDUAL_START)
+    )  # residuals of trees are rough
     Z, _ = step_and_wave(11, seed=5)
     points = torch.from_numpy((Z - X.mean(0)) / X.std(0, ddof=1))
     prior_mean = found.trees.mean(Z)
@@ -199,7 +201,7 @@ def test_one_target_with_trees_and_one_without(monkeypatch, tmp_path):
     assert [bool(texts) for texts in model.trees_.texts] == [False, True]
     np.testing.assert_allclose(model.prior_mean(X)[:, 0], np.nanmean(y[:, 0]))
     assert_same(model, cagp.load(model.save(tmp_path / "model.cagp")), X[:4])
-    monkeypatch.setattr(auto.exact_choice._Contest, "_tried", lambda *_: pytest.fail("the choice is made already"))
+    monkeypatch.setattr(auto.Search, "best", lambda *_: pytest.fail("the choice is made already"))
     again = model.set_params(max_epochs=1).fit(X, y)
     assert [bool(texts) for texts in again.trees_.texts] == [False, True]
 
@@ -314,7 +316,7 @@ def quick_auto(monkeypatch, **changes) -> None:
     monkeypatch.setattr(limits, "EXACT_ROWS", 50)
     monkeypatch.setitem(PRESETS, "default", Settings(checkpoint_steps=2))
     short = {"first_steps": 4, "more_steps": 4, "other_steps": 4, "last_steps": 4}
-    effort = auto.EFFORTS["default"]._replace(**{**short, "kernels": ("matern12",), "judging_rows": 30, **changes})
+    effort = auto.EFFORTS["default"]._replace(**{**short, "kernels": ("matern12",), "validation_rows": 30, **changes})
     monkeypatch.setitem(auto.EFFORTS, "default", effort)
 
 

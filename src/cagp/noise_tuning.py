@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from jaxtyping import Float
@@ -95,25 +96,23 @@ def _follow(
     noise: GaussianNoise, factor: float, score: Callable[[], float], limit: float = math.inf, until: float = math.inf
 ) -> None:
     """Multiply the noise by the factor as long as the score falls and the noise is below the limit, above its floor."""
+
+    def scored() -> float:
+        """Infinity if a matrix cannot be factorised. To compare scores, jitter does no harm."""
+        with collected(JitterWarning), suppress(NotPositiveDefiniteError):
+            return score()
+        return math.inf
+
     if time.perf_counter() >= until:
         return
-    lowest = _score(score)
+    lowest = scored()
     while float(noise.noise) < limit and time.perf_counter() < until:
         before = noise.noise.clone()
         if factor * before <= noise.noise_floor:
             return
         noise.noise = factor * before
-        found = _score(score)
-        if math.isfinite(lowest) and not found < lowest:
+        value = scored()
+        if math.isfinite(lowest) and not value < lowest:
             noise.noise = before
             return
-        lowest = found
-
-
-def _score(score: Callable[[], float]) -> float:
-    """The score, or infinity if a matrix cannot be factorised. To compare scores, jitter does no harm."""
-    with collected(JitterWarning):
-        try:
-            return score()
-        except NotPositiveDefiniteError:
-            return math.inf
+        lowest = value

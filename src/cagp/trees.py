@@ -23,7 +23,7 @@ lightgbm: Any = lazy_module("lightgbm")
 LEARNING_RATE, NUM_LEAVES, MOST_ROUNDS, ROUNDS_AT_ONCE = 0.1, 63, 1000, 10
 PATIENCE, WINDOW, LEAST_FALL = 20, 100, 0.001
 """Trees are added, some at once, until the squared out-of-fold error has not fallen for ``PATIENCE`` rounds, or by a
-share of less than ``LEAST_FALL`` in ``WINDOW`` rounds. A heuristic: the process learns what further trees would add."""
+share of less than ``LEAST_FALL`` in ``WINDOW`` rounds. A heuristic: the Gaussian process models the residuals."""
 
 QUICK_RATE, QUICK_ROUNDS = 0.2, 60
 """Of trees that only give a first idea."""
@@ -119,30 +119,29 @@ def fit_trees(
     if fold is None:
         fold = np.random.default_rng(seed).permutation(len(y)) % number_of_folds(len(y))
     folds = [(np.flatnonzero(fold != f), np.flatnonzero(fold == f)) for f in range(fold.max() + 1)]
-    mean, texts, finished = np.empty(y.shape), [], True
+    mean, texts, finished, num_targets = np.empty(y.shape), [], True, y.shape[1]
     deadline = time.perf_counter() + max_seconds
-    if objective == "multiclass":
-        weight = None if row_noise is None else _weights(y[:, 0], row_noise[:, 0], objective)
-        given = (inputs, y.argmax(1).astype(float), weight, folds, list(categorical), seed, deadline, objective)
-        boosters, rounds, finished = _cross_fitted(*given, num_classes=y.shape[1])
-        for booster, (_, left_out) in zip(boosters, folds, strict=True):
-            mean[left_out] = _predict(booster, inputs[left_out], rounds)
-        models = [of_classes(booster.model_to_string(num_iteration=rounds), y.shape[1]) for booster in boosters]
-        return OutOfFold(Trees(list(zip(*models, strict=True))), mean, finished)
-    for j in range(y.shape[1]):
-        targets = y[:, j]
+    # Classes are fitted together, any other targets one after the other.
+    num_classes = num_targets if objective == "multiclass" else 1
+    for j in range(0, num_targets, num_classes):
+        targets = y.argmax(1).astype(float) if objective == "multiclass" else y[:, j]
         weight = None if row_noise is None else _weights(targets, row_noise[:, j], objective)
         if exposure is not None:  # y log(e λ) - e λ = e ((y/e) log λ - λ) up to a constant
             targets, weight = targets / exposure, exposure
         now = time.perf_counter()
-        until = now + (deadline - now) / (y.shape[1] - j)
-        boosters, rounds, whole = _cross_fitted(
-            inputs, targets, weight, folds, list(categorical), seed, until, objective
+        until = now + (deadline - now) * num_classes / (num_targets - j)
+        boosters, rounds, ended = _cross_fitted(
+            inputs, targets, weight, folds, list(categorical), seed, until, objective, num_classes
         )
+        models = [booster.model_to_string(num_iteration=rounds) for booster in boosters]
         for booster, (_, left_out) in zip(boosters, folds, strict=True):
-            mean[left_out, j] = _predict(booster, inputs[left_out], rounds)
-        texts.append([booster.model_to_string(num_iteration=rounds) for booster in boosters])
-        finished &= whole
+            predicted = _predict(booster, inputs[left_out], rounds)
+            mean[left_out, j : j + num_classes] = predicted.reshape(-1, num_classes)
+        if objective == "multiclass":
+            texts += zip(*(of_classes(model, num_classes) for model in models), strict=True)
+        else:
+            texts.append(models)
+        finished &= ended
     return OutOfFold(Trees(texts), mean, finished)
 
 
@@ -232,9 +231,9 @@ def _cross_fitted(
     with ThreadPoolExecutor(min(len(folds), torch.get_num_threads())) as pool:
         boosters = list(pool.map(begin, folds))
         while not errors or (len(errors) < MOST_ROUNDS and time.perf_counter() < until):  # one round in any case
-            found = list(pool.map(advance, boosters))
-            rounds = min(map(len, found))
-            errors += [float(np.average([part[r] for part in found], weights=sizes)) - least for r in range(rounds)]
+            each = list(pool.map(advance, boosters))
+            rounds = min(map(len, each))
+            errors += [float(np.average([fold[r] for fold in each], weights=sizes)) - least for r in range(rounds)]
             if _is_over(errors) or rounds < ROUNDS_AT_ONCE:
                 break
     return boosters, int(np.argmin(errors)) + 1, time.perf_counter() < until

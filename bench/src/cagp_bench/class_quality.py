@@ -23,7 +23,7 @@ from cagp.estimators import CaGPClassifier
 from cagp.memory import peak_memory
 from cagp.posteriors import LocalPosterior
 from cagp.quantities import seconds_of
-from cagp.recipes import class_training
+from cagp.recipes import with_scores
 from cagp_bench.class_peers import PEERS
 from cagp_bench.processes import answer, in_new_process
 from cagp_bench.records import Columns, in_one_line, machine, show
@@ -137,7 +137,7 @@ def _more_neighbours(model: CaGPClassifier, X_test: pd.DataFrame) -> dict[str, n
         own = [p for p in model.posteriors_ if isinstance(p, LocalPosterior)]
         if len(own) < len(model.posteriors_):
             return {}
-        other.posteriors_ = [p.with_neighbours(times * p.num_neighbours // class_training.PREDICTING) for p in own]
+        other.posteriors_ = [p.with_neighbours(times * p.num_neighbours // with_scores.PREDICTING) for p in own]
         found[str(times)] = other.predict_proba(X_test)
     return found
 

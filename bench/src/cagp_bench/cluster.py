@@ -32,7 +32,7 @@ from cagp.methods import CaGPLocal
 from cagp.prior import GP, GaussianNoise
 from cagp.ranks import Ranks
 from cagp.recipes import recipe_for
-from cagp.recipes.plans import TREE_COLUMN, TREE_ROW
+from cagp.recipes.nearest import TREE_COLUMN, TREE_ROW
 from cagp.training import fit
 from cagp_bench import neighbour_speed, scale, table_on_disk
 from cagp_bench.processes import answer, in_new_process

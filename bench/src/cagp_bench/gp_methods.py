@@ -17,7 +17,7 @@ from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyG
 from cagp.methods.common import Loss
 from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.prior import GP, GaussianNoise
-from cagp.recipes.steps import constant_actions
+from cagp.recipes.actions import constant_actions
 from cagp.starting import start_from_data, start_from_neighbours
 from cagp_bench.gp_settings import GPSettings
 from cagp_bench.protocol import PAPER_START, new_method

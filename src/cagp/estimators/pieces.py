@@ -19,13 +19,14 @@ from cagp.data.transforms import TRANSFORMS
 from cagp.estimators.agreement import FAILURES, agreed_moments, agreed_scan
 from cagp.estimators.options import DTYPES, FitOptions
 from cagp.estimators.rows import MappedRows, Prepared, TrainingRows, missing_words
-from cagp.estimators.target_choice import MOST_ROWS, NO_NOISE, choose_transforms
+from cagp.estimators.target_choice import NO_NOISE, choose_transforms
 from cagp.estimators.units import Units, is_float32, is_matrix, known_variances
 from cagp.mapped import check_room, mapped_tensor
 from cagp.memory import current_memory
 from cagp.quantities import size
 from cagp.ranks import Ranks
 from cagp.recipes import Recipe
+from cagp.recipes.target_scale import MOST_ROWS
 
 Value = TypeVar("Value")
 

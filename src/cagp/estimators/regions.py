@@ -18,9 +18,9 @@ from cagp.estimators.units import Units
 from cagp.methods import CaGPLocal
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
-from cagp.recipes import Recipe, steps
+from cagp.recipes import Recipe, nearest
 from cagp.recipes.checks import check_neighbours
-from cagp.recipes.local import Local
+from cagp.recipes.table import Local
 from cagp.recipes.task import Fitted, Task
 from cagp.shards import RegionPosterior, Regions, Shard, exchange_rows, halo_width, sample_of_parts
 from cagp.storage import fingerprint, write_atomically
@@ -80,7 +80,7 @@ class InRegions(Recipe):
             task: with a sample of the rows of all regions.
         """
         recipe, part, ranks = self.local, self.part, task.ranks
-        neighbours = steps.Neighbours.of(recipe.n_neighbors, recipe.objective)
+        neighbours = nearest.Neighbours.of(recipe.n_neighbors, recipe.objective)
         if task.kernel.decays(part.X.shape[1]) is False:
             raise ValueError(
                 "the kernel does not decay with distance, and no process has rows that are far apart; with shards=True "
@@ -88,7 +88,7 @@ class InRegions(Recipe):
             )
         task = replace(task, folder=None if self.checkpoint_dir is None else self._folder(self.checkpoint_dir, task))
         priors = task.priors()
-        (method,) = steps.local_methods(task, priors, neighbours)
+        (method,) = nearest.local_methods(task, priors, neighbours)
         shard = self._shard(part, None, method.num_neighbours_predict, ranks)[0]
         result = self._fit(task, method.with_own_rows(shard.own), shard)
         # Neighbours are those of the learned lengthscales: regions are cut again, in these units.
@@ -98,11 +98,11 @@ class InRegions(Recipe):
         shard, width, regions = self._shard(own, lengthscales, method.num_neighbours_predict, ranks)
         noise = None if shard.row_noise is None else shard.row_noise[:, None]
         held = replace(task, data=Data(shard.X, shard.y[:, None], noise, trusted=True))
-        (method,) = steps.local_methods(held, priors, neighbours, recipe.local_scale)
+        (method,) = nearest.local_methods(held, priors, neighbours, recipe.local_scale)
         notes = [_words(shard, width, ranks)]
         few = ranks.any(method.num_neighbours_predict >= held.num_rows)[0]
         if recipe.local_scale == "auto" and not few:  # the scale that suits the rows of process 0, for all
-            (method,), words = steps.with_local_scales([method], held)
+            (method,), words = nearest.with_local_scales([method], held)
             notes += words
         posterior = method.posterior(held.column(0), shares_rows=True)
         options = (posterior.X, method.local_scale, lambda _: posterior, task.max_bytes)
@@ -124,7 +124,7 @@ class InRegions(Recipe):
         changes = {}
         if task.max_epochs is not None:
             changes["num_steps"] = math.ceil(task.max_epochs * max(1.0, self.num_rows / method.batch_size))
-        reserve = 0.0 if task.max_time is None else steps.LOCAL_RESERVE * seconds_of(task.max_time)
+        reserve = 0.0 if task.max_time is None else nearest.LOCAL_RESERVE * seconds_of(task.max_time)
         return fit(
             method,
             shard.X,

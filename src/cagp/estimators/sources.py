@@ -18,7 +18,7 @@ from cagp.estimators.rows import Prepared, missing_words
 from cagp.estimators.target_kinds import TargetKind
 from cagp.estimators.units import EncodedTable, Units
 from cagp.ranks import Ranks
-from cagp.recipes.local import Local
+from cagp.recipes.table import Local
 
 
 class Source(ABC):

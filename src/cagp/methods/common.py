@@ -98,13 +98,3 @@ def idle_inputs(kernel: Kernel, X: Float[Tensor, "n d"], y: Float[Tensor, " n"])
         change[columns] = kernel.diag(A) - 2 * kernel(A[:, None], B[:, None])[:, 0, 0] + kernel.diag(B)
     idle = (change < IDLE * column_statistics(y[:, None]).variance) & (high > low)
     return idle.nonzero()[:, 0].tolist()
-
-
-def is_gain(gains: Float[Tensor, " n"], least: float) -> bool:
-    """Whether rows gain at least ``least`` on average, and not by chance: more than two standard errors.
-
-    For the standard errors no row counts for more than one nat: a single very improbable row decides nothing.
-    """
-    typical = gains.clamp(-1, 1)
-    error = float(typical.std(correction=0)) / len(typical) ** 0.5
-    return float(gains.mean()) > least and float(typical.mean()) > 2 * error

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cagp.comparison import Gains
 from cagp.local_inference import Moments, local_answers
-from cagp.methods.common import is_gain
 from cagp.metrics import row_nll
 from cagp.neighbours import NeighbourIndex
 from cagp.posteriors.nearest_rows import closeness, scale_around
@@ -16,13 +16,12 @@ from cagp.prior import GP
 LOCAL_SCALES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 """What ``choose_local_scale`` tries."""
 
-SCALE_ROWS, SCALE_GAIN = 10_000, 0.01
-"""Rows that choose among the scales (many, because a few improbable ones weigh much), and the nats per row that the
-best scale must gain over one scale everywhere, not by chance."""
+SCALE_ROWS = 10_000
+"""Rows that choose among the scales: many, because a few improbable ones weigh much."""
 
 
 class ScaleChoice(NamedTuple):
-    """What ``choose_local_scale`` found: mean negative log density of rows, each predicted from others."""
+    """The choice of a local scale, with the mean negative log density of rows, each predicted from others."""
 
     local_scale: float | None
     nll: float
@@ -47,8 +46,8 @@ def choose_local_scale(
     """The local scale with which rows are predicted best from their neighbours, at the hyperparameters of ``prior``.
 
     At most ``num_rows`` rows, each predicted from others alone, choose among ``LOCAL_SCALES``: rows of ``X``, or those
-    that are held out. If the best gains less than ``SCALE_GAIN`` nats per row, or may gain by chance, the choice is
-    None: one scale everywhere.
+    that are held out. If the best does not gain the margin of ``cagp.comparison``, the choice is None: one scale
+    everywhere.
     """
     generator = torch.Generator().manual_seed(seed)
     asked_X, asked_y, asked_noise = (X, y, row_noise) if held_out is None else held_out
@@ -63,19 +62,19 @@ def choose_local_scale(
         local_answers(prior, X, y, row_noise, part, of_part)
         for part, of_part in zip(points.split(tile), near.split(tile), strict=True)
     ]
-    found = Moments(*(torch.cat(columns) for columns in zip(*tiles, strict=True)))
+    moments = Moments(*(torch.cat(columns) for columns in zip(*tiles, strict=True)))
     close = closeness(prior, points, X, near)
-    known = 0.0 if asked_noise is None else asked_noise[rows].double()
-    variance = found.variance.clamp_min(0) + prior.noise.learned(points)
+    noise = 0.0 if asked_noise is None else asked_noise[rows].double()
+    variance = moments.variance.clamp_min(0) + prior.noise.learned(points)
 
     def nll(scale: Tensor | float) -> Tensor:
-        return row_nll(asked_y[rows], found.mean, scale * variance + known)
+        return row_nll(asked_y[rows], moments.mean, scale * variance + noise)
 
     without = nll(1.0)
-    nlls = {value: nll(scale_around(found, close, value)) for value in LOCAL_SCALES}
+    nlls = {value: nll(scale_around(moments, close, value)) for value in LOCAL_SCALES}
     best = min(nlls, key=lambda value: float(nlls[value].mean()))
     gains = without - nlls[best]
     before = float(without.mean())
-    if is_gain(gains, SCALE_GAIN):
+    if Gains(gains).exceed("local scale"):
         return ScaleChoice(best, before - float(gains.mean()), before, len(rows))
     return ScaleChoice(None, before, before, len(rows))

@@ -1,40 +1,16 @@
-"""The table of methods that a user can choose: one file for each, one line in ``RECIPES``.
+"""The methods that a user can choose, and how each is trained.
 
-Everything that lists methods or their options reads it: regressors, the command line, reports, ``cagp info``. Nothing
-here imports torch before a method is trained, so that help texts and errors come at once.
+``table`` lists the methods and ``options`` what can be set: regressors, the command line, reports and ``cagp info``
+read them, and neither imports torch. ``train`` goes from a ``Task`` to a ``Fitted``; the other modules are its steps.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from cagp.likelihood_registry import GAUSSIAN
-from cagp.recipes.auto import Auto
 from cagp.recipes.base import Recipe
-from cagp.recipes.cg import ConjugateGradients
-from cagp.recipes.cggp import CGGPRecipe
-from cagp.recipes.exact import Exact
-from cagp.recipes.hybrid import Hybrid
-from cagp.recipes.local import Local
-from cagp.recipes.means import train_with_mean
-from cagp.recipes.opt import Opt
 from cagp.recipes.options import OPTIONS, Option
-from cagp.recipes.sgpr import SGPRRecipe
-from cagp.recipes.svgp import SVGPRecipe
-
-RECIPES: dict[str, type[Recipe]] = {
-    recipe.name: recipe
-    for recipe in (
-        Auto,
-        Exact,
-        Opt,
-        ConjugateGradients,
-        Local,
-        Hybrid,
-        SGPRRecipe,
-        SVGPRecipe,
-        CGGPRecipe,
-    )
-}
+from cagp.recipes.table import RECIPES
 
 
 def recipe_for(method: str, options: Mapping[str, Any]) -> Recipe:
@@ -141,7 +117,6 @@ __all__ = [
     "method_words",
     "methods_for",
     "recipe_for",
-    "train_with_mean",
     "tried_in_words",
     "users_of",
 ]

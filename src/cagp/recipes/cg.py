@@ -1,43 +1,21 @@
-"""CaGP-CG."""
+"""Methods whose solves are those of conjugate gradients: CaGP-CG and CGGP."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
-
-from cagp.lazy import lazy_module
-from cagp.recipes.base import Recipe
-from cagp.recipes.options import N_ACTIONS
-
-if TYPE_CHECKING:
-    from cagp import methods
-    from cagp.prior import GP
-    from cagp.recipes import steps
-    from cagp.recipes import task as tasks
-else:
-    methods, steps, tasks = map(lazy_module, ("cagp.methods", "cagp.recipes.steps", "cagp.recipes.task"))
+from cagp.methods import CGGP, CaGPCG, Method, MultiTarget
+from cagp.prior import GP
+from cagp.recipes.actions import number_of_actions
+from cagp.recipes.table import CGGPRecipe, ConjugateGradients
+from cagp.recipes.task import Fitted, Task
 
 
-@final
-@dataclass(frozen=True)
-class ConjugateGradients(Recipe):
-    """The actions of conjugate gradients."""
+def method(recipe: ConjugateGradients | CGGPRecipe, task: Task, prior: GP) -> Method:
+    """CaGP-CG with its actions computed at every step, or CGGP."""
+    if isinstance(recipe, CGGPRecipe):
+        return CGGP(prior, seed=task.seed, max_bytes=task.max_bytes)
+    return CaGPCG(prior, number_of_actions(recipe.n_actions, task), max_bytes=task.max_bytes)
 
-    n_actions: int | str = N_ACTIONS.field()
 
-    name: ClassVar[str] = "cg"
-    words: ClassVar[str] = "CaGP-CG, a computation-aware Gaussian process with the actions of conjugate gradients"
-    summary: ClassVar[str] = "the actions of conjugate gradients (CaGP-CG): time O(n²)"
-    fast_dtype: ClassVar[bool] = True
-    takes_likelihoods: ClassVar[bool] = True
-
-    def method(self, task: "tasks.Task", prior: "GP") -> "methods.Method":
-        """The actions of conjugate gradients, computed at every step."""
-        return methods.CaGPCG(prior, steps.number_of_actions(self.n_actions, task), max_bytes=task.max_bytes)
-
-    def train(self, task: "tasks.Task") -> "tasks.Fitted":
-        """Adam on the ELBO, with actions computed at every step."""
-        num_actions = steps.number_of_actions(self.n_actions, task)
-        method = methods.MultiTarget(
-            [methods.CaGPCG(prior, num_actions, max_bytes=task.max_bytes) for prior in task.priors()]
-        )
-        result = task.run(method, "cg")
-        return tasks.Fitted(self.name, method.condition(task.data), result, [], task.every_row())
+def train(recipe: ConjugateGradients | CGGPRecipe, task: Task) -> Fitted:
+    """Adam on the ELBO, or on an estimate of -log p(y)."""
+    several = MultiTarget([method(recipe, task, prior) for prior in task.priors()])
+    result = task.run(several, recipe.name)
+    return Fitted(recipe.name, several.condition(task.data), result, [], task.every_row())

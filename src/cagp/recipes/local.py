@@ -1,55 +1,84 @@
-"""CaGP-Local."""
+"""Nearest rows, alone ("local") or beside actions that all test points share ("hybrid")."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
-
-from cagp.lazy import lazy_module
-from cagp.recipes import plans
-from cagp.recipes.base import Recipe
+from cagp.actions import BlockActions
+from cagp.methods import CaGPLocal, Method
+from cagp.prior import GP
+from cagp.recipes import long_range, nearest
+from cagp.recipes.actions import constant_actions, number_of_actions
 from cagp.recipes.checks import check_neighbours
-from cagp.recipes.options import LOCAL_SCALE, N_NEIGHBORS, OBJECTIVE, SHARDS
+from cagp.recipes.nearest import Neighbours
+from cagp.recipes.table import Hybrid, Local
+from cagp.recipes.task import Fitted, Task
 
-if TYPE_CHECKING:
-    from cagp import methods
-    from cagp.prior import GP
-    from cagp.recipes import far_apart, likelihoods, steps
-    from cagp.recipes import task as tasks
-else:
-    far_apart, steps = map(lazy_module, ("cagp.recipes.far_apart", "cagp.recipes.steps"))
-    likelihoods = lazy_module("cagp.recipes.likelihoods")
+LIKELIHOOD_FACTOR = 4
+"""With a likelihood that is not Gaussian, predictions take this many times the neighbours of training. A label says
+less than a number: more of them are worth their time; docs/benchmarks.md has the evidence."""
+
+NEAREST_ALONE = (
+    "Predictions use nearest rows alone, which know little of a season or a trend: for forecasts beyond the data, "
+    'choose method "hybrid", "exact" or "auto".'
+)
+UNKNOWN_DECAY = (
+    "The kernel does not say whether it goes to zero with distance, and was trained on nearest rows. If it does not, "
+    'choose method "hybrid" or "exact", or define its method ``decay``.'
+)
+"""What the fit report says where nearest rows may not be enough."""
 
 
-@final
-@dataclass(frozen=True)
-class Local(Recipe):
-    """The nearest rows of each test point."""
+def train(recipe: Local | Hybrid, task: Task) -> Fitted:
+    """Minibatches of rows, each predicted from its neighbours; rows at any distance too if the kernel links them.
 
-    n_neighbors: int | str = N_NEIGHBORS.field()
-    local_scale: float | str | None = LOCAL_SCALE.field()
-    objective: str = OBJECTIVE.field()
-    shards: bool = SHARDS.field()
+    The shared actions of the hybrid play no part in training.
+    """
+    check_neighbours(recipe.n_neighbors, task.num_rows)
+    neighbours, shared, about = Neighbours.of(recipe.n_neighbors, recipe.objective), None, []
+    learned = long_range.learn(task, neighbours) if task.is_long_range else nearest.learn(task, neighbours)
+    if isinstance(recipe, Hybrid):
+        shared, words = shared_actions(recipe.n_actions, task, learned.priors[0])
+        about = [words]
+    elif task.is_long_range:
+        about = [NEAREST_ALONE]
+    elif task.decays is None:
+        about = [UNKNOWN_DECAY]
+    learned = learned._replace(notes=[*learned.notes, *about])
+    return nearest.condition(task, learned, neighbours, recipe.local_scale, shared)
 
-    name: ClassVar[str] = "local"
-    words: ClassVar[str] = "CaGP-Local, which predicts each test point from its nearest rows"
-    summary: ClassVar[str] = "the nearest rows of each test point: any number of rows"
-    shares_rows: ClassVar[bool] = True
-    takes_likelihoods: ClassVar[bool] = True
 
-    def planned_bytes(self, num_rows: int, num_inputs: int, num_targets: int) -> dict[str, int] | None:
-        """An index of the rows for each target, and what a step takes."""
-        return plans.local_bytes(num_rows, num_inputs, num_targets, self.objective == "ordered")
+def shared_actions(n_actions: int | str, task: Task, prior: GP) -> tuple[BlockActions, str]:
+    """Actions of equal weights that suit the kernel, and a sentence for the fit report."""
+    num_actions = number_of_actions(n_actions, task)
+    if task.is_long_range:
+        shared, kind = long_range.shared_actions(task, prior, num_actions)
+        return shared, f"All test points share {shared.num_actions:,} actions: {kind}."
+    shared = constant_actions(prior.kernel, task.data, num_actions, task.seed)
+    return shared, f"All test points share {shared.num_actions:,} actions of equal weights on nearby rows."
 
-    def method(self, task: "tasks.Task", prior: "GP") -> "methods.Method":
-        """Nearest rows, with more of them in predictions."""
-        return likelihoods.nearest_rows(task, prior, self.n_neighbors, self.objective)
 
-    def train(self, task: "tasks.Task") -> "tasks.Fitted":
-        """Minibatches of rows, each predicted from its neighbours; rows far apart too if the kernel does not decay."""
-        check_neighbours(self.n_neighbors, task.num_rows)
-        priors, neighbours = task.priors(), steps.Neighbours.of(self.n_neighbors, self.objective)
-        if task.kernel.decays(task.X.shape[1]) is False:
-            result, notes = far_apart.learn_far_apart(task, priors, neighbours)
-            fitted = steps.condition_local(task, priors, neighbours, self.local_scale, None, result)
-            return fitted._replace(notes=[*notes, far_apart.NEAREST_ALONE, *fitted.notes])
-        result = steps.train_local(task, neighbours, priors)
-        return steps.condition_local(task, priors, neighbours, self.local_scale, None, result)
+# ---- any likelihood ----
+
+
+def method(recipe: Local | Hybrid, task: Task, prior: GP, shared: BlockActions | None = None) -> Method:
+    """CaGP-Local as it learns from sites: ordered, since its sum is then the log density of all sites."""
+    count = Neighbours.of(recipe.n_neighbors).in_training
+    return CaGPLocal(
+        prior,
+        count,
+        num_neighbours_predict=LIKELIHOOD_FACTOR * count,
+        shared=shared,
+        objective="loo" if recipe.objective == "loo" else "ordered",
+        seed=task.seed,
+        max_bytes=task.max_bytes,
+    )
+
+
+def predicting_method(recipe: Local | Hybrid, task: Task, prior: GP) -> Method:
+    """The same, for the hybrid with shared actions."""
+    if isinstance(recipe, Local):
+        return method(recipe, task, prior)
+    num_shared = number_of_actions(recipe.n_actions, task)
+    return method(recipe, task, prior, constant_actions(prior.kernel, task.data, num_shared, task.seed))
+
+
+def planned_bytes(recipe: Local, num_rows: int, num_inputs: int, num_targets: int) -> dict[str, int]:
+    """An index of the rows for each target, and what a step takes."""
+    return nearest.planned_bytes(num_rows, num_inputs, num_targets, recipe.objective == "ordered")

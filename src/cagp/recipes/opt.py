@@ -1,162 +1,170 @@
-"""CaGP-Opt."""
+"""CaGP-Opt: learned actions, shared by all test points."""
 
+import copy
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any
 
-from cagp import limits
-from cagp.lazy import lazy_module
-from cagp.recipes.base import Recipe
+import torch
+
+from cagp import limits, metrics
+from cagp.diagnostics import action_fit
+from cagp.linalg import JitterWarning, NotPositiveDefiniteError
+from cagp.methods import CaGPOpt, Method, MultiTarget
+from cagp.noise_tuning import calibrate_noise, raise_noise
+from cagp.notices import collected
+from cagp.prior import GP
+from cagp.recipes import long_range
+from cagp.recipes.actions import Minibatches, number_of_actions
 from cagp.recipes.checks import check_neighbours
-from cagp.recipes.options import N_ACTIONS, N_NEIGHBORS
-
-if TYPE_CHECKING:
-    import torch
-
-    from cagp import diagnostics, linalg, methods, noise_tuning, notices, prior, starting, training
-    from cagp.recipes import far_apart, steps
-    from cagp.recipes import task as tasks
-else:
-    torch, methods, noise_tuning = map(lazy_module, ("torch", "cagp.methods", "cagp.noise_tuning"))
-    starting, steps, tasks = map(lazy_module, ("cagp.starting", "cagp.recipes.steps", "cagp.recipes.task"))
-    far_apart, diagnostics = map(lazy_module, ("cagp.recipes.far_apart", "cagp.diagnostics"))
-    linalg, notices = map(lazy_module, ("cagp.linalg", "cagp.notices"))
+from cagp.recipes.nearest import Neighbours, local_methods
+from cagp.recipes.table import Opt
+from cagp.recipes.task import Fitted, Learned, Task
+from cagp.recipes.validation import hold_out
+from cagp.starting import LOCAL_STEPS
+from cagp.training import FitResult
 
 EVALUATE_EVERY, PATIENCE = 20, 4
-"""Steps between judgements by held-out rows, and judgements without a gain that end the fit."""
+"""Steps between validations, and validations without a gain that end the fit."""
 
-START_SHARE, FINAL_JUDGEMENTS = 0.3, 6
-"""With a time limit: the share of the time for the starting values, and the judgements that fit in after training."""
-
-
-@final
-@dataclass(frozen=True)
-class Opt(Recipe):
-    """Learned actions, shared by all test points."""
-
-    n_actions: int | str = N_ACTIONS.field()
-    n_neighbors: int | str = N_NEIGHBORS.field()
-
-    name: ClassVar[str] = "opt"
-    words: ClassVar[str] = "CaGP-Opt, a computation-aware Gaussian process with learned actions"
-    summary: ClassVar[str] = "learned actions (CaGP-Opt)"
-    fast_dtype: ClassVar[bool] = True
-    shares_rows: ClassVar[bool] = True
-    takes_likelihoods: ClassVar[bool] = True
-
-    def method(self, task: "tasks.Task", prior: "prior.GP") -> "methods.Method":
-        """Actions and hyperparameters, learned together."""
-        batches = steps.Minibatches.of(task)
-        return methods.CaGPOpt.from_data(
-            prior,
-            task.data,
-            steps.number_of_actions(self.n_actions, task, batches.batch_size),
-            max_bytes=task.max_bytes,
-            batch_size=batches.batch_size,
-            seed=task.seed,
-            support_size=batches.support_size,
-            generator=torch.Generator().manual_seed(task.seed),
-        )
-
-    def train(self, task: "tasks.Task") -> "tasks.Fitted":
-        """With many rows: from the hyperparameters of a short fit of CaGP-Local, judged by held-out rows."""
-        if task.num_rows <= limits.EXACT_ROWS:
-            return train_opt(task, task.priors(), self.n_actions)
-        parts, notes = steps.hold_out(task), []
-        priors, most_steps = parts.train.priors(), None
-        if not task.from_data:
-            notes = far_apart.choose_start(parts.train.in_double(), priors)
-        elif task.kernel.decays(task.X.shape[1]) is False:
-            result, notes = far_apart.learn_far_apart(parts.train, priors)
-            most_steps = 1 if result.interrupted else None
-        else:
-            check_neighbours(self.n_neighbors, task.num_rows)
-            neighbours = steps.Neighbours.of(self.n_neighbors)
-            method = methods.MultiTarget(steps.local_methods(parts.train, priors, neighbours))
-            reserve = 0.0 if task.max_time is None else (1 - START_SHARE) * task.time_left()
-            local = parts.train.in_double().run(method, "start", most_steps=starting.LOCAL_STEPS, reserve=reserve)
-            most_steps = 1 if local.interrupted else None
-            notes = [started_at(local)]
-        fitted = train_opt(parts.train, priors, self.n_actions, task.from_data, parts.held_out, most_steps=most_steps)
-        assert fitted.held is not None
-        return fitted._replace(held=parts.rows[fitted.held], notes=[*notes, *fitted.notes])
+START_SHARE, FINAL_VALIDATIONS = 0.3, 6
+"""With a time limit: the share of the time for the starting values, and the validations that fit in after training."""
 
 
-def started_at(local: "training.FitResult") -> str:
-    """Where the hyperparameters come from, in words."""
-    return f"Hyperparameters start at those that CaGP-Local learned in {len(local.steps):,} steps."
+def method(recipe: Opt, task: Task, prior: GP) -> Method:
+    """Actions and hyperparameters, learned together."""
+    return _methods(recipe.n_actions, task, [prior]).parts[0]
 
 
-def depth_of(method: "methods.CaGPOpt", task: "tasks.Task") -> list[str]:
-    """Whether shared actions fit the first target at hyperparameters that CaGP-Local learned; a sentence if not."""
-    data = task.column(0)
-    with notices.collected(linalg.JitterWarning):
-        try:
-            posterior = method.posterior(data)
-        except linalg.NotPositiveDefiniteError:  # training starts with more noise
-            return []
-    advice = diagnostics.action_fit(posterior, data.X, data.row_noise, seed=task.seed).advice
-    return [] if advice is None else [advice]
-
-
-def train_opt(
-    task: "tasks.Task",
-    priors: "list[prior.GP]",
-    n_actions: int | str,
-    learned: bool = False,
-    held_out: "tasks.Task | None" = None,
-    **changes: Any,
-) -> "tasks.Fitted":
-    """Train actions and hyperparameters together.
-
-    Args:
-        learned: the hyperparameters are those of CaGP-Local, neither a guess nor those of CaGP-Opt.
-        held_out: rows that choose the step and the noise.
-        changes: limits and settings of the fit.
-    """
-    batches = steps.Minibatches.of(task)
-    first = methods.CaGPOpt.from_data(
+def _methods(n_actions: int | str, task: Task, priors: list[GP], **changes: Any) -> MultiTarget:
+    """CaGP-Opt for each target; all share the actions."""
+    batches = Minibatches.of(task)
+    first = CaGPOpt.from_data(
         priors[0],
         task.data,
-        steps.number_of_actions(n_actions, task, batches.batch_size),
+        number_of_actions(n_actions, task, batches.batch_size),
         max_bytes=task.max_bytes,
-        reblock_at=() if learned else None,
         batch_size=batches.batch_size,
         seed=task.seed,
         support_size=batches.support_size,
         generator=torch.Generator().manual_seed(task.seed),
+        **changes,
     )
-    shared = {"max_bytes": first.max_bytes, "reblock_at": first.reblock_at}
-    shared |= {"batch_size": first.batch_size, "seed": first.seed}
-    others = [methods.CaGPOpt(p, first.actions, first.loss, **shared) for p in priors[1:]]
-    method, notes = methods.MultiTarget([first, *others]), []
-    cost = 0.0  # of a judgement, in seconds
+    return sharing_actions(first, priors)
+
+
+def sharing_actions(first: CaGPOpt, priors: list[GP]) -> MultiTarget:
+    """CaGP-Opt for each prior, all with the actions and settings of the first."""
+    options = {"max_bytes": first.max_bytes, "reblock_at": first.reblock_at}
+    options |= {"batch_size": first.batch_size, "seed": first.seed}
+    return MultiTarget([first, *(CaGPOpt(prior, first.actions, first.loss, **options) for prior in priors[1:])])
+
+
+def train(recipe: Opt, task: Task) -> Fitted:
+    """With many rows: from the hyperparameters of a short fit of CaGP-Local, validated on held-out rows."""
+    if task.num_rows <= limits.EXACT_ROWS:
+        return train_opt(task, task.priors(), recipe.n_actions)
+    parts, most_steps = hold_out(task), None
+    if not task.from_data:
+        priors, notes = long_range.start_of_periods(parts.train.in_double(), parts.train.priors())
+    else:
+        if not task.is_long_range:
+            check_neighbours(recipe.n_neighbors, task.num_rows)
+        learned = long_range.learn(parts.train) if task.is_long_range else _learned_locally(recipe, parts.train)
+        priors, notes = learned.priors, learned.notes
+        most_steps = 1 if learned.result.interrupted else None
+    fitted = train_opt(parts.train, priors, recipe.n_actions, task.from_data, parts.held_out, most_steps=most_steps)
+    assert fitted.held is not None
+    return fitted._replace(held=parts.rows[fitted.held], notes=[*notes, *fitted.notes])
+
+
+def _learned_locally(recipe: Opt, train: Task) -> Learned:
+    priors = train.priors()
+    several = MultiTarget(local_methods(train, priors, Neighbours.of(recipe.n_neighbors)))
+    reserve = 0.0 if train.max_time is None else (1 - START_SHARE) * train.time_left()
+    result = train.in_double().run(several, "start", most_steps=LOCAL_STEPS, reserve=reserve)
+    return Learned(priors, result, [started_at(result)])
+
+
+def started_at(local: FitResult) -> str:
+    """Where the hyperparameters come from, in words."""
+    return f"Hyperparameters start at those that CaGP-Local learned in {len(local.steps):,} steps."
+
+
+def train_opt(
+    task: Task,
+    start: list[GP],
+    n_actions: int | str,
+    learned: bool = False,
+    held_out: Task | None = None,
+    **changes: Any,
+) -> Fitted:
+    """Train actions and hyperparameters together.
+
+    Args:
+        start: the priors to start from; they stay as they are.
+        learned: the hyperparameters are those of CaGP-Local, neither a guess nor those of CaGP-Opt.
+        held_out: rows that choose the step and the noise.
+        changes: limits and settings of the fit.
+    """
+    several = _methods(n_actions, task, copy.deepcopy(start), **({"reblock_at": ()} if learned else {}))
+    first = several.parts[0]
+    assert isinstance(first, CaGPOpt)
+    notes, cost = [], 0.0  # of a validation, in seconds
     if held_out is not None and task.max_time is not None:
-        start = time.perf_counter()
-        steps.held_out_nll(method, task, held_out)
-        cost = task.ranks.broadcast(time.perf_counter() - start)
-        if task.time_left() < FINAL_JUDGEMENTS * cost:
-            notes.append("No time was left to judge steps by held-out rows.")
+        began = time.perf_counter()
+        held_out_nll(several, task, held_out)
+        cost = task.ranks.broadcast(time.perf_counter() - began)
+        if task.time_left() < FINAL_VALIDATIONS * cost:
+            notes.append("No time was left to validate steps on held-out rows.")
             held_out, changes["reserve"] = None, cost
         else:
-            changes["reserve"] = FINAL_JUDGEMENTS * cost
-    if learned and task.time_left() > FINAL_JUDGEMENTS * cost:
-        notes += depth_of(first, task)
-        rows = method.rows(0, task.num_rows).drawn
-        noise_tuning.raise_noise(method, task.data, rows=rows, until=task.deadline)
-        task.ranks.share(method)
+            changes["reserve"] = FINAL_VALIDATIONS * cost
+    if learned and task.time_left() > FINAL_VALIDATIONS * cost:
+        notes += _about_depth(first, task)
+        raise_noise(several, task.data, rows=several.rows(0, task.num_rows).drawn, until=task.deadline)
+        task.ranks.share(several)
     if held_out is not None:
-        changes |= {"evaluate": lambda: {"nll": steps.held_out_nll(method, task, held_out)}, "monitor": "nll"}
+        changes |= {"evaluate": lambda: {"nll": held_out_nll(several, task, held_out)}, "monitor": "nll"}
         changes |= {"evaluate_every": EVALUATE_EVERY, "patience": PATIENCE}
-    result = task.run(method, "opt", **changes)
+    result = task.run(several, "opt", **changes)
     if held_out is not None:
-        factors = [steps.calibrate(part, task, held_out, j) for j, part in enumerate(method.parts)]
-        task.ranks.share(method)
+        factors = [_calibrate(part, task, held_out, j) for j, part in enumerate(several.parts)]
+        task.ranks.share(several)
         notes += [
             f"{held_out.num_rows:,} rows were held out to choose the step and the noise, which is "
             f"{' and '.join(f'{factor:.2g}' for factor in factors)} times that of the loss; predictions use the "
             f"other {task.num_rows:,}."
         ]
-    return tasks.Fitted(
-        "opt", method.condition(task.data), result, notes, first.support(task.num_rows).detach().clone()
-    )
+    held = first.support(task.num_rows).detach().clone()
+    return Fitted("opt", several.condition(task.data), result, notes, held)
+
+
+@torch.no_grad()
+def held_out_nll(several: MultiTarget, train: Task, held_out: Task) -> float:
+    """Negative log density of the held-out targets, the mean over all targets."""
+    posteriors, total = several.condition(train.data), 0.0
+    for j, posterior in enumerate(posteriors):
+        held = held_out.column(j)
+        prediction = posterior.predict(held.X, noise=True, row_noise=held.row_noise)
+        total += float(metrics.row_nll(held.y, *prediction).mean())
+    return total / len(posteriors)
+
+
+def _about_depth(first: CaGPOpt, task: Task) -> list[str]:
+    """Whether shared actions fit the first target at hyperparameters that CaGP-Local learned; a sentence if not."""
+    data = task.column(0)
+    with collected(JitterWarning):
+        try:
+            posterior = first.posterior(data)
+        except NotPositiveDefiniteError:  # training starts with more noise
+            return []
+    advice = action_fit(posterior, data.X, data.row_noise, seed=task.seed).advice
+    return [] if advice is None else [advice]
+
+
+def _calibrate(part: Method, train: Task, held_out: Task, j: int) -> float:
+    """Calibrate the noise of the method of the j-th target on held-out rows; return the factor it changes by."""
+    (X, y, row_noise), (X_held, y_held, noise_held) = train.column(j), held_out.column(j)
+    before = part.hyperparameters()["noise.noise"]
+    calibrate_noise(part, X, y, X_held, y_held, row_noise, noise_held, until=train.deadline)
+    return part.hyperparameters()["noise.noise"] / before

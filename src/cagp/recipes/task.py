@@ -1,4 +1,4 @@
-"""What training is given, and what it leaves behind, in standard units."""
+"""What training starts from, and what it returns, in standard units."""
 
 import copy
 import math
@@ -14,15 +14,17 @@ from torch import Tensor
 from cagp.data.row_rules import RowRule
 from cagp.dataset import Data
 from cagp.kernels import Kernel, named_kernel
-from cagp.likelihoods import ClassLikelihood, Likelihood
+from cagp.likelihood_registry import GAUSSIAN
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
-from cagp.recipes.base import REST_START
 from cagp.starting import start_from_data
 from cagp.training import FitResult, Trainable, fit
 from cagp.trees import Trees
+
+RESIDUAL_START = 0.4
+"""The residuals of a prior mean are rough: lengthscales start at this times those that the data suggest."""
 
 NOISE_FLOORS = {torch.float32: 1e-6, torch.float64: 1e-9}
 """The smallest noise that each dtype resolves, in units of the targets' variance."""
@@ -55,14 +57,24 @@ class Task:
     ranks: Ranks = field(default_factory=Ranks.alone)  # the processes that train together, each with all rows
     rule: RowRule = field(default_factory=RowRule)  # how rows are held out to compare models
     known: Tensor | None = None  # (n,), a known part of the latent function: the logarithm of exposures
-    targets: str = "numbers"  # what the targets are: "numbers", "counts" or "classes", see ``cagp.likelihood_registry``
-    likelihood: Likelihood | ClassLikelihood | None = None  # with starting values; None: Gaussian noise
+    targets: str = GAUSSIAN  # their kind: Gaussian, or "numbers", "counts", "classes" of ``cagp.likelihood_registry``
+    likelihood: Any = None  # ``Likelihood | ClassLikelihood``, with starting values; None: Gaussian noise
     scratch: Path | None = None  # a folder for rows that are too many for memory; ``inputs`` then has no columns
 
     @property
     def num_rows(self) -> int:
         """n."""
         return self.data.num_rows
+
+    @property
+    def decays(self) -> bool | None:
+        """Whether the kernel goes to zero with distance; None if it does not say."""
+        return self.kernel.decays(self.X.shape[1])
+
+    @property
+    def is_long_range(self) -> bool:
+        """Whether the kernel links rows at any distance."""
+        return self.decays is False
 
     @property
     def X(self) -> Tensor:
@@ -93,23 +105,20 @@ class Task:
         return replace(self, kernel=made.to(self.X.device))
 
     def without_mean(self, mean: np.ndarray) -> "Task":
-        """The same task with what a prior mean leaves of the targets: ``mean`` is (n, q), in standard units.
-
-        What trees leave is rough: lengthscales start shorter.
-        """
+        """The same task with the residuals of a prior mean as targets: ``mean`` is (n, q), in standard units."""
         task = self.with_targets(self.y - torch.from_numpy(mean).to(self.y), self.row_noise)
-        return replace(task, start=REST_START)
+        return replace(task, start=RESIDUAL_START, mean="zero")
 
-    def priors(self, noise_floor: float | None = None) -> list[GP]:
-        """A prior for each target: the same kernel object, a noise of its own."""
-        noise_floor = self.noise_floor if noise_floor is None else noise_floor
+    def priors(self) -> list[GP]:
+        """A new prior for each target: they share a copy of the kernel, and each has a noise of its own."""
+        kernel, floor = copy.deepcopy(self.kernel), self.noise_floor
         starts = [0.1] * self.y.shape[1] if self.noise is None else self.noise
-        priors = [GP(self.kernel, noise=GaussianNoise(max(start, 2 * noise_floor), noise_floor)) for start in starts]
+        priors = [GP(kernel, noise=GaussianNoise(max(start, 2 * floor), floor)) for start in starts]
         if self.from_data:
             for j, prior in enumerate(priors):
                 start_from_data(prior, self.column(j))
             if self.start != 1.0:
-                self.kernel.stretch(self.start)
+                kernel.stretch(self.start)
         return [prior.to(self.X.device) for prior in priors]
 
     @property
@@ -124,6 +133,11 @@ class Task:
         return replace(
             self, data=self.data.take(rows, self.scratch), known=known, inputs=self.inputs[chosen], rule=rule
         )
+
+    def random_rows(self, num_rows: int) -> Tensor:
+        """The numbers of some rows, drawn by the seed."""
+        drawn = torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(self.seed))
+        return drawn[:num_rows].to(self.X.device)
 
     def in_double(self) -> "Task":
         """The same task in float64."""
@@ -173,8 +187,16 @@ class Task:
         return self.ranks.broadcast(max(self.deadline - time.perf_counter(), 1e-9))
 
 
+class Learned(NamedTuple):
+    """Hyperparameters that were learned, before anything is conditioned on."""
+
+    priors: list[GP]  # of each target
+    result: FitResult
+    notes: list[str] = []  # what the fit report says besides
+
+
 class Fitted(NamedTuple):
-    """What training leaves behind."""
+    """What training returns."""
 
     method: str
     posteriors: list[Posterior]
@@ -182,7 +204,7 @@ class Fitted(NamedTuple):
     notes: list[str]  # what the fit report says besides
     held: Tensor | slice | None  # the rows of the task that each posterior holds, in its order; None: inducing points
     choice: str | None = None  # why this method was chosen, in one sentence
-    trees: Trees | None = None  # the prior mean; the posteriors are of what it leaves
-    tried: list[dict[str, Any]] = []  # what "auto" compared, in the order it was tried
-    likelihood: Likelihood | ClassLikelihood | None = None  # with what it learned; None: Gaussian noise
-    offsets: list[float] | None = None  # the constant part of each latent function; None: there is none
+    trees: Trees | None = None  # the prior mean; the posteriors are of its residuals
+    tried: list[dict[str, Any]] = []  # the models that were compared, as plain values, in the order they were tried
+    likelihood: Any = None  # ``Likelihood | ClassLikelihood`` with what it learned; None: Gaussian noise
+    offsets: list[float] = []  # the constant part of each latent function; none with Gaussian noise

@@ -8,9 +8,9 @@ from cagp import GP, CaGPRegressor, kernels, limits
 from cagp.dataset import Data
 from cagp.kernels import RBF, ActiveDims, Constant, Cosine, Linear, Matern12, Matern32, Periodic, Scale
 from cagp.periodogram import CHANCE, peaks
-from cagp.recipes import far_apart, steps
-from cagp.recipes.exact import Exact
+from cagp.recipes import auto, long_range, nearest
 from cagp.recipes.task import Task
+from cagp.training import FitResult, FitStatus
 
 PERIOD, NOISE = 0.173, 0.2
 
@@ -46,31 +46,25 @@ def few_exact_rows(monkeypatch):
     monkeypatch.setattr(limits, "EXACT_ROWS", 300)
 
 
-@pytest.fixture
-def trained_far_apart(monkeypatch):
-    """``train_far_apart`` as a method of the regressor."""
-    monkeypatch.setattr(Exact, "train", lambda self, task: far_apart.train_far_apart(task))
-
-
 def test_a_named_kernel_forecasts_a_trend_and_a_season():
     model = CaGPRegressor("exact", kernel="periodic")
     assert_good(*forecast(model, 500))
     assert "starting values of periods" in model.fit_report_
 
 
-@pytest.mark.usefixtures("few_exact_rows", "trained_far_apart")
+@pytest.mark.usefixtures("few_exact_rows")
 def test_many_rows_are_learned_from_a_sample_and_all_of_them_predict():
-    model = CaGPRegressor("exact", kernel="periodic")
+    model = CaGPRegressor(kernel="periodic")
     assert_good(*forecast(model, 3000))
     assert model.method_ == "exact"
     assert "Chose exact inference: the kernel links rows at any distance" in model.choice_
     assert "exact likelihood of 300 of the 2,400 rows, near and far" in model.fit_report_
 
 
-@pytest.mark.usefixtures("few_exact_rows", "trained_far_apart")
+@pytest.mark.usefixtures("few_exact_rows")
 def test_more_rows_than_exact_inference_takes_are_predicted_by_the_hybrid(monkeypatch):
-    monkeypatch.setattr(far_apart, "MOST_EXACT", 300)
-    model = CaGPRegressor("exact", kernel=Scale(Periodic(1, 0.18)) + Linear(1) + Constant())
+    monkeypatch.setattr(auto, "MOST_EXACT", 300)
+    model = CaGPRegressor(local_scale=None, kernel=Scale(Periodic(1, 0.18)) + Linear(1) + Constant())
     assert_good(*forecast(model, 3000))
     assert model.method_ == "hybrid"
     assert "never below that of the exact" in model.guarantee_
@@ -141,19 +135,22 @@ def test_nearest_rows_refine_the_parts_that_decay_and_no_others():
     endless = kernel.endless_parameters(2)
     decaying = set(map(id, kernel.parts[1].parameters()))
     assert {id(p) for p in kernel.parameters()} - set(map(id, endless)) == decaying
-    priors = whole.priors()
-    _, notes = far_apart.learn_far_apart(whole, priors)
-    assert "Nearest rows" not in " ".join(notes)
+    learned = long_range.learn(whole)
+    assert "Nearest rows" not in " ".join(learned.notes)
     assert all(p.requires_grad for p in kernel.parameters())
     again = task(X, y, kernel, max_epochs=8)
-    method = steps.local_methods(again, priors, steps.Neighbours(16))[0]
+    near = nearest.Neighbours(16)
+    refined = long_range.learn(again, near)
+    assert "Nearest rows of the whole table" in refined.notes[-1]
     with torch.no_grad():
-        before = float(method.objective(X, y[:, 0]))
-    result, notes = far_apart.learn_far_apart(again, priors, steps.Neighbours(16))
-    assert "Nearest rows of the whole table" in notes[-1]
-    with torch.no_grad():
-        assert float(method.objective(X, y[:, 0])) < before
-    assert all(p.requires_grad for p in kernel.parameters())
+        losses = [
+            float(nearest.local_methods(again, each.priors, near)[0].objective(X, y[:, 0]))
+            for each in (learned, refined)
+        ]
+    assert losses[1] < losses[0]
+    for part in (kernel, refined.priors[0].kernel):
+        assert all(p.requires_grad for p in part.parameters())
+    result = refined.result
     first, last = result.steps[0].hyperparameters, result.steps[-1].hyperparameters  # of the steps on nearest rows
     moved = {name for name in first if first[name] != last[name]}
     inside = {"kernel.parts.1.outputscale", "kernel.parts.1.kernel.lengthscale"}
@@ -163,40 +160,60 @@ def test_nearest_rows_refine_the_parts_that_decay_and_no_others():
 
 def test_the_sample_has_near_and_far_rows_once_each():
     X = torch.linspace(0, 1, 5000, dtype=torch.float64)[:, None]
-    rows = far_apart.near_and_far(X, 400, seed=3)
+    rows = long_range.near_and_far(X, 400, seed=3)
     assert len(rows) == 400 == len(rows.unique())
     gaps = rows.diff()
     assert int((gaps == 1).sum()) > 150  # groups of neighbours
     assert int(gaps.max()) < 400  # no part of the table is left out
-    assert torch.equal(rows, far_apart.near_and_far(X, 400, seed=3))
-    assert not torch.equal(rows, far_apart.near_and_far(X, 400, seed=4))
+    assert torch.equal(rows, long_range.near_and_far(X, 400, seed=3))
+    assert not torch.equal(rows, long_range.near_and_far(X, 400, seed=4))
     duplicates = torch.zeros(50, 1, dtype=torch.float64)
-    assert len(far_apart.near_and_far(duplicates, 30, 0).unique()) == 30
+    assert len(long_range.near_and_far(duplicates, 30, 0).unique()) == 30
 
 
 def test_starts_are_tried_for_periods_that_are_trained():
     X, y = data(600)
     kernel = ActiveDims(Periodic(1, 1.0), [0]) * RBF(2) + Cosine(2, 50.0)
-    starts = far_apart.period_starts(kernel, X, y)
+    starts = long_range.period_starts(kernel, X, y)
     assert starts[0] == []
-    assert 3 <= len(starts) <= far_apart.MOST_STARTS
+    assert 3 <= len(starts) <= long_range.MOST_STARTS
     truth = 2 * torch.pi / 20
     assert any(abs(float(period[0]) / truth - 1) < 0.02 for start in starts for _, period in start)
     kernel.requires_grad_(False)
-    assert far_apart.period_starts(kernel, X, y) == [[]]
-    assert far_apart.period_starts(Scale(RBF(2)), X, y) == [[]]
+    assert long_range.period_starts(kernel, X, y) == [[]]
+    assert long_range.period_starts(Scale(RBF(2)), X, y) == [[]]
 
 
 def test_the_better_start_is_kept_and_a_short_time_limit_is_obeyed():
     X, y = data(300)
     kernel = Scale(ActiveDims(Periodic(1, 0.5), [0])) + Linear(2)
     given = task(X, y, kernel)
-    notes = far_apart.choose_start(given, given.priors())
+    priors, notes = long_range.start_of_periods(given, given.priors())
     assert "Compared" in notes[0]
-    assert kernel.parts[0].kernel.kernel.period.item() == pytest.approx(2 * torch.pi / 20, rel=0.01)
+    assert priors[0].kernel.parts[0].kernel.kernel.period.item() == pytest.approx(2 * torch.pi / 20, rel=0.01)
     slow = task(X, y, kernel, max_time=1e-6)
-    result, _ = far_apart.learn_far_apart(slow, slow.priors())
-    assert len(result.steps) <= 1
+    assert len(long_range.learn(slow).result.steps) <= 1
+
+
+def test_half_periods_are_tried_a_few_times_whatever_the_optimiser_does(monkeypatch):
+    """A period that stays half is halved again, until the shortest; one that comes back is given up at once."""
+    X, y = data(60)
+    kernel = Scale(ActiveDims(Periodic(1, 1.0), [0]))
+    for back, times in ((1.0, long_range.MOST_HALVINGS), (2.0, 1)):
+        names = []
+
+        def train(self, method, name, back=back, names=names, **changes):
+            names.append(name)
+            if name.startswith("half"):
+                part = method.parts[0].prior.kernel.kernel.kernel
+                part.period = back * part.period.detach()
+            return FitResult([], "", 0, 1.0, 0.0, [], [], FitStatus.ALL_STEPS)
+
+        monkeypatch.setattr(Task, "run", train)
+        given = task(X, y, kernel)
+        long_range.start_of_periods(given, given.priors())
+        assert sum(name.startswith("half") for name in names) == times
+        assert len(set(names)) == len(names)  # each has a folder of its own
 
 
 def test_shared_actions_are_single_rows_where_blocks_average_the_season_away():
@@ -204,7 +221,7 @@ def test_shared_actions_are_single_rows_where_blocks_average_the_season_away():
     y = torch.sin(2 * torch.pi * X / 0.01)
     for period, words in ((0.01, "a row in each"), (5.0, "equal weights")):
         kernel = Scale(Periodic(1, period))
-        actions, said = far_apart.shared_actions(GP(kernel), task(X, y, kernel), 50)
+        actions, said = long_range.shared_actions(task(X, y, kernel), GP(kernel), 50)
         assert said.startswith(words)
         assert actions.num_actions == 50
 

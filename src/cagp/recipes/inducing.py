@@ -1,0 +1,52 @@
+"""Methods with inducing points: SGPR and SVGP."""
+
+import time
+
+from torch import Tensor
+
+from cagp.inducing import InducingPoints, choose_inducing_points
+from cagp.methods import SGPR, SVGP, MultiTarget
+from cagp.prior import GP
+from cagp.recipes.table import SGPRRecipe, SVGPRecipe
+from cagp.recipes.task import Fitted, Task
+
+START_SHARE = 0.3
+"""The share of the time that is left which the choice of inducing points may take."""
+
+
+def train(recipe: SGPRRecipe | SVGPRecipe, task: Task) -> Fitted:
+    """A method for each target, all with the same inducing points; fewer points where there are fewer rows.
+
+    SGPR uses all rows at every step, SVGP minibatches with natural gradients of its Gaussian.
+    """
+
+    def make(prior: GP, Z: Tensor | InducingPoints) -> SGPR | SVGP:
+        if isinstance(recipe, SGPRRecipe):
+            return SGPR(prior, Z, task.max_bytes)
+        return SVGP(prior, Z, seed=task.seed, max_bytes=task.max_bytes)
+
+    priors, m = task.priors(), min(int(recipe.n_inducing), task.num_rows)
+    Z = task.points
+    if Z is None or len(Z) != m:
+        Z = _first_points(task, priors[0], m)
+    first = make(priors[0], Z)
+    several = MultiTarget([first, *(make(prior, first.inducing_points) for prior in priors[1:])])
+    result = task.run(several, "inducing")
+    return Fitted(recipe.name, several.condition(task.data), result, [], None)
+
+
+def _first_points(task: Task, prior: GP, num_points: int) -> Tensor:
+    """Inducing points to start from, chosen among all rows, or among as many as ``START_SHARE`` of the time allows."""
+
+    def chosen(num_rows: int) -> Tensor:
+        X = task.X if num_rows >= task.num_rows else task.X[task.random_rows(num_rows)]
+        return choose_inducing_points(prior, X, num_points, "greedy", prior.kernel.lengthscales(X.shape[1]), task.seed)
+
+    few = 2 * num_points
+    if task.max_time is None or task.num_rows <= 2 * few:
+        return chosen(task.num_rows)
+    began, allowed = time.perf_counter(), START_SHARE * task.time_left()
+    points = chosen(few)
+    pace = max(time.perf_counter() - began, 1e-9) / few  # the cost is linear in the rows
+    num_rows = int(task.ranks.broadcast(allowed / pace))
+    return points if num_rows < 2 * few else chosen(min(num_rows, task.num_rows))
