@@ -141,7 +141,7 @@ class WholeTable(Source):
 
     def key(self) -> list[Any]:
         """The rows to train on."""
-        targets = hash_pandas_object(self.train.targets, index=False).to_numpy()
+        targets = hash_pandas_object(self.train.targets, index=False).to_numpy()  # pyright: ignore[reportCallIssue]
         return [self.train.inputs.matrix, targets, *([] if self.train.noise is None else [self.train.noise])]
 
     def shared_groups(self) -> dict[str, float]:
