@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from cagp.saved_summary import saved_summary
 from cagp.text_tables import table_of_text
 
 COMMANDS = ["", "fit", "predict", "evaluate", "info", "compare"]
-DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture(scope="module")
@@ -130,13 +127,6 @@ def test_info_repeats_the_guarantee(table, tmp_path, options):
     path = model.save(tmp_path / "model.cagp")
     assert saved_summary(path)["guarantee"] == model.guarantee_ == cagp.load(path).guarantee_
     assert model.fit_report_.splitlines()[-2] == model.guarantee_  # before the time and memory of the fit
-
-
-@pytest.mark.parametrize("name", ["exact", "local", "sgpr"])
-def test_info_adds_the_guarantee_to_old_files(name, capsys, tmp_path):
-    path = shutil.copy(DATA / f"old-{name}.cagp", tmp_path / "old.cagp")
-    assert main(["info", str(path)]) == 0
-    assert capsys.readouterr().out.rstrip().splitlines()[-1] == cagp.load(path).guarantee_
 
 
 def test_an_option_that_no_compared_method_uses(tmp_path, capsys):

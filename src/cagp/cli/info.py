@@ -63,8 +63,6 @@ def _words(record: dict[str, Any]) -> str:
     for part in parts:
         lines += _kernel_part(part, alone=len(parts) == 1)
     lines += ["", f"The fit: {count(record['steps'], 'step')}, {record['fit_seconds']:.1f} s.", record["fit_report"]]
-    if record["guarantee"] not in record["fit_report"]:  # older versions did not write it
-        lines.append(record["guarantee"])
     return "\n".join(lines)
 
 

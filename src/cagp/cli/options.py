@@ -62,7 +62,7 @@ split = checked(EXPECTED, split_rule)
 
 
 def _value(metavar: str, help: str, type: Check = str, **more: Any) -> dict[str, Any]:
-    """What argparse is told of an option with a value."""
+    """The arguments of ``add_argument`` for an option with a value."""
     return {"metavar": metavar, "help": help, "type": type, **more}
 
 
@@ -139,7 +139,7 @@ MODEL = tuple(flag for flag, option in BY_FLAG.items() if option not in NOT_SHAR
 
 
 def add(command: argparse.ArgumentParser, *names: str, **changed: Any) -> None:
-    """Options by their names; ``changed`` replaces what argparse is told of them.
+    """Options by their names; ``changed`` replaces arguments of ``add_argument``.
 
     Parameters of estimators that the user does not set are not in the result, unless ``changed`` has a default.
     """
