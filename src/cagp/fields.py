@@ -119,11 +119,6 @@ def real(above: float = -math.inf, below: float = math.inf) -> Check:
     return check
 
 
-def one_of(*values: Any) -> Check:
-    """One of these values."""
-    return that(lambda value: any(type(value) is type(other) and value == other for other in values))
-
-
 def that(is_right: Callable[[Any], bool], check: Check | None = None) -> Check:
     """A value that passes ``check``, if there is one, and of which ``is_right`` then holds."""
 

@@ -24,7 +24,7 @@ from cagp.covariances.base import Constant, Decay, InputUnits, Kernel, Product, 
 from cagp.covariances.columns import ActiveDims, GreatCircle
 from cagp.covariances.far_reaching import Cosine, Linear, Periodic, repeating_parts
 from cagp.covariances.stationary import RBF, Matern12, Matern32, Matern52, RationalQuadratic, Stationary
-from cagp.kernel_registry import KERNELS, NAMES, KernelEntry
+from cagp.kernel_registry import KERNELS, NAMES
 
 
 def named_kernel(name: str, num_dims: int) -> Kernel:
@@ -39,11 +39,6 @@ def kernel_class(name: str) -> type[Kernel]:
     if name not in KERNELS:
         raise ValueError(f"kernel is {name!r}, expected one of {', '.join(NAMES)}.")
     return globals()[KERNELS[name].class_name]
-
-
-def entry_of(kernel: Kernel) -> KernelEntry | None:
-    """The registry's entry for a kernel of this package; None for a class of your own."""
-    return next((entry for entry in KERNELS.values() if type(kernel) is globals()[entry.class_name]), None)
 
 
 __all__ = [
@@ -66,7 +61,6 @@ __all__ = [
     "StartingData",
     "Stationary",
     "Sum",
-    "entry_of",
     "kernel_class",
     "named_kernel",
     "repeating_parts",
