@@ -245,10 +245,10 @@ def checked_rows(monkeypatch) -> list[int]:
     seen: list[int] = []
     check_values, check_known = checks_module._check_values, KnownNoise.check
 
-    def noted_values(values: Tensor, name: str) -> None:
+    def noted_values(values: Tensor, name: str, missing: bool = False) -> None:
         if name in ("X", "y", "row_noise"):
             seen.append(len(values))
-        check_values(values, name)
+        check_values(values, name, missing)
 
     def noted_known(self: KnownNoise, row_noise: Tensor | None) -> None:
         seen.append(0 if row_noise is None else len(row_noise))

@@ -9,15 +9,19 @@ CHECKED_ROWS = 1_000_000
 """Rows that are checked at a time."""
 
 
-def check_matrix(X: Tensor, name: str = "X") -> None:
-    """Raise ValueError unless ``X`` is a finite floating-point matrix with at least one row and one column."""
+def check_matrix(X: Tensor, name: str = "X", *, missing: bool = False) -> None:
+    """Raise ValueError unless ``X`` is a finite floating-point matrix with at least one row and one column.
+
+    Args:
+        missing: whether values may be missing (NaN).
+    """
     if not isinstance(X, Tensor):
         raise ValueError(f"{name} is a {type(X).__name__}, expected a torch tensor; use torch.as_tensor({name}).")
     if X.ndim != 2:
         raise ValueError(f"{name} has shape {tuple(X.shape)}, expected 2 dimensions (rows, columns).")
     if 0 in X.shape:
         raise ValueError(f"{name} has shape {tuple(X.shape)}, expected at least one row and one column.")
-    _check_values(X, name)
+    _check_values(X, name, missing)
 
 
 def check_vector(v: Tensor, name: str, like: Tensor, like_name: str = "X") -> None:
@@ -85,12 +89,13 @@ def check_count(value: int, name: str, largest: int, largest_name: str) -> None:
         raise ValueError(f"{name} is {value}, expected an integer from 1 to {largest} ({largest_name}).")
 
 
-def _check_values(values: Tensor, name: str) -> None:
+def _check_values(values: Tensor, name: str, missing: bool = False) -> None:
     if not values.is_floating_point():
         raise ValueError(f"{name} has dtype {values.dtype}, expected a floating-point one, e.g. {name}.double().")
     # In parts: the whole table as booleans, and its temporaries, would take more memory than the table.
-    if not all(bool(torch.isfinite(part).all()) for part in values.split(CHECKED_ROWS)):
-        where = (~torch.isfinite(values)).nonzero()
+    is_wrong = torch.isinf if missing else lambda part: ~torch.isfinite(part)
+    if any(bool(is_wrong(part).any()) for part in values.split(CHECKED_ROWS)):
+        where = is_wrong(values).nonzero()
         raise ValueError(
             f"{name} has {len(where)} NaN or infinite values (first at index {where[0].tolist()}); "
             "remove or impute them first."

@@ -1,5 +1,6 @@
 """Standardised inputs and targets, with the statistics of the training rows."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ class Standardizer(NamedTuple):
     @classmethod
     def fit(cls, X: Float[Tensor, "n d"], y: Float[Tensor, "n *q"]) -> "Standardizer":
         """The statistics of these rows: pass training rows only. Constant columns are centred but not scaled."""
-        check_matrix(without_missing(X), "X")
+        check_matrix(X, "X", missing=True)
         for column in y.unbind(1) if y.ndim == 2 else [y]:
             check_vector(column, "y", X)
         if X.shape[0] < 2:
@@ -43,7 +44,8 @@ class Standardizer(NamedTuple):
         """Inputs in standard units; 0 where they are missing."""
         if X.shape[-1] != len(self.input_mean):
             raise ValueError(f"X has {X.shape[-1]} columns, the standardizer was fitted to {len(self.input_mean)}.")
-        return without_missing((X - self.input_mean.to(X)) / self.input_std.to(X))
+        standard = (X - self.input_mean.to(X)) / self.input_std.to(X)
+        return standard.nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf)
 
     def targets(self, y: Float[Tensor, "t *q"]) -> Float[Tensor, "t *q"]:
         """Targets in standard units."""
@@ -121,14 +123,6 @@ def standardized(
     """The inputs and targets of each part of the rows, in the standard units of the first part: the training rows."""
     scaler = Standardizer.fit(X[parts[0]], y[parts[0]])
     return [(scaler.inputs(X[rows]).to(dtype=dtype), scaler.targets(y[rows]).to(dtype=dtype)) for rows in parts]
-
-
-def without_missing(X: Tensor) -> Tensor:
-    """0 for NaN. What is not a matrix of numbers stays as it is, for checks to complain of."""
-    if not isinstance(X, Tensor) or not X.is_floating_point():
-        return X
-    missing = torch.isnan(X)
-    return X.masked_fill(missing, 0.0) if bool(missing.any()) else X
 
 
 def _deviation(values: Tensor) -> Tensor:
