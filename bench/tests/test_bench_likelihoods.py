@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from cagp.cli import main
-from cagp_bench import likelihood_quality
+from cagp_bench import boosted_trees, likelihood_quality
 from cagp_bench.record_files import read_records
 
 
@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_bench_counts_and_outliers_keep_records(folder, capsys, monkeypatch):
-    monkeypatch.setattr(likelihood_quality, "MAX_TREES", 20)
+    monkeypatch.setattr(boosted_trees, "MAX_TREES", 20)
     for name in ("negative-binomial", "student-t", "gaussian"):
         monkeypatch.setitem(likelihood_quality.OWN, name, {**likelihood_quality.OWN[name], "max_epochs": 3})
     counts = ["bench", "counts", "logs.csv", "--target", "log", "--logarithms", "--records", "counts.jsonl"]

@@ -1,55 +1,6 @@
-"""What a user can choose on the command line of a benchmark. Imports nothing of this package."""
+"""What ``cagp bench tables``, ``cagp bench structures`` and suites can fit to a table. Imports no torch."""
 
 from typing import Any, NamedTuple
-
-SCALED = ("local", "opt")
-"""What ``cagp bench scale`` takes a step of."""
-
-PREDICTED: dict[str, int | None] = {
-    "exact": 2_000,
-    "local": None,
-    "hybrid": None,
-    "opt": None,
-    "cg": 4_000,
-    "sgpr": None,
-    "svgp": None,
-    "auto": None,
-}
-"""What ``cagp bench predict`` predicts with, and the most training rows that suit a method; None: any number."""
-
-NUM_ACTIONS = 512
-
-
-CLASSIFIERS = (
-    *("default", "local", "trees", "hybrid", "opt", "exact"),
-    *("lightgbm", "catboost", "hist", "gpboost", "sklearn-gp"),
-)
-"""What ``cagp bench classes`` fits to a table."""
-
-
-COUNTING = (
-    "negative-binomial",
-    "lightgbm",
-    "poisson",
-    "poisson-trees",
-    "negative-binomial-trees",
-    "negative-binomial-auto",
-    "catboost",
-    "hist",
-    "gpboost",
-)
-"""What ``cagp bench counts`` fits to a table; the first two unless others are named."""
-
-ROBUST = (
-    "gaussian",
-    "student-t",
-    "gaussian-one-scale",
-    "gaussian-trees",
-    "gaussian-auto",
-    "student-t-trees",
-    "student-t-auto",
-)
-"""What ``cagp bench outliers`` fits to a table; the first two unless others are named."""
 
 
 class Contender(NamedTuple):
@@ -85,6 +36,3 @@ CONTENDERS = {
     "gpytorch-svgp": Contender("GPyTorch's SVGP with 512 inducing points", can_stop=True),
 }
 """What ``cagp bench tables`` and ``cagp bench structures`` can fit."""
-
-UNLIMITED = [name for name, contender in CONTENDERS.items() if not contender.takes_limit]
-"""Those that cannot be told how long their fit may take."""

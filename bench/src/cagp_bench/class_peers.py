@@ -10,23 +10,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float, Int
 
-from cagp.data import split
-from cagp_bench.peers import (
-    CATBOOST_DEPTHS,
-    GPBOOST_NEIGHBOURS,
-    LIGHTGBM_LEAVES,
-    LIGHTGBM_RATE,
-    MAX_TREES,
-    PATIENCE,
-    VALIDATION_SHARE,
-    encoded,
-    for_trees,
-    gpboost_model,
-    installed,
-)
+from cagp_bench.boosted_trees import catboost_trees, hist_trees, lightgbm_trees, one_pool
+from cagp_bench.peers import GPBOOST_NEIGHBOURS, encoded, gpboost_model
 
 Codes = Int[np.ndarray, " n"]
 Found = tuple[Float[np.ndarray, "t c"], dict[str, Any]]
@@ -37,68 +24,26 @@ SKLEARN_ROWS = 2000
 
 
 def lightgbm_classes(X: pd.DataFrame, codes: Codes, X_test: pd.DataFrame, seed: int) -> Found:
-    """LightGBM with small steps; leaves and number of trees from validation rows."""
-    lightgbm = installed("lightgbm")
-    X, X_test = for_trees(X, X_test)
-    plain = [f"x{j}" for j in range(X.shape[1])]
-    X, X_test = X.set_axis(plain, axis=1), X_test.set_axis(plain, axis=1)
-    several, (train, held) = codes.max() > 1, _parts(len(codes), seed)
+    """LightGBM with small steps; leaves and number of trees from held-out rows."""
+    several = codes.max() > 1
     objective = {"objective": "multiclass", "num_class": int(codes.max()) + 1} if several else {"objective": "binary"}
-    fixed = {**objective, "learning_rate": LIGHTGBM_RATE, "verbosity": -1, "seed": seed, "deterministic": True}
-    fixed["num_threads"] = torch.get_num_threads()
-    rows = lightgbm.Dataset(X.iloc[train], codes[train], free_raw_data=False)
-    judges = lightgbm.Dataset(X.iloc[held], codes[held], reference=rows, free_raw_data=False)
-    stopping, loss = (
-        [lightgbm.early_stopping(PATIENCE, verbose=False)],
-        "multi_logloss" if several else "binary_logloss",
-    )
-    found = {}
-    for leaves in LIGHTGBM_LEAVES:
-        tried = lightgbm.train(
-            {**fixed, "num_leaves": leaves}, rows, MAX_TREES, valid_sets=[judges], callbacks=stopping
-        )
-        found[leaves] = float(tried.best_score["valid_0"][loss]), tried.best_iteration
-    leaves = min(found, key=lambda name: found[name])
-    model = lightgbm.train({**fixed, "num_leaves": leaves}, lightgbm.Dataset(X, codes), found[leaves][1])
-    p = np.asarray(model.predict(X_test))
-    return p if several else np.stack([1 - p, p], 1), {"leaves": leaves, "trees": found[leaves][1]}
+    trees = lightgbm_trees(X, codes, X_test, seed, objective)
+    p = np.asarray(trees.model.predict(trees.X_test))
+    return p if several else np.stack([1 - p, p], 1), {"leaves": trees.size, "trees": trees.chosen.trees}
 
 
 def catboost_classes(X: pd.DataFrame, codes: Codes, X_test: pd.DataFrame, seed: int) -> Found:
-    """CatBoost with its own learning rate; depth and number of trees from validation rows."""
-    catboost = installed("catboost")
-    X, X_test = for_trees(X, X_test)
-    text = [name for name in X if isinstance(X[name].dtype, pd.CategoricalDtype)]
-    if text:
-        X, X_test = (part.astype(dict.fromkeys(text, object)).fillna(dict.fromkeys(text, "")) for part in (X, X_test))
-    train, held = _parts(len(codes), seed)
-    fixed = {"loss_function": "MultiClass" if codes.max() > 1 else "Logloss", "random_seed": seed}
-    fixed |= {"thread_count": torch.get_num_threads(), "allow_writing_files": False, "verbose": False}
-    fixed["cat_features"] = text
-    judges = catboost.Pool(X.iloc[held], codes[held], cat_features=text)
-    found = {}
-    for depth in CATBOOST_DEPTHS:
-        tried = catboost.CatBoostClassifier(depth=depth, iterations=MAX_TREES, early_stopping_rounds=PATIENCE, **fixed)
-        tried.fit(X.iloc[train], codes[train], eval_set=judges, use_best_model=True)
-        loss = float(tried.best_score_["validation"][fixed["loss_function"]])
-        found[depth] = loss, tried.tree_count_, tried.learning_rate_
-    depth = min(found, key=lambda name: found[name])
-    _, trees, rate = found[depth]
-    model = catboost.CatBoostClassifier(depth=depth, iterations=trees, learning_rate=rate, **fixed).fit(X, codes)
-    return model.predict_proba(X_test), {"depth": depth, "trees": trees, "rate": rate}
+    """CatBoost with its own learning rate; depth and number of trees from held-out rows."""
+    trees = catboost_trees(X, codes, X_test, seed, "Classifier", "MultiClass" if codes.max() > 1 else "Logloss")
+    details = {"depth": trees.size, "trees": trees.chosen.trees, "rate": trees.chosen.rate}
+    return trees.model.predict_proba(trees.X_test), details
 
 
 def hist_classes(X: pd.DataFrame, codes: Codes, X_test: pd.DataFrame, seed: int) -> Found:
     """Histogram boosting of scikit-learn with its own early stopping, then fitted to all rows."""
-    ensemble = importlib.import_module("sklearn.ensemble")
-    X, X_test = for_trees(X, X_test)
-    fixed = {"learning_rate": LIGHTGBM_RATE, "random_state": seed, "categorical_features": "from_dtype"}
-    stopping = {"max_iter": MAX_TREES, "early_stopping": True, "n_iter_no_change": PATIENCE}
-    with importlib.import_module("threadpoolctl").threadpool_limits(torch.get_num_threads(), user_api="openmp"):
-        tried = ensemble.HistGradientBoostingClassifier(**fixed, **stopping).fit(X, codes)
-        trees = max(1, int(np.argmax(tried.validation_score_)))  # the first score is that of no trees
-        model = ensemble.HistGradientBoostingClassifier(**fixed, max_iter=trees, early_stopping=False).fit(X, codes)
-        return model.predict_proba(X_test), {"trees": trees}
+    trees = hist_trees(X, codes, X_test, seed, "Classifier")
+    with one_pool():
+        return trees.model.predict_proba(trees.X_test), {"trees": trees.chosen.trees}
 
 
 def gpboost_classes(X: pd.DataFrame, codes: Codes, X_test: pd.DataFrame, seed: int) -> Found:
@@ -134,8 +79,3 @@ PEERS = {
     "gpboost": gpboost_classes,
     "sklearn-gp": sklearn_gp_classes,
 }
-
-
-def _parts(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = split(num_rows, VALIDATION_SHARE, seed)
-    return rows.train.numpy(), rows.test.numpy()

@@ -5,7 +5,8 @@ rows as they come and makes its choices on these alone. For validation, the test
 training rows is scored instead. Each run has a process of its own, which is killed at the time limit.
 """
 
-import copy
+import argparse
+import itertools
 import time
 from functools import partial
 from importlib.metadata import version
@@ -17,17 +18,24 @@ import pandas as pd
 import torch
 
 from cagp.class_metrics import class_scores
-from cagp.data import split
-from cagp.data.tables import read_table
+from cagp.data import read_table, split
 from cagp.estimators import CaGPClassifier
 from cagp.memory import peak_memory
-from cagp.posteriors import LocalPosterior
-from cagp.quantities import seconds_of
-from cagp.recipes import with_scores
 from cagp_bench.class_peers import PEERS
+from cagp_bench.options import (
+    add_fit_time,
+    add_max_time,
+    add_methods,
+    add_records,
+    add_rows,
+    add_seeds,
+    add_tables,
+    add_target,
+    positive,
+)
 from cagp_bench.processes import answer, in_new_process
-from cagp_bench.records import Columns, in_one_line, machine, show
-from cagp_bench.resuming import carry_out, key_of, stored_records, with_enough_time
+from cagp_bench.records import FAILED, attempt, cell, machine, show
+from cagp_bench.resuming import carry_out, key_of
 
 OWN: dict[str, dict[str, Any]] = {
     "default": {},
@@ -40,8 +48,6 @@ OWN: dict[str, dict[str, Any]] = {
 """Options of ``CaGPClassifier`` for each contender that is one."""
 
 TEST_SHARE = 0.1
-PREDICTING = (1, 2, 4)
-"""Neighbours in predictions that validation compares, times those of training."""
 
 
 class Run(NamedTuple):
@@ -58,18 +64,57 @@ class Run(NamedTuple):
     fit_time: str | None = None  # ``max_time`` of these
 
 
-def run_all(runs: list[Run], max_time: str, records: Path | None, as_json: bool) -> int:
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench classes``."""
+    suite.description = (
+        "Fit classifiers to 90 % of the rows of each table and score the probabilities of the others: log loss, "
+        "share of wrong classes, Brier score, calibration error, processor seconds. Each run has a process of its own."
+    )
+    suite.epilog = (
+        "examples:\n  OMP_NUM_THREADS=1 cagp bench classes magic.npz --methods local trees lightgbm\n"
+        "  cagp bench classes protein.npz --above-median --validation --seeds 100 --n-neighbors 32 64\n"
+        "  cagp bench classes ocean_atlas.npz --above-median --rows 1111112 --fit-time 8min"
+    )
+    add_tables(suite)
+    add_target(suite)
+    add_methods(suite, (*OWN, *PEERS), ("local", "trees", "lightgbm"))
+    add_seeds(suite)
+    add_rows(suite)
+    suite.add_argument(
+        "--above-median", action="store_true", help="the classes are whether the target, a number, is above its median"
+    )
+    suite.add_argument(
+        "--validation", action="store_true", help="put the test rows away, and score a tenth of the training rows"
+    )
+    suite.add_argument(
+        "--n-neighbors",
+        type=positive,
+        nargs="+",
+        default=[None],
+        metavar="K",
+        help="neighbours in training of the contenders of this package, a run for each (default: theirs)",
+    )
+    add_fit_time(suite, "max_time of the contenders of this package, e.g. 8min (default: none)")
+    add_max_time(suite)
+    add_records(suite)
+    suite.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Carry out the runs that the file of records does not have, and show all of them; return 1 if any failed."""
-    seconds_of(max_time)
-    stored = stored_records(records)
-    found = {key_of(record, Run._fields): record for record in stored if with_enough_time(record, max_time)}
+    a = arguments
+    cases = itertools.product(a.tables, a.seeds, a.methods, a.n_neighbors)
+    runs = []
+    for table, seed, method, count in cases:
+        ours = (count, a.fit_time) if method in OWN else (None, None)
+        runs.append(Run(str(table), a.target, a.rows, a.above_median, a.validation, method, seed, *ours))
     return carry_out(
-        [key_of(_named(run), Run._fields) for run in runs],
-        found,
-        lambda number: measure_alone(runs[number], max_time),
-        records,
+        {key_of(_named(run), Run._fields): partial(measure_alone, run, a.max_time) for run in runs},
+        partial(key_of, names=Run._fields),
+        a.max_time,
+        a.records,
         _in_words,
-        partial(show, columns=_columns(), as_json=as_json, num_keys=3),
+        partial(show, columns=COLUMNS, as_json=a.json, num_keys=3),
     )
 
 
@@ -79,18 +124,13 @@ def _named(run: Run) -> dict[str, Any]:
 
 def measure_alone(run: Run, max_time: str) -> dict[str, Any]:
     """The record of one run in a process of its own; a failure is a record too, with ``error``."""
-    start = time.perf_counter()
     result = in_new_process("cagp_bench.class_quality", {"run": run._asdict()}, max_time)
-    return {**machine(), **_named(run), "max_time": max_time, **result, "total_s": time.perf_counter() - start}
+    return {**machine(), **_named(run), "max_time": max_time, **result}
 
 
 def measure(run: Run) -> dict[str, Any]:
     """Scores and times of one run in this process; a failure is a record with ``error``."""
-    about = {"cagp": version("cagp")}
-    try:
-        return {**about, **_quality(run), "peak_bytes": peak_memory()}
-    except Exception as error:
-        return {**about, "error": in_one_line(error)}
+    return {"cagp": version("cagp"), **attempt(partial(_quality, run)), "peak_bytes": peak_memory()}
 
 
 def _quality(run: Run) -> dict[str, Any]:
@@ -108,8 +148,6 @@ def _quality(run: Run) -> dict[str, Any]:
         found, details = _own(run, X_train, codes[train], X_test)
     spent = {"cpu_s": time.process_time() - began, "wall_s": time.perf_counter() - wall}
     scores = class_scores(codes[test], found)._asdict()
-    tried = details.pop("more_neighbours", {})
-    details["predicting"] = {times: class_scores(codes[test], p)._asdict() for times, p in tried.items()}
     scores["error_share"] = scores.pop("error")  # "error" in a record says that it failed
     counts = {"n": len(train), "d": X.shape[1], "num_test": len(test), "classes": int(codes.max()) + 1}
     return {**counts, **scores, **spent, **details}
@@ -125,21 +163,7 @@ def _own(run: Run, X: pd.DataFrame, codes: np.ndarray, X_test: pd.DataFrame) -> 
     found = model.predict_proba(X_test)
     times = {"fit_s": fitted - start, "predict_s": time.perf_counter() - fitted}
     details = {"mean": "zero" if model.trees_ is None else "trees", **times}
-    if run.validation:
-        details["more_neighbours"] = _more_neighbours(model, X_test)
     return found, details
-
-
-def _more_neighbours(model: CaGPClassifier, X_test: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Probabilities with more or fewer neighbours in predictions, times those of training."""
-    other, found = copy.copy(model), {}
-    for times in PREDICTING:
-        own = [p for p in model.posteriors_ if isinstance(p, LocalPosterior)]
-        if len(own) < len(model.posteriors_):
-            return {}
-        other.posteriors_ = [p.with_neighbours(times * p.num_neighbours // with_scores.PREDICTING) for p in own]
-        found[str(times)] = other.predict_proba(X_test)
-    return found
 
 
 def load_classes(
@@ -165,23 +189,18 @@ def _in_words(record: dict[str, Any]) -> str:
     return f"{start}: log loss {record['log_loss']:.4f}, {record['cpu_s']:.1f} s"
 
 
-def _columns() -> Columns:
-    def column(name: str, form: str):
-        otherwise = "failed" if name == "log_loss" else ""
-        return lambda record: form.format(record[name]) if record.get(name) is not None else otherwise
-
-    return {
-        "table": lambda record: record["table"],
-        "seed": lambda record: str(record["seed"]),
-        "method": lambda record: record["method"],
-        "neighbours": column("n_neighbors", "{}"),
-        "rows": column("n", "{:,}"),
-        "log loss": column("log_loss", "{:.4f}"),
-        "wrong": column("error_share", "{:.4f}"),
-        "Brier": column("brier", "{:.4f}"),
-        "calibration": column("calibration_error", "{:.4f}"),
-        "CPU, s": column("cpu_s", "{:.1f}"),
-    }
+COLUMNS = {
+    "table": cell("table"),
+    "seed": cell("seed"),
+    "method": cell("method"),
+    "neighbours": cell("n_neighbors"),
+    "rows": cell("n", "{:,}"),
+    "log loss": cell("log_loss", "{:.4f}", FAILED),
+    "wrong": cell("error_share", "{:.4f}"),
+    "Brier": cell("brier", "{:.4f}"),
+    "calibration": cell("calibration_error", "{:.4f}"),
+    "CPU, s": cell("cpu_s", "{:.1f}"),
+}
 
 
 if __name__ == "__main__":

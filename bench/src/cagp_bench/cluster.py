@@ -6,6 +6,7 @@ vector of a step, and how fast it moves rows. The model divides rows and steps a
 docs/scaling.md for its formulas.
 """
 
+import argparse
 import math
 import os
 import socket
@@ -35,8 +36,9 @@ from cagp.recipes import recipe_for
 from cagp.recipes.nearest import TREE_COLUMN, TREE_ROW
 from cagp.training import fit
 from cagp_bench import neighbour_speed, scale, table_on_disk
+from cagp_bench.options import positive, rate
 from cagp_bench.processes import answer, in_new_process
-from cagp_bench.records import best_of, machine, show
+from cagp_bench.records import best_of, cell, machine, show
 
 STEPS, BATCH = 300, 1024
 """Of a fit."""
@@ -65,26 +67,46 @@ class Quantity(NamedTuple):
     source: str  # "measured", "given" or "modelled"
 
 
-def run(rows: int, machines: int, gigabytes: float, measured_rows: int, as_json: bool) -> int:
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench cluster``."""
+    suite.description = (
+        "Measure what reading, a tree, a training step and a sum over processes cost on this machine, in processor "
+        "time of one thread, and model a fit of CaGP-Local in regions on many machines; see docs/scaling.md."
+    )
+    suite.epilog = "example:\n  cagp bench cluster --rows 1000000000 --machines 64"
+    suite.add_argument(
+        "--rows", type=positive, default=1_000_000_000, metavar="N", help="rows of the model (default: %(default)s)"
+    )
+    suite.add_argument(
+        "--machines", type=positive, default=64, metavar="M", help="machines of the model (default: %(default)s)"
+    )
+    suite.add_argument(
+        "--network", type=rate, default=1.25, metavar="GB", help="gigabytes a second (default: %(default)s)"
+    )
+    suite.add_argument(
+        "--measured-rows", type=positive, default=1_000_000, metavar="N", help="to measure with (default: %(default)s)"
+    )
+    suite.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Measure, model, and print both; return 1 if a measurement failed."""
     found: dict[str, Any] = {}
     for part in ("reading", "tree", "step", "gloo"):
-        found |= in_new_process("cagp_bench.cluster", {"part": part, "rows": measured_rows})
+        found |= in_new_process("cagp_bench.cluster", {"part": part, "rows": arguments.measured_rows})
         if "error" in found:
-            show([{**machine(), "what": part, **found}], {"what": lambda r: r["what"]}, as_json)
-            return 1
-    quantities = [*_measured(found), *modelled(found, rows, machines, gigabytes)]
-    show(
+            return show([{**machine(), "what": part, **found}], {"what": cell("what")}, arguments.json)
+    quantities = [*_measured(found), *modelled(found, arguments.rows, arguments.machines, arguments.network)]
+    return show(
         [{**machine(), **quantity._asdict()} for quantity in quantities],
         {
-            "quantity": lambda r: r["what"],
+            "quantity": cell("what"),
             "value": lambda r: f"{r['value']:,.3g}" if r["value"] < 1000 else f"{r['value']:,.0f}",
-            "unit": lambda r: r["unit"],
-            "from": lambda r: r["source"],
+            "unit": cell("unit"),
+            "from": cell("source"),
         },
-        as_json,
+        arguments.json,
     )
-    return 0
 
 
 # ---- the model ----

@@ -1,5 +1,6 @@
 """Every contender of ``CONTENDERS`` fitted to a table as it comes, and its predictions scored in standard units."""
 
+import argparse
 import math
 import time
 from statistics import NormalDist
@@ -13,6 +14,7 @@ from cagp import metrics
 from cagp.estimators import CaGPRegressor
 from cagp_bench.all_peers import ALL_PEERS, peer_outcome
 from cagp_bench.choices import CONTENDERS
+from cagp_bench.options import add_methods
 
 NUM_QUANTILES = 400
 """The CRPS of predictions that are not Gaussian is a sum over this many quantiles."""
@@ -28,6 +30,12 @@ class Answers(NamedTuple):
     fit_s: float
     predict_s: float
     details: dict[str, Any]
+
+
+def add_contenders(suite: argparse.ArgumentParser, chosen: list[str]) -> None:
+    """The option that names contenders."""
+    words = "; ".join(f"{name}: {contender.words}" for name, contender in CONTENDERS.items())
+    add_methods(suite, CONTENDERS, chosen, words)
 
 
 def answers_of(

@@ -1,5 +1,6 @@
 """``cagp bench engine``: kernel evaluations per second of k(X, Z) W, forward and backward, of every backend."""
 
+import argparse
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from cagp.engine import COMPILED, TORCH, Backend, BlockWeights, kernel_product
 from cagp.kernels import Matern32
+from cagp_bench.options import add_repeats
 from cagp_bench.records import best_of, machine, show
 
 NUM_COLUMNS = 16_384
@@ -28,9 +30,18 @@ class Contender(NamedTuple):
     parameter: Tensor  # what the lengthscales are made of
 
 
-def run(repeats: int, as_json: bool) -> int:
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench engine``."""
+    suite.description = (
+        "Kernel evaluations per second of k(X, Z) W, forward and backward, for every backend that is installed."
+    )
+    add_repeats(suite)
+    suite.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Measure every installed backend in one process, and print one record for each of them and each dimension."""
-    records = [_measure(contender, d, repeats) for d in DIMENSIONS for contender in _contenders(d)]
+    records = [_measure(contender, d, arguments.repeats) for d in DIMENSIONS for contender in _contenders(d)]
     show(
         records,
         {
@@ -41,7 +52,7 @@ def run(repeats: int, as_json: bool) -> int:
             "backward, 1e9/s": lambda r: _rate(r, "backward_per_s"),
             "native is faster by": lambda r: _ratios(r, records),
         },
-        as_json,
+        arguments.json,
     )
     return 0
 

@@ -6,10 +6,11 @@ kernel between their bounding boxes, which is at least as large as that of any t
 float32 times its variance.
 """
 
+import argparse
 import itertools
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,6 +19,7 @@ from torch import Tensor
 from cagp.actions import BlockActions
 from cagp.data import standardized
 from cagp.engine.product import round_off
+from cagp.kernel_registry import CHOICES as KERNELS
 from cagp.kernels import Scale, Stationary, kernel_class
 from cagp.methods import CaGPOpt
 from cagp.neighbours import NeighbourIndex
@@ -25,24 +27,37 @@ from cagp.noise_tuning import raise_noise
 from cagp.prior import GP, GaussianNoise
 from cagp.starting import start_from_neighbours
 from cagp.training import fit
+from cagp_bench.options import NUM_ACTIONS, NUMBERS, add_rows, add_tables
 from cagp_bench.protocol import PAPER_START, load_table, rows_by_purpose
-from cagp_bench.records import collect, in_one_line, machine, show
+from cagp_bench.records import FAILED, attempt, cell, collect, machine, show
 
 SUPPORT_SIZE, BATCH_SIZE, TOGETHER = 32, 1024, 32
 
 
-class Choices(NamedTuple):
-    """What is counted, and after how many steps of CaGP-Opt."""
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench far-blocks``."""
+    suite.description = (
+        "Kernel evaluations in a step of CaGP-Opt on tables (.npz with X and y; 1,024 rows, 32 rows with weight in a "
+        "block), and how many are left without pairs of blocks farther apart than the kernel reaches: where it is "
+        "below round-off of float32. Products with the compiled kernels leave these pairs out. Distances are in "
+        "lengthscales: those of CaGP-Local (0 steps), or of CaGP-Opt after some steps."
+    )
+    suite.epilog = "example:\n  cagp bench far-blocks terrain.npz --kernels matern32 rbf --steps 0 100"
+    add_tables(suite, words=".npz files")
+    suite.add_argument("--kernels", nargs="+", choices=KERNELS, default=[KERNELS[0]], help="(default: %(default)s)")
+    suite.add_argument("--n-actions", **NUMBERS, default=[NUM_ACTIONS], help="numbers of actions (default: 512)")
+    suite.add_argument(
+        "--steps", **NUMBERS, default=[0, 100], help="steps of CaGP-Opt before counting (default: 0 100)"
+    )
+    add_rows(suite)
+    suite.set_defaults(run=run)
 
-    kernels: list[str]
-    num_actions: list[int]
-    steps: list[int]
 
-
-def run(tables: list[Path], num_rows: int | None, choices: Choices, as_json: bool) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Count for every table, kernel and number of actions and print a record for each; return 1 if any failed."""
-    cases = itertools.product(tables, choices.kernels, choices.num_actions, choices.steps)
-    return collect([partial(_measure, num_rows, *case) for case in cases], _in_words, partial(_show, as_json=as_json))
+    cases = itertools.product(arguments.tables, arguments.kernels, arguments.n_actions, arguments.steps)
+    measurements = [partial(_measure, arguments.rows, *case) for case in cases]
+    return collect(measurements, _in_words, partial(show, columns=COLUMNS, as_json=arguments.json, num_keys=4))
 
 
 def _in_words(record: dict[str, Any]) -> str:
@@ -54,31 +69,22 @@ def _fewer(record: dict[str, Any]) -> str:
     return f"{record['pairs'] / record['pairs_reached']:.2f}"
 
 
-def _show(records: list[dict[str, Any]], as_json: bool) -> None:
-    def unless_failed(text):
-        return lambda record: "" if "error" in record else text(record)
-
-    columns = {
-        "table": lambda r: r["table"],
-        "kernel": lambda r: r["kernel"],
-        "i": lambda r: str(r["i"]),
-        "steps": lambda r: str(r["steps"]),
-        "lengthscales": unless_failed(lambda r: ", ".join(f"{value:.3g}" for value in r["lengthscale"])),
-        "reach": unless_failed(lambda r: f"{r['reach']:.3g}"),
-        "farthest rows": unless_failed(lambda r: f"{r['farthest']:.3g}"),
-        "evaluations": unless_failed(lambda r: f"{r['pairs'] / 1e6:,.1f} M"),
-        "times fewer": lambda r: "failed" if "error" in r else _fewer(r),
-    }
-    show(records, columns, as_json, num_keys=4)
+COLUMNS = {
+    "table": cell("table"),
+    "kernel": cell("kernel"),
+    "i": cell("i"),
+    "steps": cell("steps"),
+    "lengthscales": lambda r: ", ".join(f"{value:.3g}" for value in r.get("lengthscale", [])),
+    "reach": cell("reach", "{:.3g}"),
+    "farthest rows": cell("farthest", "{:.3g}"),
+    "evaluations": cell("pairs", "{:,.1f} M", unit=1e6),
+    "times fewer": lambda r: FAILED if "error" in r else _fewer(r),
+}
 
 
 def _measure(num_rows: int | None, table: Path, kernel: str, num_actions: int, steps: int) -> dict[str, Any]:
-    """A failure is a record too: ``error`` says why."""
     record = {**machine(), "table": table.stem, "kernel": kernel, "i": num_actions, "steps": steps}
-    try:
-        return {**record, **_counts(*load_table(table, num_rows), kernel, num_actions, steps)}
-    except Exception as error:
-        return {**record, "error": in_one_line(error)}
+    return record | attempt(lambda: _counts(*load_table(table, num_rows), kernel, num_actions, steps))
 
 
 def _counts(X: Tensor, y: Tensor, kernel: str, num_actions: int, steps: int) -> dict[str, Any]:

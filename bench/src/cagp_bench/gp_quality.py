@@ -23,7 +23,7 @@ from cagp_bench.gp_methods import GP_METHODS, Rows
 from cagp_bench.gp_settings import GPSettings, gp_settings, steps_in_epoch
 from cagp_bench.processes import answer
 from cagp_bench.protocol import load_table, rows_by_purpose
-from cagp_bench.records import environment, in_one_line
+from cagp_bench.records import attempt, environment
 
 HALF = 0.5
 """The smaller of the two probabilities whose coverage is recorded."""
@@ -32,10 +32,7 @@ HALF = 0.5
 def measure(table: str, rows: int | None, method: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Quality, times and peak memory of one run in this process; a failure is a record with ``error``."""
     about = {**environment(), "imports_bytes": current_memory()}
-    try:
-        result = _quality(Path(table), rows, method, seed, gp_settings(settings))
-    except Exception as error:
-        result = {"error": in_one_line(error)}
+    result = attempt(lambda: _quality(Path(table), rows, method, seed, gp_settings(settings)))
     return {**about, **result, "peak_bytes": peak_memory()}
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from cagp.posteriors import Prediction
-from cagp_bench.peers import Outcome, installed
+from cagp_bench.boosted_trees import installed
+from cagp_bench.peers import Outcome
 
 RATES = {"exact": 0.1, "sgpr": 0.1, "svgp": 0.01}
 """Adam's learning rates in GPyTorch's examples."""

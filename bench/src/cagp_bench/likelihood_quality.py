@@ -5,9 +5,11 @@ training rows alone. Boosted trees for counts have as many trees as predict a te
 means, and the same tenth gives the dispersion of a negative binomial distribution about them.
 """
 
-import importlib
+import argparse
+import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +17,17 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy import optimize
-from sklearn.ensemble import HistGradientBoostingRegressor
 
-from cagp.data import split
-from cagp.data.tables import read_table
+from cagp.data import read_table, split
 from cagp.estimators import CaGPRegressor
 from cagp.estimators.observations import Observations
-from cagp.lazy import lazy_module
 from cagp.likelihoods import NegativeBinomial, Poisson
 from cagp.metrics import Scores
-from cagp_bench.peers import LIGHTGBM_RATE, MAX_TREES, PATIENCE, VALIDATION_SHARE, encoded, gpboost_model
+from cagp_bench.boosted_trees import catboost_trees, hist_trees, lightgbm_trees
+from cagp_bench.options import add_methods, add_seeds, add_tables, add_target
+from cagp_bench.peers import encoded, gpboost_model
 from cagp_bench.record_files import append_record
-from cagp_bench.records import Columns, collect, in_one_line, machine, show
-
-lightgbm: Any = lazy_module("lightgbm")
+from cagp_bench.records import FAILED, Columns, attempt, cell, collect, machine, show
 
 TEST_SHARE = 0.1
 GROSS = 10.0
@@ -51,106 +50,113 @@ OWN: dict[str, dict[str, Any]] = {
 """Options of ``CaGPRegressor`` for each contender that is one."""
 
 
-def run_counts(
-    tables: list[Path],
-    target: str,
-    drop: list[str],
-    is_logarithm: bool,
-    methods: list[str],
-    seeds: list[int],
-    records: Path | None,
-    as_json: bool,
-) -> int:
-    """Measure every contender on every table and split, and print a record for each; return 1 if any failed.
+COUNTING = (
+    *("negative-binomial", "lightgbm", "poisson", "poisson-trees", "negative-binomial-trees"),
+    *("negative-binomial-auto", "catboost", "hist", "gpboost"),
+)
+"""What ``cagp bench counts`` fits to a table; the first two unless others are named."""
 
-    Args:
-        is_logarithm: whether the target holds logarithms of counts.
-        records: a file of JSON lines, to which each record is added when it is measured.
-    """
-    runs = [(path, seed, method) for path in tables for seed in seeds for method in methods]
-    tasks = [
-        _kept(lambda p=p, s=s, m=m: measured_counts(p, s, m, target, drop, is_logarithm), records) for p, s, m in runs
-    ]
-    return collect(tasks, _in_words, lambda found: show(found, _columns(_COUNT_COLUMNS), as_json, num_keys=3))
+ROBUST = (
+    *("gaussian", "student-t", "gaussian-one-scale", "gaussian-trees", "gaussian-auto", "student-t-trees"),
+    "student-t-auto",
+)
+"""What ``cagp bench outliers`` fits to a table; the first two unless others are named."""
 
 
-def run_outliers(
-    tables: list[Path],
-    target: str,
-    num_rows: int,
-    shares: list[float],
-    methods: list[str],
-    seeds: list[int],
-    records: Path | None,
-    as_json: bool,
-) -> int:
-    """The same with gross errors in a share of the training targets; test rows are clean."""
-    runs = [(p, s, share, m) for p in tables for s in seeds for share in shares for m in methods]
-    tasks = [
-        _kept(lambda p=p, s=s, a=share, m=m: measured_outliers(p, s, a, m, target, num_rows), records)
-        for p, s, share, m in runs
-    ]
-    return collect(tasks, _in_words, lambda found: show(found, _columns(_OUTLIER_COLUMNS), as_json, num_keys=4))
+def add_counts(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench counts``."""
+    suite.description = (
+        "Fit regressors for counts to 90 % of the rows of each table and score their predictions of the others: NLL, "
+        "RMSE, CRPS, Poisson deviance of the mean, coverage, processor seconds."
+    )
+    suite.epilog = "example:\n  OMP_NUM_THREADS=1 cagp bench counts bike.npz --logarithms --drop x14 x15"
+    _add_common(suite, COUNTING)
+    suite.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns that are not inputs")
+    suite.add_argument("--logarithms", action="store_true", help="the target holds logarithms of counts")
+    suite.set_defaults(run=partial(_run, measure=measured_counts, columns=_COUNT_COLUMNS, num_keys=3))
 
 
-def _kept(measure: Callable[[], dict[str, Any]], records: Path | None) -> Callable[[], dict[str, Any]]:
-    def kept() -> dict[str, Any]:
-        record = measure()
-        if records is not None:
-            append_record(records, record)
+def add_outliers(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench outliers``."""
+    suite.description = (
+        "Replace a share of the training targets of each table by gross errors, fit regressors, and score their "
+        "predictions of clean rows, in standard deviations of clean targets."
+    )
+    suite.epilog = "example:\n  OMP_NUM_THREADS=1 cagp bench outliers protein.npz --rows 10000 --shares 0 0.1"
+    _add_common(suite, ROBUST)
+    suite.add_argument("--rows", type=int, default=30_000, metavar="N", help="training rows, at most (default: 30000)")
+    suite.add_argument(
+        "--shares", type=float, nargs="+", default=[0.0, 0.1], metavar="SHARE", help="of gross errors (default: 0 0.1)"
+    )
+    suite.set_defaults(run=partial(_run, measure=measured_outliers, columns=_OUTLIER_COLUMNS, num_keys=4))
+
+
+def _add_common(suite: argparse.ArgumentParser, methods: tuple[str, ...]) -> None:
+    add_tables(suite)
+    add_target(suite)
+    add_methods(suite, methods, methods[:2])
+    add_seeds(suite)
+    suite.add_argument("--records", type=Path, metavar="FILE", help="JSON lines, to which records are added")
+
+
+def _run(arguments: argparse.Namespace, measure: Callable[..., dict[str, Any]], columns: Columns, num_keys: int) -> int:
+    """Measure every contender on every table and split, and print a record for each; return 1 if any failed."""
+    a = arguments
+    shares = getattr(a, "shares", [None])
+    cases = itertools.product(a.tables, a.seeds, shares, a.methods)
+
+    def measured(path: Path, seed: int, share: float | None, method: str) -> dict[str, Any]:
+        about = {} if share is None else {"share": share}
+        record = {**machine(), "table": path.stem, "seed": seed, **about, "method": method}
+        record |= attempt(lambda: measure(a, path, **about, seed=seed, method=method))
+        if a.records is not None:
+            append_record(a.records, record)
         return record
 
-    return kept
+    measurements = [partial(measured, *case) for case in cases]
+    return collect(measurements, _in_words, partial(show, columns=columns, as_json=a.json, num_keys=num_keys))
 
 
-_FAILURES = (ValueError, KeyError, OSError, MemoryError, ArithmeticError, ImportError)
+def measured_counts(arguments: argparse.Namespace, path: Path, seed: int, method: str) -> dict[str, Any]:
+    """Scores and processor time of one contender on counts."""
+    table = read_table(path)
+    y, X = table[arguments.target].to_numpy(float), table.drop(columns=[arguments.target, *arguments.drop])
+    y = np.round(np.exp(y)) if arguments.logarithms else y
+    rows = split(len(X), TEST_SHARE, seed=seed)
+    train, test = rows.train.numpy(), rows.test.numpy()
+    began = time.process_time()
+    found, more = _predicted_counts(method, X.iloc[train], y[train], X.iloc[test], seed)
+    spent = time.process_time() - began
+    more |= {"deviance": _deviance(y[test], found.mean()[:, 0]), "dropped": arguments.drop}
+    if method in PEERS:
+        alone = Observations(found.latent_mean, np.zeros_like(found.latent_mean), Poisson())
+        more["nll_poisson"] = alone.scores(0, y[test]).nll
+    return {"rows": len(train), "cpu_seconds": spent, **found.scores(0, y[test])._asdict(), **more}
 
 
-def measured_counts(
-    path: Path, seed: int, method: str, target: str, drop: list[str], is_logarithm: bool
+def measured_outliers(
+    arguments: argparse.Namespace, path: Path, share: float, seed: int, method: str
 ) -> dict[str, Any]:
-    """Scores and processor time of one contender on counts; a record with "error" where it fails."""
-    record = {**machine(), "table": path.stem, "dropped": drop, "seed": seed, "method": method}
-    try:
-        table = read_table(path)
-        y = table[target].to_numpy(float)
-        y, X = np.round(np.exp(y)) if is_logarithm else y, table.drop(columns=[target, *drop])
-        rows = split(len(X), TEST_SHARE, seed=seed)
-        train, test = rows.train.numpy(), rows.test.numpy()
-        began = time.process_time()
-        found, more = _predicted_counts(method, X.iloc[train], y[train], X.iloc[test], seed)
-        spent = time.process_time() - began
-        scores = found.scores(0, y[test])
-        more |= {"deviance": _deviance(y[test], found.mean()[:, 0])}
-        if method in PEERS:
-            alone = Observations(found.latent_mean, np.zeros_like(found.latent_mean), Poisson())
-            more["nll_poisson"] = alone.scores(0, y[test]).nll
-    except _FAILURES as error:
-        return {**record, "error": in_one_line(error)}
-    return {**record, "rows": len(train), "cpu_seconds": spent, **scores._asdict(), **more}
-
-
-def measured_outliers(path: Path, seed: int, share: float, method: str, target: str, num_rows: int) -> dict[str, Any]:
     """Scores on clean rows and processor time of one regressor; errors are in standard deviations of clean targets."""
-    record = {**machine(), "table": path.stem, "seed": seed, "share": share, "method": method}
-    try:
-        table = read_table(path)
-        drawn = np.random.default_rng(seed).permutation(len(table))[: round(num_rows / (1 - TEST_SHARE))]
-        table = table.iloc[np.sort(drawn)]
-        y, X = table[target].to_numpy(float), table.drop(columns=target)
-        rows = split(len(X), TEST_SHARE, seed=seed)
-        train, test = rows.train.numpy(), rows.test.numpy()
-        y = (y - y[train].mean()) / y[train].std()
-        wrong = with_gross_errors(y[train], share, seed)
-        began = time.process_time()
-        model = CaGPRegressor(**OWN[method], random_state=seed).fit(X.iloc[train], wrong)
-        spent = time.process_time() - began
-        found: Scores = model.predictive(X.iloc[test]).scores(0, y[test])
-    except _FAILURES as error:
-        return {**record, "error": in_one_line(error)}
-    converged = "have not converged" not in model.fit_report_
-    more = {"converged": converged, "fitted": model.method_, "trees": model.trees_ is not None}
-    return {**record, "rows": len(train), "cpu_seconds": spent, **found._asdict(), **more}
+    table = read_table(path)
+    drawn = np.random.default_rng(seed).permutation(len(table))[: round(arguments.rows / (1 - TEST_SHARE))]
+    table = table.iloc[np.sort(drawn)]
+    y, X = table[arguments.target].to_numpy(float), table.drop(columns=arguments.target)
+    rows = split(len(X), TEST_SHARE, seed=seed)
+    train, test = rows.train.numpy(), rows.test.numpy()
+    y = (y - y[train].mean()) / y[train].std()
+    wrong = with_gross_errors(y[train], share, seed)
+    began = time.process_time()
+    model = CaGPRegressor(**OWN[method], random_state=seed).fit(X.iloc[train], wrong)
+    spent = time.process_time() - began
+    found: Scores = model.predictive(X.iloc[test]).scores(0, y[test])
+    more = {"converged": _converged(model), "fitted": model.method_, "trees": model.trees_ is not None}
+    return {"rows": len(train), "cpu_seconds": spent, **found._asdict(), **more}
+
+
+def _converged(model: CaGPRegressor) -> bool:
+    """Whether the sites of a likelihood have converged."""
+    return "have not converged" not in model.fit_report_
 
 
 def with_gross_errors(y: np.ndarray, share: float, seed: int) -> np.ndarray:
@@ -169,13 +175,12 @@ def _predicted_counts(
         model = CaGPRegressor(**OWN[method], random_state=seed).fit(X, y)
         found = model.predictive(X_test)
         assert isinstance(found, Observations)
-        return found, {"converged": "have not converged" not in model.fit_report_, "trees": model.trees_ is not None}
+        return found, {"converged": _converged(model), "trees": model.trees_ is not None}
     if method == "gpboost":
         return _gpboost(X, y, X_test, seed), {}
-    rows = split(len(X), VALIDATION_SHARE, seed=seed)
-    train, judges = rows.train.numpy(), rows.test.numpy()
-    tried, mean = PEERS[method](X, y, X_test, train, judges, seed)
-    dispersion = _dispersion(y[judges], tried)
+    trees = PEERS[method](X, y, X_test, seed)
+    tried, mean = trees.held_out.predict(trees.X_held), trees.model.predict(trees.X_test)
+    dispersion = _dispersion(trees.y_held, tried)
     latent = np.log(np.maximum(mean, 1e-10))[:, None]
     likelihood = NegativeBinomial(dispersion).requires_grad_(False)
     return Observations(latent, np.zeros_like(latent), likelihood), {"dispersion": dispersion}
@@ -193,46 +198,14 @@ def _dispersion(y: np.ndarray, mean: np.ndarray) -> float:
     return float(np.exp(found.x))
 
 
-# ---- what it is compared with: each gives its predictions of validation rows, and of test rows after a fit to all ----
+# ---- what it is compared with ----
 
-
-def _lightgbm(X: Any, y: Any, X_test: Any, train: Any, judges: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    settings = {"objective": "poisson", "learning_rate": LIGHTGBM_RATE, "seed": seed, "verbosity": -1}
-    settings |= {"num_threads": torch.get_num_threads()}
-    data = lightgbm.Dataset(X.iloc[train], y[train])
-    held = lightgbm.Dataset(X.iloc[judges], y[judges], reference=data)
-    stop = lightgbm.early_stopping(PATIENCE, verbose=False)
-    tried = lightgbm.train(settings, data, MAX_TREES, valid_sets=[held], callbacks=[stop])
-    model = lightgbm.train(settings, lightgbm.Dataset(X, y), tried.best_iteration)
-    return np.asarray(tried.predict(X.iloc[judges])), np.asarray(model.predict(X_test))
-
-
-def _catboost(X: Any, y: Any, X_test: Any, train: Any, judges: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    catboost = importlib.import_module("catboost")
-    fixed = {"loss_function": "Poisson", "random_seed": seed, "thread_count": torch.get_num_threads()}
-    fixed |= {"allow_writing_files": False, "verbose": False}
-    tried = catboost.CatBoostRegressor(iterations=MAX_TREES, early_stopping_rounds=PATIENCE, **fixed)
-    tried.fit(X.iloc[train], y[train], eval_set=(X.iloc[judges], y[judges]), use_best_model=True)
-    model = catboost.CatBoostRegressor(iterations=tried.tree_count_, learning_rate=tried.learning_rate_, **fixed)
-    model.fit(X, y)
-    return tried.predict(X.iloc[judges]), model.predict(X_test)
-
-
-def _hist(X: Any, y: Any, X_test: Any, train: Any, judges: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    fixed: dict[str, Any] = {"loss": "poisson", "learning_rate": LIGHTGBM_RATE, "random_state": seed}
-    stopping: dict[str, Any] = {"max_iter": MAX_TREES, "early_stopping": True, "n_iter_no_change": PATIENCE}
-    tried = HistGradientBoostingRegressor(**fixed, **stopping).fit(X.iloc[train], y[train])
-    num_trees = max(1, int(np.argmax(tried.validation_score_)))
-    whole: dict[str, Any] = {**fixed, "max_iter": num_trees, "early_stopping": False}
-    model = HistGradientBoostingRegressor(**whole).fit(X, y)
-    return tried.predict(X.iloc[judges]), model.predict(X_test)
-
-
-PEERS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
-    "lightgbm": _lightgbm,
-    "catboost": _catboost,
-    "hist": _hist,
+PEERS: dict[str, Callable[..., Any]] = {
+    "lightgbm": partial(lightgbm_trees, objective={"objective": "poisson"}, leaves=(31,)),
+    "catboost": partial(catboost_trees, kind="Regressor", loss="Poisson", depths=(6,)),
+    "hist": partial(hist_trees, kind="Regressor", loss="poisson"),
 }
+"""Boosted trees of the size that their packages choose, as many as predict held-out rows best."""
 
 
 def _gpboost(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int) -> Observations:
@@ -261,17 +234,24 @@ def _in_words(record: dict[str, Any]) -> str:
     return f"{start}: NLL {record['nll']:.4f}, RMSE {record['rmse']:.4f}, {record['cpu_seconds']:.1f} s"
 
 
-_COUNT_COLUMNS = {"rows": "{:,}", "nll": "{:.4f}", "nll_poisson": "{:.3f}", "rmse": "{:.3f}", "crps": "{:.3f}"}
-_COUNT_COLUMNS |= {"deviance": "{:.3f}", "coverage": "{:.3f}", "cpu_seconds": "{:.1f}"}
-_OUTLIER_COLUMNS = {"share": "{:.2f}", "rows": "{:,}", "nll": "{:.4f}", "rmse": "{:.4f}", "coverage": "{:.3f}"}
-_OUTLIER_COLUMNS |= {"converged": "{}", "cpu_seconds": "{:.1f}"}
+def _columns(*names: str) -> Columns:
+    shown = {
+        "table": cell("table"),
+        "seed": cell("seed"),
+        "share": cell("share", "{:.2f}"),
+        "method": cell("method"),
+        "rows": cell("rows", "{:,}"),
+        "NLL": cell("nll", "{:.4f}", FAILED),
+        "NLL, Poisson": cell("nll_poisson", "{:.3f}"),
+        "RMSE": cell("rmse", "{:.4f}"),
+        "CRPS": cell("crps", "{:.3f}"),
+        "deviance": cell("deviance", "{:.3f}"),
+        "coverage": cell("coverage", "{:.3f}"),
+        "converged": cell("converged"),
+        "CPU, s": cell("cpu_seconds", "{:.1f}"),
+    }
+    return {name: text for name, text in shown.items() if name not in names}
 
 
-def _columns(shown: dict[str, str]) -> Columns:
-    def column(name: str, form: str):
-        otherwise = "failed" if name == "nll" else ""
-        return lambda record: form.format(record[name]) if name in record else otherwise
-
-    keys = {name: lambda record, name=name: str(record[name]) for name in ("table", "seed", "method")}
-    words = {"nll": "NLL", "nll_poisson": "NLL, Poisson", "rmse": "RMSE", "crps": "CRPS", "cpu_seconds": "CPU, s"}
-    return {**keys, **{words.get(name, name): column(name, form) for name, form in shown.items()}}
+_COUNT_COLUMNS = _columns("share", "converged")
+_OUTLIER_COLUMNS = _columns("NLL, Poisson", "CRPS", "deviance")

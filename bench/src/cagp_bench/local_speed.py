@@ -4,6 +4,7 @@ Rows per second of predictions with standard deviations and of training steps, c
 neighbours are given: the time to find them does not count.
 """
 
+import argparse
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,7 +16,8 @@ from cagp.local_inference import local_answers, local_nll
 from cagp.neighbours import NeighbourIndex
 from cagp.posteriors import Prediction
 from cagp.prior import GP, GaussianNoise
-from cagp_bench.records import best_of, in_one_line, machine, show
+from cagp_bench.options import add_repeats
+from cagp_bench.records import FAILED, best_of, cell, in_one_line, machine, show
 
 DIMENSIONS = (2, 9, 20)
 NEIGHBOURS = (16, 32, 64)
@@ -37,32 +39,43 @@ class Variant(NamedTuple):
     threads: int
 
 
-def run(repeats: int, as_json: bool) -> int:
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench local``."""
+    suite.description = (
+        "Rows per second of predictions and training steps of CaGP-Local, compiled and in torch. Its quality on tables "
+        "is a suite: cagp bench run local."
+    )
+    add_repeats(suite)
+    suite.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Measure each variant for every k and d in one process and print a record for each; return 1 if any failed."""
     records = []
     for d in DIMENSIONS:
         for k in NEIGHBOURS:
             problem = _problem(d, k)
-            turns = [[_speed(variant, problem, d, k, repeats) for variant in _variants()] for _ in range(TURNS)]
+            turns = [
+                [_speed(variant, problem, d, k, arguments.repeats) for variant in _variants()] for _ in range(TURNS)
+            ]
             group = [_fastest(records_of_one) for records_of_one in zip(*turns, strict=True)]
             records += [record | _ratios(record, group[-1]) for record in group]
-    show(
+    return show(
         records,
         {
-            "backend": lambda r: r["backend"],
-            "threads": lambda r: str(r["threads"]),
-            "d": lambda r: str(r["d"]),
-            "k": lambda r: str(r["k"]),
-            "predict, rows/s": lambda r: _rate(r, "predict_per_s"),
-            "rows": lambda r: f"{r['predict_rows']:,}",
-            "train, rows/s": lambda r: _rate(r, "train_per_s"),
-            "predict / torch": lambda r: _factor(r, "predict_per_torch"),
-            "train / torch": lambda r: _factor(r, "train_per_torch"),
+            "backend": cell("backend"),
+            "threads": cell("threads"),
+            "d": cell("d"),
+            "k": cell("k"),
+            "predict, rows/s": cell("predict_per_s", "{:,.0f}", FAILED),
+            "rows": cell("predict_rows", "{:,}"),
+            "train, rows/s": cell("train_per_s", "{:,.0f}", FAILED),
+            "predict / torch": cell("predict_per_torch", "{:.1f}"),
+            "train / torch": cell("train_per_torch", "{:.1f}"),
         },
-        as_json,
+        arguments.json,
         num_keys=4,
     )
-    return int(any("error" in record for record in records))
 
 
 def _variants() -> list[Variant]:
@@ -160,11 +173,3 @@ def _ratios(record: dict[str, Any], torch_record: dict[str, Any]) -> dict[str, f
         return {}
     rates = {"predict_per_torch": "predict_per_s", "train_per_torch": "train_per_s"}
     return {name: record[rate] / torch_record[rate] for name, rate in rates.items()}
-
-
-def _rate(record: dict[str, Any], key: str) -> str:
-    return "failed" if record[key] is None else f"{record[key]:,.0f}"
-
-
-def _factor(record: dict[str, Any], key: str) -> str:
-    return f"{record[key]:.1f}" if key in record else ""

@@ -5,13 +5,14 @@ those of the rows held out. Hyperparameters start at those of a short fit of CaG
 same processor time, so that a busy machine changes little.
 """
 
+import argparse
 import copy
 import itertools
 import math
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,30 +25,41 @@ from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.prior import GP, GaussianNoise
 from cagp.starting import start_from_neighbours
 from cagp.training import fit
+from cagp_bench.options import NUM_ACTIONS, NUMBERS, add_rows, add_seeds, add_tables
 from cagp_bench.protocol import PAPER_START, load_table, rows_by_purpose
-from cagp_bench.records import collect, in_one_line, machine, score_columns, show
+from cagp_bench.records import Columns, attempt, cell, collect, machine, score_columns, show
 
 
-class Choices(NamedTuple):
-    """What is compared, and for how long each is trained."""
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench minibatches``."""
+    suite.description = (
+        "Validation scores of CaGP-Opt on tables (.npz with X and y) with every combination of numbers of actions, of "
+        "rows with weight in a block, and of rows of a step. Each is trained for the same processor time."
+    )
+    suite.epilog = "example:\n  cagp bench minibatches terrain.npz --rows 30000 --support 8 16 32"
+    add_tables(suite, words=".npz files")
+    add_seeds(suite)
+    suite.add_argument("--n-actions", **NUMBERS, default=[NUM_ACTIONS], help="numbers of actions (default: 512)")
+    suite.add_argument("--support", **NUMBERS, default=[32], help="rows with weight in a block; 0: all (default: 32)")
+    suite.add_argument("--batch", **NUMBERS, default=[1024], help="rows of a step; 0: all (default: 1024)")
+    suite.add_argument("--seconds", type=float, default=20.0, metavar="S", help="for each (default: %(default)s)")
+    add_rows(suite)
+    suite.set_defaults(run=run)
 
-    num_actions: list[int]
-    support_sizes: list[int]  # 0 for all rows
-    batch_sizes: list[int]  # 0 for all rows
-    seconds: float  # of the processor
 
-
-def run(tables: list[Path], num_rows: int | None, seeds: list[int], choices: Choices, as_json: bool) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Train every choice on every table with every seed and print a record for each; return 1 if any failed."""
     cases = itertools.product(
-        tables, seeds, itertools.product(choices.num_actions, choices.support_sizes, choices.batch_sizes)
+        arguments.tables,
+        arguments.seeds,
+        itertools.product(arguments.n_actions, arguments.support, arguments.batch),
     )
     measurements = [
-        partial(_measure, table, num_rows, seed, case, choices.seconds)
+        partial(_measure, table, arguments.rows, seed, case, arguments.seconds)
         for table, seed, case in cases
         if case[1] or not case[2]  # minibatches gain nothing where all rows carry weight
     ]
-    return collect(measurements, _in_words, partial(_show, as_json=as_json))
+    return collect(measurements, _in_words, partial(show, columns=_columns(), as_json=arguments.json, num_keys=4))
 
 
 def _in_words(record: dict[str, Any]) -> str:
@@ -55,29 +67,24 @@ def _in_words(record: dict[str, Any]) -> str:
     return f"{start} failed: {record['error']}" if "error" in record else f"{start}: NLL {record['nll']:.3f}"
 
 
-def _show(records: list[dict[str, Any]], as_json: bool) -> None:
-    columns = {
-        "table": lambda r: r["table"],
-        "i": lambda r: str(r["i"]),
+def _columns() -> Columns:
+    return {
+        "table": cell("table"),
+        "i": cell("i"),
         "support": lambda r: str(r["support"] or "all"),
         "batch": lambda r: str(r["batch"] or "all"),
         **score_columns(),
-        "steps": lambda r: str(r.get("steps", "")),
-        "step, s": lambda r: f"{r['step_seconds']:.2f}" if "error" not in r else "",
+        "steps": cell("steps"),
+        "step, s": cell("step_seconds", "{:.2f}"),
     }
-    show(records, columns, as_json, num_keys=4)
 
 
 def _measure(
     table: Path, num_rows: int | None, seed: int, case: tuple[int, int, int], seconds: float
 ) -> dict[str, Any]:
-    """A failure is a record too: ``error`` says why."""
     i, support_size, batch_size = case
     record = {**machine(), "table": table.stem, "seed": seed, "i": i, "support": support_size, "batch": batch_size}
-    try:
-        return {**record, **_quality(*load_table(table, num_rows), seed, case, seconds)}
-    except Exception as error:
-        return {**record, "error": in_one_line(error)}
+    return record | attempt(lambda: _quality(*load_table(table, num_rows), seed, case, seconds))
 
 
 def _quality(X: Tensor, y: Tensor, seed: int, case: tuple[int, int, int], seconds: float) -> dict[str, Any]:

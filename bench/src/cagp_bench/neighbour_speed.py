@@ -4,7 +4,9 @@ Each run has a process of its own. On a machine that is busy with other work, th
 thread still says what the search costs.
 """
 
+import argparse
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,8 +17,9 @@ from torch import Tensor
 from cagp.engine import TORCH
 from cagp.memory import current_memory, peak_memory
 from cagp.neighbours import NeighbourIndex
+from cagp_bench.options import NUMBERS, add_methods, add_tables
 from cagp_bench.processes import answer, in_new_process
-from cagp_bench.records import collect, machine, show
+from cagp_bench.records import FAILED, cell, collect, machine, show
 
 Searcher = Literal["tree", "scipy", "scan"]
 Layout = Literal["uniform", "clustered"]
@@ -38,34 +41,70 @@ class Run(NamedTuple):
     k: int
 
 
-def run_all(runs: list[Run], as_json: bool) -> int:
-    """Carry out the runs and print a record for each; return 1 if any failed."""
-    return collect(
-        [lambda run=run: run._asdict() | in_new_process("cagp_bench.neighbour_speed", run._asdict()) for run in runs],
-        lambda r: f"{r['searcher']}, {r['data']}, {r['threads']} threads",
-        lambda records: _show(records, as_json),
+COLUMNS = {
+    "search": cell("searcher"),
+    "data": lambda r: Path(r["data"]).stem,
+    "n": cell("rows", "{:,}"),
+    "d": cell("columns"),
+    "k": cell("k"),
+    "threads": cell("threads"),
+    "build, s": cell("build_s", "{:.2f}", FAILED),
+    "µs a test point": cell("point_us", "{:.1f}"),
+    "build, CPU s": cell("build_cpu_s", "{:.2f}"),
+    "CPU µs a test point": cell("point_cpu_us", "{:.1f}"),
+    "rows, MB": cell("table_bytes", "{:,.0f}", unit=1e6),
+    "peak above them, MB": cell("peak_bytes", "{:,.0f}", unit=1e6),
+}
+
+
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench neighbours``."""
+    suite.description = (
+        "Index generated rows, or those of tables (.npz with X, standardised), and find the rows nearest to test "
+        "points beside random rows; each run in a process of its own."
     )
+    suite.epilog = (
+        "examples:\n  cagp bench neighbours --rows 1000000\n  cagp bench neighbours bike.npz --methods tree scan"
+    )
+    add_tables(suite, "*", ".npz files; none for generated rows")
+    suite.add_argument("--rows", **NUMBERS, help="rows (default: 100000, of tables all of them)")
+    suite.add_argument("--columns", type=int, default=3, metavar="D", help="generated columns (default: %(default)s)")
+    suite.add_argument(
+        "--data",
+        nargs="+",
+        choices=("uniform", "clustered"),
+        default=["uniform"],
+        help="how generated rows lie (default: uniform)",
+    )
+    words = "tree (the compiled k-d tree), scipy (SciPy's tree), scan (compare with every row)"
+    add_methods(suite, ("tree", "scipy", "scan"), ("tree", "scipy"), words)
+    suite.add_argument(
+        "--n-neighbors", type=int, default=64, metavar="K", help="neighbours of a test point (default: %(default)s)"
+    )
+    suite.add_argument(
+        "--points", type=int, default=100_000, metavar="N", help="number of test points (default: %(default)s)"
+    )
+    suite.add_argument("--threads", **NUMBERS, default=[1], help="threads (default: 1)")
+    suite.set_defaults(run=run)
 
 
-def _show(records: list[dict[str, Any]], as_json: bool) -> None:
-    show(
-        records,
-        {
-            "search": lambda r: r["searcher"],
-            "data": lambda r: Path(r["data"]).stem,
-            "n": lambda r: "" if r["rows"] is None else f"{r['rows']:,}",
-            "d": lambda r: "" if r["columns"] is None else str(r["columns"]),
-            "k": lambda r: str(r["k"]),
-            "threads": lambda r: str(r["threads"]),
-            "build, s": lambda r: "failed" if "error" in r else f"{r['build_s']:.2f}",
-            "µs a test point": lambda r: f"{r['point_us']:.1f}" if "point_us" in r else "",
-            "build, CPU s": lambda r: f"{r['build_cpu_s']:.2f}" if "build_cpu_s" in r else "",
-            "CPU µs a test point": lambda r: f"{r['point_cpu_us']:.1f}" if "point_cpu_us" in r else "",
-            "rows, MB": lambda r: f"{r['table_bytes'] / 1e6:,.0f}" if "table_bytes" in r else "",
-            "peak above them, MB": lambda r: f"{r['peak_bytes'] / 1e6:,.0f}" if "peak_bytes" in r else "",
-        },
-        as_json,
-        num_keys=4,
+def run(arguments: argparse.Namespace) -> int:
+    """Every method on every table or layout, with every number of rows and threads; return 1 if any failed."""
+    if arguments.tables:
+        data = [(str(table), rows, None) for table in arguments.tables for rows in arguments.rows or [None]]
+    else:
+        sizes = arguments.rows or [100_000]
+        data = [(layout, rows, arguments.columns) for layout in arguments.data for rows in sizes]
+    runs = [
+        Run(method, *where, threads, arguments.points, arguments.n_neighbors)._asdict()
+        for where in data
+        for method in arguments.methods
+        for threads in arguments.threads
+    ]
+    return collect(
+        [lambda run=run: run | in_new_process("cagp_bench.neighbour_speed", run) for run in runs],
+        lambda r: f"{r['searcher']}, {r['data']}, {r['threads']} threads",
+        partial(show, columns=COLUMNS, as_json=arguments.json, num_keys=4),
     )
 
 

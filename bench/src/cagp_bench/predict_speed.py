@@ -5,7 +5,9 @@ prediction costs, not how good it is. Test rows are predicted in pieces until al
 a slow method predicts fewer of them; its rate is that of the rows it predicted.
 """
 
+import argparse
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,10 @@ import torch
 
 from cagp.estimators import CaGPRegressor
 from cagp.memory import peak_memory
-from cagp_bench.choices import PREDICTED
+from cagp_bench.options import add_fit_time, add_max_time, add_methods, positive
 from cagp_bench.processes import answer, in_new_process
 from cagp_bench.record_files import append_record
-from cagp_bench.records import collect, machine, show
+from cagp_bench.records import FAILED, cell, collect, machine, show
 from cagp_bench.scale import NUM_DIMS, table
 
 PIECE = 65_536
@@ -24,51 +26,74 @@ FIRST_PIECE = 512
 """Rows of the first piece, which is not timed: it builds what later ones use. Then pieces grow."""
 
 
-def run(
-    rows: int,
-    test_rows: int,
-    methods: list[str],
-    fit_time: str,
-    seconds: float,
-    max_time: str,
-    records: Path | None,
-    as_json: bool,
-) -> int:
+PREDICTED: dict[str, int | None] = {
+    "exact": 2_000,
+    "local": None,
+    "hybrid": None,
+    "opt": None,
+    "cg": 4_000,
+    "sgpr": None,
+    "svgp": None,
+    "auto": None,
+}
+"""Methods, and the most training rows that suit them; None: any number."""
+
+
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench predict``."""
+    suite.description = (
+        "Fit each method to a generated table with 3 columns, and count the rows that it predicts in a second, with "
+        "standard deviations; each in a process of its own. exact has at most 2,000 training rows, cg 4,000."
+    )
+    suite.epilog = "example:\n  cagp bench predict --methods local opt --test-rows 100000"
+    suite.add_argument(
+        "--rows", type=positive, default=100_000, metavar="N", help="training rows (default: %(default)s)"
+    )
+    suite.add_argument(
+        "--test-rows", type=positive, default=1_000_000, metavar="N", help="rows to predict (default: %(default)s)"
+    )
+    add_methods(suite, PREDICTED, PREDICTED)
+    add_fit_time(suite, "max_time of each fit (default: %(default)s)")
+    suite.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="predictions end after these: the rate is then that of the rows so far (default: %(default)s)",
+    )
+    add_max_time(suite)
+    suite.add_argument("--records", type=Path, metavar="FILE", help="append a JSON line for each run to FILE")
+    suite.set_defaults(run=run, fit_time="30s")
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Measure every method and print a record for each; return 1 if any failed."""
 
     def measured(method: str) -> dict[str, Any]:
-        most = PREDICTED[method] or rows
-        options = {"method": method, "rows": min(rows, most), "test_rows": test_rows}
-        options |= {"fit_time": fit_time, "seconds": seconds}
-        record = {**machine(), **options, **in_new_process("cagp_bench.predict_speed", options, max_time)}
-        if records is not None:
-            append_record(records, record)
+        rows = min(arguments.rows, PREDICTED[method] or arguments.rows)
+        options = {"method": method, "rows": rows, "test_rows": arguments.test_rows}
+        options |= {"fit_time": arguments.fit_time, "seconds": arguments.seconds}
+        record = {**machine(), **options, **in_new_process("cagp_bench.predict_speed", options, arguments.max_time)}
+        if arguments.records is not None:
+            append_record(arguments.records, record)
         return record
 
     return collect(
-        [lambda method=method: measured(method) for method in methods],
-        lambda r: r["method"],
-        lambda found: _show(found, as_json),
+        [partial(measured, method) for method in arguments.methods],
+        cell("method"),
+        partial(show, columns=COLUMNS, as_json=arguments.json),
     )
 
 
-def _show(records: list[dict[str, Any]], as_json: bool) -> None:
-    def number(name: str, form: str = ",.0f", unit: float = 1.0):
-        return lambda r: format(r[name] / unit, form) if name in r else ""
-
-    show(
-        records,
-        {
-            "method": lambda r: r["method"],
-            "training rows": number("rows"),
-            "rows a second": lambda r: "failed" if "error" in r else f"{r['rows_per_second']:,.0f}",
-            "rows a CPU second": number("rows_per_cpu_second"),
-            "predicted rows": number("predicted_rows"),
-            "model": lambda r: r.get("fitted", ""),
-            "peak, MB": number("peak_bytes", unit=1e6),
-        },
-        as_json,
-    )
+COLUMNS = {
+    "method": cell("method"),
+    "training rows": cell("rows", "{:,}"),
+    "rows a second": cell("rows_per_second", "{:,.0f}", FAILED),
+    "rows a CPU second": cell("rows_per_cpu_second", "{:,.0f}"),
+    "predicted rows": cell("predicted_rows", "{:,}"),
+    "model": cell("fitted"),
+    "peak, MB": cell("peak_bytes", "{:,.0f}", unit=1e6),
+}
 
 
 def measure(method: str, rows: int, test_rows: int, fit_time: str, seconds: float) -> dict[str, Any]:

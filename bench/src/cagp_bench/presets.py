@@ -4,6 +4,7 @@ Rows, scaling and kernel are those of ``cagp bench run``; test rows are not used
 hyperparameters and have the same time, not counting evaluations. Those of the paper also use its blocks and weights.
 """
 
+import argparse
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ from cagp import metrics, plots
 from cagp.data import standardized
 from cagp.training import PRESETS, Settings, fit
 from cagp_bench.curves import Curve, curves
+from cagp_bench.options import add_actions, add_rows, duration, table_path
 from cagp_bench.protocol import Blocks, load_table, new_method, rows_by_purpose
-from cagp_bench.records import in_one_line, machine, show
+from cagp_bench.records import FAILED, attempt, cell, machine, show
 
 EVALUATE_EVERY = 5
 SEED = 0
@@ -39,41 +41,60 @@ CANDIDATES = (
 )
 
 
-def run(table: Path, max_time: str, num_rows: int | None, num_actions: int, out: Path, as_json: bool) -> int:
+COLUMNS = {
+    "preset": cell("preset"),
+    "blocks": cell("blocks"),
+    "dtype": cell("dtype"),
+    "loss": cell("loss", "{:.3f}", FAILED),
+    "validation NLL": cell("nll", "{:.3f}"),
+    "lowest": cell("lowest_nll", "{:.3f}"),
+    "steps": cell("steps"),
+    "fit, s": cell("fit_s", "{:.0f}"),
+}
+
+
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench presets``."""
+    suite.description = (
+        "Train CaGP-Opt on a table (.npz with X and y) with each preset and with a slow learning rate, for the same "
+        "time each. Print a table and draw loss and validation NLL against time."
+    )
+    suite.epilog = "example:\n  cagp bench presets bike.npz --max-time 2min --rows 3000 --n-actions 128"
+    suite.add_argument("table", type=table_path, metavar="TABLE", help="an .npz file")
+    suite.add_argument(
+        "--max-time",
+        type=duration,
+        default="2min",
+        metavar="TIME",
+        help="for each preset, e.g. 90s (default: %(default)s)",
+    )
+    add_rows(suite)
+    add_actions(suite)
+    suite.add_argument(
+        "--out", type=Path, default=Path("presets.png"), metavar="FILE", help="the picture (default: %(default)s)"
+    )
+    suite.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Train in every way, print a record for each and draw a picture; return 1 if any failed."""
-    X, y = load_table(table, num_rows)
-    records = [_measure(candidate, X, y, max_time, num_actions, table.stem) for candidate in CANDIDATES]
+    X, y = load_table(arguments.table, arguments.rows)
+    name, num_actions = arguments.table.stem, arguments.n_actions
+    records = [_measure(candidate, X, y, arguments.max_time, num_actions, name) for candidate in CANDIDATES]
     fitted = [record for record in records if "error" not in record]
     if fitted:
-        title = f"{table.stem}: {fitted[0]['n']:,} rows, {num_actions:,} actions"
-        plots.write_figure(draw(fitted, title), out)
-    show(
-        records,
-        {
-            "preset": lambda r: r["preset"],
-            "blocks": lambda r: r["blocks"],
-            "dtype": lambda r: r["dtype"],
-            "loss": lambda r: "failed" if "error" in r else f"{r['loss']:.3f}",
-            "validation NLL": lambda r: f"{r['nll']:.3f}" if "nll" in r else "",
-            "lowest": lambda r: f"{r['lowest_nll']:.3f}" if "lowest_nll" in r else "",
-            "steps": lambda r: str(r.get("steps", "")),
-            "fit, s": lambda r: f"{r['fit_s']:.0f}" if "fit_s" in r else "",
-        },
-        as_json,
-    )
-    if fitted and not as_json:
-        print(f"Picture: {out}")
-    return int(len(fitted) < len(records))
+        title = f"{name}: {fitted[0]['n']:,} rows, {num_actions:,} actions"
+        plots.write_figure(draw(fitted, title), arguments.out)
+    failed = show(records, COLUMNS, arguments.json)
+    if fitted and not arguments.json:
+        print(f"Picture: {arguments.out}")
+    return failed
 
 
 def _measure(candidate: Candidate, X: Tensor, y: Tensor, max_time: str, num_actions: int, table: str) -> dict[str, Any]:
-    """A failure is a record too: ``error`` says why."""
     record = {**machine(), "table": table, "i": num_actions, "max_time": max_time, "preset": candidate.name}
     record |= {"blocks": candidate.blocks, "dtype": str(candidate.dtype).removeprefix("torch.")}
-    try:
-        return record | _train(candidate, X, y, max_time, num_actions)
-    except Exception as error:
-        return record | {"error": in_one_line(error)}
+    return record | attempt(lambda: _train(candidate, X, y, max_time, num_actions))
 
 
 def _train(candidate: Candidate, X: Tensor, y: Tensor, max_time: str, num_actions: int) -> dict[str, Any]:

@@ -31,8 +31,16 @@ def in_new_process(
     """What ``module`` measures with these options, if its main part calls ``answer``.
 
     A failure is a record too: ``error`` says why, and a process that takes longer than ``max_time``, or more than
-    ``max_memory`` of resident memory (its children's included), is killed.
+    ``max_memory`` of resident memory (its children's included), is killed. ``total_s`` is how long it ran.
     """
+    start = time.perf_counter()
+    found = _in_new_process(module, options, max_time, max_memory)
+    return {**found, "total_s": time.perf_counter() - start}
+
+
+def _in_new_process(
+    module: str, options: dict[str, Any], max_time: str | None, max_memory: str | None
+) -> dict[str, Any]:
     limit = math.inf if max_time is None else seconds_of(max_time)
     most = math.inf if max_memory is None else float(bytes_of(max_memory))
     with tempfile.TemporaryDirectory() as folder:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+import cagp
 from cagp.engine import COMPILED
 from cagp.metrics import METRICS
 from cagp.text_tables import table_of_text
@@ -41,7 +42,7 @@ def environment() -> dict[str, Any]:
         **machine(),
         "cpu": _processor(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "commit": commit_of(Path(__file__).resolve().parents[1]),
+        "commit": commit_of(Path(cagp.__file__).resolve().parent),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {name: found for name in VERSIONS if (found := _version(name)) is not None},
     }
@@ -55,7 +56,7 @@ def commit_of(package: Path) -> str | None:
     try:
         found = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=30)
         changed = subprocess.run(
-            [*git, "status", "--porcelain", "--", "src"], capture_output=True, text=True, timeout=30
+            [*git, "status", "--porcelain", "--", "src", "bench/src"], capture_output=True, text=True, timeout=30
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -84,21 +85,35 @@ Columns = dict[str, Callable[[dict[str, Any]], str]]
 """The names of a table's columns, and the text of each for a record."""
 
 
-def show(records: list[dict[str, Any]], columns: Columns, as_json: bool, num_keys: int = 1) -> None:
-    """Print the records as JSON, or as a table with one row per record.
+FAILED = "failed"
+
+
+def cell(key: str, form: str = "{}", otherwise: str = "", unit: float = 1.0) -> Callable[[dict[str, Any]], str]:
+    """A column: the value that records have under ``key``, in units of ``unit``; ``otherwise`` where there is none."""
+
+    def text(record: dict[str, Any]) -> str:
+        value = record.get(key)
+        return otherwise if value is None else form.format(value if unit == 1 else value / unit)
+
+    return text
+
+
+def show(records: list[dict[str, Any]], columns: Columns, as_json: bool, num_keys: int = 1) -> int:
+    """Print the records as JSON, or as a table with one row per record; return 1 if any is that of a failure.
 
     The first ``num_keys`` columns name the rows; they are repeated where the terminal is too narrow for one table.
     """
+    failed = [record for record in records if "error" in record]
     if as_json:
         print(json.dumps(records, indent=1))
-        return
+        return int(bool(failed))
     console = Console()
     console.print("  ".join(f"{name} {value}" for name, value in machine().items() if value is not None), style="dim")
     cells = {name: [text(record) for record in records] for name, text in columns.items()}
     print(table_of_text(cells, console.width, num_keys))
-    for record in records:
-        if "error" in record:
-            console.print(f"failed: {record['error']}", style="red", soft_wrap=True, markup=False)
+    for record in failed:
+        console.print(f"failed: {record['error']}", style="red", soft_wrap=True, markup=False)
+    return int(bool(failed))
 
 
 def score_columns() -> Columns:
@@ -106,8 +121,8 @@ def score_columns() -> Columns:
     digits = {"nats": "{:.3f}", "target": "{:.4f}", "none": "{:.4f}", "share": "{:.1%}"}
 
     def column(field: str, form: str) -> Callable[[dict[str, Any]], str]:
-        otherwise = "failed" if field == "nll" else ""
-        return lambda record: otherwise if field not in record else form.format(record[field]).replace("%", " %")
+        text = cell(field, form, FAILED if field == "nll" else "")
+        return lambda record: text(record).replace("%", " %")
 
     return {metric.label: column(field, digits[metric.unit]) for field, metric in METRICS.items()}
 
@@ -115,6 +130,14 @@ def score_columns() -> Columns:
 def in_one_line(error: Exception) -> str:
     """The class and the first line of an error."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``measure`` finds; a failure is a record too: ``error`` says why."""
+    try:
+        return measure()
+    except Exception as error:
+        return {"error": in_one_line(error)}
 
 
 def collect(

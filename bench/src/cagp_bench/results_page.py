@@ -1,5 +1,6 @@
 """``cagp bench results``: the page of results, made from files of records and nothing else."""
 
+import argparse
 import re
 import textwrap
 from collections.abc import Sequence
@@ -38,9 +39,18 @@ ABSENT = {"road": "Road", "power": "Power"}
 """Tables of the paper that are too large to come with the project."""
 
 
-def run(records: Sequence[Path], out: Path) -> int:
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench results``."""
+    suite.description = "Write a page from files of records: a table for each, with command, machine and date."
+    suite.epilog = "example:\n  cagp bench results --out bench/docs/results.md bench/docs/records/suite-actions.jsonl"
+    suite.add_argument("records", type=Path, nargs="+", metavar="FILE", help="JSON lines that cagp bench run wrote")
+    suite.add_argument("--out", type=Path, required=True, metavar="FILE", help="the Markdown page")
+    suite.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Write the page; return 0."""
-    write_atomically(out, page(records).encode())
+    write_atomically(arguments.out, page(arguments.records).encode())
     return 0
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +19,41 @@ def key_of(values: dict[str, Any], names: Sequence[str]) -> str:
     return json.dumps({name: values.get(name) for name in names}, sort_keys=True)
 
 
-def stored_records(records: Path | None) -> list[Record]:
-    """The records of a file, none if there is no such file yet."""
-    return read_records(records) if records is not None and records.exists() else []
-
-
-def with_enough_time(record: Record, max_time: str) -> bool:
-    """Whether a run that failed had as much time as it would have now; one that did not fail always had."""
-    return "error" not in record or seconds_of(record["max_time"]) >= seconds_of(max_time)
-
-
 def carry_out(
-    keys: Sequence[str],
-    found: dict[str, Record],
-    measure: Callable[[int], Record],
+    runs: dict[str, Callable[[], Record]],
+    key_of_record: Callable[[Record], str],
+    max_time: str,
     records: Path | None,
     in_words: Callable[[Record], str],
-    show: Callable[[list[Record]], None],
+    show: Callable[[list[Record]], Any],
 ) -> int:
-    """Measure the runs whose keys are not in ``found``, and show the records of all; return 1 if any failed.
+    """Carry out the runs that the file of records does not have, and show the records of all; return 1 if any failed.
 
-    Each record is on the disk before the next run starts. The records are shown at the end, also after Ctrl-C.
+    A run that failed with less time than ``max_time`` is repeated. Each record is on the disk before the next run
+    starts. The records are shown at the end, also after Ctrl-C.
+
+    Args:
+        runs: each run by its key.
     """
-    missing = [number for number, key in enumerate(keys) if key not in found]
-    if len(missing) < len(keys):
-        print(f"bench: {len(keys) - len(missing)} of {len(keys)} runs are in {records}", file=sys.stderr)
+    stored = read_records(records) if records is not None and records.exists() else []
+    limit = seconds_of(max_time)
+    found = {
+        key_of_record(record): record
+        for record in stored
+        if "error" not in record or seconds_of(record["max_time"]) >= limit
+    }
+    missing = [key for key in runs if key not in found]
+    if len(missing) < len(runs):
+        print(f"bench: {len(runs) - len(missing)} of {len(runs)} runs are in {records}", file=sys.stderr)
 
-    def measured(number: int) -> Record:
-        record = measure(number)
+    def measured(key: str) -> Record:
+        found[key] = runs[key]()
         if records is not None:
-            append_record(records, record)
-        found[keys[number]] = record
-        return record
+            append_record(records, found[key])
+        return found[key]
 
     def show_all(_: list[Record]) -> None:
-        show([found[key] for key in keys if key in found])
+        show([found[key] for key in runs if key in found])
 
-    collect([lambda number=number: measured(number) for number in missing], in_words, show_all)
-    return int(any("error" in found[key] for key in keys))
+    collect([partial(measured, key) for key in missing], in_words, show_all)
+    return int(any("error" in found[key] for key in runs))

@@ -4,6 +4,7 @@ The rows are uniform in a cube, the targets a rough function of them plus noise.
 rows, an index of them) takes time that grows with the rows and is shown beside the steps.
 """
 
+import argparse
 import time
 from typing import Any
 
@@ -16,8 +17,9 @@ from cagp.memory import current_memory, peak_memory
 from cagp.methods import CaGPLocal, CaGPOpt, Method
 from cagp.prior import GP, GaussianNoise
 from cagp.training import Batch
+from cagp_bench.options import add_actions, add_methods, positive
 from cagp_bench.processes import answer, in_new_process
-from cagp_bench.records import machine, show
+from cagp_bench.records import FAILED, cell, machine, show
 
 NUM_DIMS = 3
 BATCH_SIZE = 1024
@@ -28,27 +30,46 @@ STEPS = 10
 """Steps that are timed, after one that is not."""
 
 
-def run(sizes: list[int], methods: list[str], num_actions: int, as_json: bool) -> int:
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench scale``."""
+    suite.description = (
+        "Time and peak memory of one minibatch step (1,024 rows, objective and gradient) of local and opt on generated "
+        "tables with 3 columns, each in a process of its own. The time should not depend on the number of rows."
+    )
+    suite.epilog = "example:\n  cagp bench scale --rows 10000 100000 1000000 --json"
+    suite.add_argument(
+        "--rows",
+        type=positive,
+        nargs="+",
+        default=[10_000, 100_000, 1_000_000],
+        metavar="N",
+        help="numbers of rows (default: 10000 100000 1000000)",
+    )
+    add_methods(suite, ("local", "opt"), ("local", "opt"))
+    add_actions(suite, "actions of opt")
+    suite.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Measure each method at each number of rows and print a record for each; return 1 if any failed."""
     records = []
-    for method in methods:
-        for rows in sizes:
-            options = {"method": method, "rows": rows, "num_actions": num_actions}
+    for method in arguments.methods:
+        for rows in arguments.rows:
+            options = {"method": method, "rows": rows, "num_actions": arguments.n_actions}
             records.append({**machine(), **options, **in_new_process("cagp_bench.scale", options)})
-    show(
+    return show(
         records,
         {
-            "method": lambda r: r["method"],
-            "rows": lambda r: f"{r['rows']:,}",
-            "a step, ms": lambda r: "failed" if "error" in r else f"{1e3 * r['step_seconds']:.1f}",
-            "CPU of a step, ms": lambda r: f"{1e3 * r['step_cpu_seconds']:.1f}" if "step_cpu_seconds" in r else "",
-            "preparation, s": lambda r: f"{r['prepare_seconds']:.1f}" if "prepare_seconds" in r else "",
-            "peak, MB": lambda r: f"{r['peak_bytes'] / 1e6:,.0f}" if "peak_bytes" in r else "",
+            "method": cell("method"),
+            "rows": cell("rows", "{:,}"),
+            "a step, ms": cell("step_seconds", "{:.1f}", FAILED, unit=1e-3),
+            "CPU of a step, ms": cell("step_cpu_seconds", "{:.1f}", unit=1e-3),
+            "preparation, s": cell("prepare_seconds", "{:.1f}"),
+            "peak, MB": cell("peak_bytes", "{:,.0f}", unit=1e6),
         },
-        as_json,
+        arguments.json,
         num_keys=2,
     )
-    return int(any("error" in record for record in records))
 
 
 def measure(method: str, rows: int, num_actions: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Both tables are of one structure (``cagp bench structures``), whose function is 
 work costs quality. The runs are one after the other in one process, so that they compare.
 """
 
+import argparse
 import time
 from typing import Any
 
@@ -11,28 +12,50 @@ import numpy as np
 from sklearn.model_selection import cross_val_predict
 
 from cagp.estimators import CaGPRegressor
-from cagp_bench.records import machine, show
+from cagp_bench.options import positive
+from cagp_bench.records import cell, machine, show
 from cagp_bench.structures import STRUCTURES, sample
 
 
-def run(structure: str, rows: int, folds: list[int], many_rows: int, as_json: bool) -> int:
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench small``."""
+    suite.description = (
+        "Cross-validate the default regressor on a small generated table, and fit nearest rows to a large one, in one "
+        "process: processor seconds of both."
+    )
+    suite.epilog = "example:\n  OMP_NUM_THREADS=1 cagp bench small --folds 3 5"
+    suite.add_argument(
+        "--structure", default="product", metavar="NAME", help="of cagp bench structures (default: %(default)s)"
+    )
+    suite.add_argument("--rows", type=positive, default=3000, metavar="N", help="rows (default: %(default)s)")
+    suite.add_argument(
+        "--folds", type=positive, nargs="+", default=[3, 5], metavar="K", help="numbers of folds (default: 3 5)"
+    )
+    suite.add_argument(
+        "--many-rows", type=positive, default=300_000, metavar="N", help="rows of the local fit (default: %(default)s)"
+    )
+    suite.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Measure ``cross_val_predict`` with every number of folds, and a local fit, and print a record for each."""
+    structure, rows, folds = arguments.structure, arguments.rows, arguments.folds
     if structure not in STRUCTURES:
         raise ValueError(f"--structure is {structure!r}, expected one of {', '.join(STRUCTURES)}.")
     if rows < 10 * max(folds) or min(folds) < 2:
         raise ValueError(f"--rows is {rows} with {max(folds)} folds, expected 2 folds or more of at least 10 rows.")
     warm_up = sample(STRUCTURES[structure], 100, 1)
     CaGPRegressor(max_epochs=1).fit(warm_up.X[:100], warm_up.y[:100])  # imports and threads
-    found = [cross_validated(structure, rows, count) for count in folds] + [local_fit(structure, many_rows)]
+    found = [cross_validated(structure, rows, count) for count in folds] + [local_fit(structure, arguments.many_rows)]
     columns = {
-        "what": lambda r: r["what"],
-        "rows": lambda r: f"{r['rows']:,}",
-        "CPU, s": lambda r: f"{r['cpu_seconds']:.1f}",
-        "s": lambda r: f"{r['seconds']:.1f}",
-        "RMSE to truth": lambda r: f"{r['rmse_to_truth']:.4f}",
+        "what": cell("what"),
+        "rows": cell("rows", "{:,}"),
+        "CPU, s": cell("cpu_seconds", "{:.1f}"),
+        "s": cell("seconds", "{:.1f}"),
+        "RMSE to truth": cell("rmse_to_truth", "{:.4f}"),
     }
-    show([{**machine(), "structure": structure, **record} for record in found], columns, as_json, num_keys=2)
-    return 0
+    records = [{**machine(), "structure": structure, **record} for record in found]
+    return show(records, columns, arguments.json, num_keys=2)
 
 
 def cross_validated(structure: str, rows: int, folds: int) -> dict[str, Any]:

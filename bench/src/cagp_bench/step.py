@@ -1,5 +1,6 @@
 """``cagp bench step``: time and peak memory of one CaGP-Opt training step, each size in a process of its own."""
 
+import argparse
 from typing import Any
 
 import torch
@@ -8,34 +9,41 @@ from cagp.kernels import Matern32, Scale
 from cagp.memory import current_memory, peak_memory
 from cagp.methods import CaGPOpt
 from cagp.prior import GP
+from cagp_bench.options import add_repeats
 from cagp_bench.processes import answer, in_new_process
-from cagp_bench.records import best_of, machine, show
+from cagp_bench.records import FAILED, best_of, cell, machine, show
 
 SIZES = (5_120, 15_360)
 NUM_DIMS = 20
 NUM_ACTIONS = 512
 
 
-def run(repeats: int, as_json: bool) -> int:
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench step``."""
+    suite.description = "Time and peak memory of a training step (loss and gradient) with 20 inputs and 512 actions."
+    add_repeats(suite)
+    suite.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Measure each size in a process of its own and print a record for each; return 1 if any failed."""
     records = [
         {"n": n, "d": NUM_DIMS, "i": NUM_ACTIONS}
-        | in_new_process("cagp_bench.step", {"num_rows": n, "repeats": repeats})
+        | in_new_process("cagp_bench.step", {"num_rows": n, "repeats": arguments.repeats})
         for n in SIZES
     ]
-    show(
+    return show(
         records,
         {
-            "n": lambda r: f"{r['n']:,}",
-            "d": lambda r: str(r["d"]),
-            "i": lambda r: str(r["i"]),
-            "forward, s": lambda r: "failed" if "error" in r else f"{r['forward_s']:.3f}",
-            "forward + backward, s": lambda r: f"{r['step_s']:.3f}" if "step_s" in r else "",
-            "peak above imports, MB": lambda r: f"{r['peak_bytes'] / 1e6:.0f}" if "peak_bytes" in r else "",
+            "n": cell("n", "{:,}"),
+            "d": cell("d"),
+            "i": cell("i"),
+            "forward, s": cell("forward_s", "{:.3f}", FAILED),
+            "forward + backward, s": cell("step_s", "{:.3f}"),
+            "peak above imports, MB": cell("peak_bytes", "{:.0f}", unit=1e6),
         },
-        as_json,
+        arguments.json,
     )
-    return int(any("error" in record for record in records))
 
 
 def measure(num_rows: int, repeats: int) -> dict[str, Any]:

@@ -5,7 +5,8 @@ is the mean of log p(y | x) under the truth minus that of the predictions, over 
 what a finite number of rows cannot tell. Each run has a process of its own, which is killed at the time limit.
 """
 
-import time
+import argparse
+import itertools
 from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -15,10 +16,10 @@ import pandas as pd
 from rich.console import Console
 
 from cagp.memory import current_memory, peak_memory
-from cagp.quantities import seconds_of
-from cagp_bench.contenders import answers_of, scores_of
+from cagp_bench.contenders import add_contenders, answers_of, scores_of
+from cagp_bench.options import add_max_time, add_seeds
 from cagp_bench.processes import answer, in_new_process
-from cagp_bench.records import collect, in_one_line, machine, show
+from cagp_bench.records import FAILED, attempt, cell, collect, machine, show
 from cagp_bench.structures import STRUCTURES, TEST_ROWS, sample
 
 
@@ -31,19 +32,33 @@ class Run(NamedTuple):
     rows: int
 
 
-def run_all(
-    only: list[str] | None, num_rows: int, seeds: list[int], methods: list[str], max_time: str, as_json: bool
-) -> int:
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench structures``."""
+    suite.description = (
+        "Generate data whose function and noise are known, fit the default regressor, and print what it chose, what "
+        "would be right, its error and how far its density is from the true one."
+    )
+    suite.epilog = "example:\n  cagp bench structures --only additive steps --methods default local"
+    suite.add_argument("--rows", type=int, default=6000, metavar="N", help="training rows (default: %(default)s)")
+    add_seeds(suite)
+    add_contenders(suite, ["default"])
+    suite.add_argument("--only", nargs="+", metavar="NAME", help="names of structures (default: all)")
+    add_max_time(suite)
+    suite.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Fit every structure with every method and seed, and print a record for each fit; return 1 if any failed."""
-    seconds_of(max_time)  # an invalid limit is an error now, not after the first structure
-    names = list(STRUCTURES) if only is None else only
+    names = arguments.only or list(STRUCTURES)
     unknown = [name for name in names if name not in STRUCTURES]
     if unknown:
         raise ValueError(f"--only names {unknown[0]!r}, expected some of {', '.join(STRUCTURES)}.")
-    if num_rows < 10:
-        raise ValueError(f"--rows is {num_rows}, expected at least 10 training rows.")
-    runs = [Run(name, method, seed, num_rows) for name in names for seed in seeds for method in methods]
-    return collect([partial(measure_alone, run, max_time) for run in runs], _in_words, partial(_show, as_json=as_json))
+    if arguments.rows < 10:
+        raise ValueError(f"--rows is {arguments.rows}, expected at least 10 training rows.")
+    cases = itertools.product(names, arguments.seeds, arguments.methods)
+    runs = [Run(name, method, seed, arguments.rows) for name, seed, method in cases]
+    measurements = [partial(measure_alone, run, arguments.max_time) for run in runs]
+    return collect(measurements, _in_words, partial(_show, as_json=arguments.json))
 
 
 def _in_words(record: dict[str, Any]) -> str:
@@ -55,20 +70,17 @@ def _in_words(record: dict[str, Any]) -> str:
 
 
 def _show(records: list[dict[str, Any]], as_json: bool) -> None:
-    def number(key: str, form: str):
-        return lambda r: format(r[key], form) if key in r else ""
-
     columns = {
-        "structure": lambda r: r["structure"],
-        "seed": lambda r: str(r["seed"]),
-        "method": lambda r: r["method"],
-        "chose": lambda r: "failed" if "error" in r else r.get("fitted", ""),
-        "RMSE to truth": number("rmse_to_truth", ".4f"),
-        "noise": number("noise_std", ".3f"),
-        "nats above truth": number("nats_above_truth", ".3f"),
-        "best Gaussian": number("best_gaussian_above_truth", ".3f"),
-        "95 % coverage": lambda r: f"{r['coverage']:.1%}".replace("%", " %") if "coverage" in r else "",
-        "fit, s": number("fit_s", ".1f"),
+        "structure": cell("structure"),
+        "seed": cell("seed"),
+        "method": cell("method"),
+        "chose": lambda r: FAILED if "error" in r else r.get("fitted", ""),
+        "RMSE to truth": cell("rmse_to_truth", "{:.4f}"),
+        "noise": cell("noise_std", "{:.3f}"),
+        "nats above truth": cell("nats_above_truth", "{:.3f}"),
+        "best Gaussian": cell("best_gaussian_above_truth", "{:.3f}"),
+        "95 % coverage": cell("coverage", "{:.1f} %", unit=0.01),
+        "fit, s": cell("fit_s", "{:.1f}"),
     }
     show(records, columns, as_json, num_keys=3)
     if as_json:
@@ -88,18 +100,13 @@ def measure_alone(run: Run, max_time: str) -> dict[str, Any]:
     """The record of one run in a process of its own; a failure is a record too, with ``error``."""
     record = {**machine(), **run._asdict(), "max_time": max_time}
     record |= {"words": STRUCTURES[run.structure].words, "expected": STRUCTURES[run.structure].expected}
-    start = time.perf_counter()
-    result = in_new_process("cagp_bench.structure_quality", {"run": run._asdict()}, max_time)
-    return {**record, **result, "total_s": time.perf_counter() - start}
+    return record | in_new_process("cagp_bench.structure_quality", {"run": run._asdict()}, max_time)
 
 
 def measure(run: Run) -> dict[str, Any]:
     """Quality, time and peak memory of one run in this process; a failure is a record with ``error``."""
     about = {"cagp": version("cagp"), "imports_bytes": current_memory()}
-    try:
-        return {**about, **_quality(run), "peak_bytes": peak_memory()}
-    except Exception as error:
-        return {**about, "error": in_one_line(error), "peak_bytes": peak_memory()}
+    return {**about, **attempt(partial(_quality, run)), "peak_bytes": peak_memory()}
 
 
 def _quality(run: Run) -> dict[str, Any]:

@@ -7,7 +7,6 @@ a suite that was killed resumes with the same command.
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from cagp.data.sample import terrain
-from cagp.data.splits import split
+from cagp.data import split, terrain
 from cagp.files import replacing
 from cagp.quantities import bytes_of, seconds_of
 from cagp_bench import table_quality
@@ -25,7 +23,7 @@ from cagp_bench.contenders import settings_of
 from cagp_bench.data.paper_tables import DATA_VARIABLE, cache_folder, prepared_file
 from cagp_bench.processes import in_new_process
 from cagp_bench.records import environment, in_one_line
-from cagp_bench.resuming import Record, carry_out, key_of, stored_records, with_enough_time
+from cagp_bench.resuming import Record, carry_out, key_of
 from cagp_bench.suite_tables import suite_grid, write_tables
 from cagp_bench.suites import KEY, Suite, Task, tasks_of
 
@@ -58,17 +56,18 @@ def run(
         out.mkdir(parents=True, exist_ok=True)
         records = out / f"{suite.name}.jsonl" if records is None else records
     tasks, paths, absent = _with_tables(tasks_of(suite, quick, changes), data_dir)
-    keys = [key(task) for task in tasks]
-    stored = stored_records(records)
-    found = {key_of(record, KEY): record for record in stored if with_enough_time(record, suite.max_time)}
     called = {} if command is None else {"command": command}
+
+    def measured(task: Task) -> Record:
+        return {**measure_alone(task, paths[task.table], suite), **called}
+
     failed = carry_out(
-        keys,
-        found,
-        lambda number: {**measure_alone(tasks[number], paths[tasks[number].table], suite), **called},
+        {key(task): partial(measured, task) for task in tasks},
+        partial(key_of, names=KEY),
+        suite.max_time,
         records,
         in_words,
-        partial(_show, tasks=tasks, keys=keys, suite=suite, out=out, as_json=as_json),
+        partial(_show, tasks=tasks, suite=suite, out=out, as_json=as_json),
     )
     return int(failed or bool(absent))
 
@@ -93,7 +92,6 @@ def measure_alone(task: Task, path: Path, suite: Suite) -> Record:
     """The record of one run in a process of its own; a failure is a record too, with ``error``."""
     about = {**_about(task), "suite": suite.name, "max_time": suite.max_time, "max_memory": suite.max_memory}
     about.pop("max_rows")
-    start = time.perf_counter()
     if task.protocol == "gp":
         options = {"table": str(path), "rows": task.rows, "method": task.method, "seed": task.seed}
         options |= {"settings": task.settings}
@@ -101,8 +99,7 @@ def measure_alone(task: Task, path: Path, suite: Suite) -> Record:
     else:
         asked = table_quality.Run(str(path), "y", task.rows, task.method, task.seed, task.settings.get("fit_time"))
         options, module = {"run": asked._asdict()}, "cagp_bench.table_quality"
-    result = in_new_process(module, options, suite.max_time, suite.max_memory)
-    return {**environment(), **about, **result, "total_s": time.perf_counter() - start}
+    return {**environment(), **about, **in_new_process(module, options, suite.max_time, suite.max_memory)}
 
 
 def in_words(record: Record) -> str:
@@ -175,11 +172,9 @@ def _num_rows(path: Path) -> int:
 # ---- showing ----
 
 
-def _show(
-    records: list[Record], tasks: list[Task], keys: list[str], suite: Suite, out: Path | None, as_json: bool
-) -> None:
+def _show(records: list[Record], tasks: list[Task], suite: Suite, out: Path | None, as_json: bool) -> None:
     """The records as JSON or as a table; files in ``out``."""
-    labels = {name: task.label for name, task in zip(keys, tasks, strict=True)}
+    labels = {key(task): task.label for task in tasks}
     named = [{**record, "label": labels[key_of(record, KEY)]} for record in records]
     if out is not None:
         write_tables(named, tasks, suite.name, out)

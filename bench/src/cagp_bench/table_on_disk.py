@@ -4,6 +4,7 @@ The function is a sum of waves that vary over a thirtieth to a hundredth of the 
 The NLL of the true function and noise is what no model can beat on average.
 """
 
+import argparse
 import math
 import time
 from pathlib import Path
@@ -18,8 +19,9 @@ from cagp.data import open_chunks
 from cagp.estimators import CaGPRegressor
 from cagp.files import replacing
 from cagp.memory import peak_memory
+from cagp_bench.options import add_max_time, positive
 from cagp_bench.processes import answer, in_new_process
-from cagp_bench.records import machine, show
+from cagp_bench.records import FAILED, cell, machine, show
 
 COLUMNS = ("x", "y", "z")
 TARGET = "value"
@@ -30,31 +32,43 @@ NOISE, NUM_WAVES = 0.1, 24
 SEED = 0
 
 
-def run(rows: int, test_rows: int, folder: Path, max_memory: str, max_time: str, as_json: bool) -> int:
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench disk``."""
+    suite.description = (
+        "Generate a table with 3 columns in Parquet files, fit CaGP-Local to it in pieces, and predict new rows. "
+        "Function and noise are known. The files stay in the folder, for the next run."
+    )
+    suite.epilog = "example:\n  cagp bench disk --rows 100000000 --folder big --max-memory 12GB"
+    suite.add_argument("--rows", type=positive, default=1_000_000, metavar="N", help="rows (default: %(default)s)")
+    suite.add_argument(
+        "--test-rows", type=positive, default=100_000, metavar="N", help="new rows to predict (default: %(default)s)"
+    )
+    suite.add_argument("--folder", type=Path, required=True, metavar="DIR", help="for the files: 16 bytes a row")
+    suite.add_argument("--max-memory", default="4GB", metavar="SIZE", help="of the fit (default: %(default)s)")
+    add_max_time(suite)
+    suite.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Make the table in a subfolder that does not have it yet, fit and predict in a new process, print the record."""
-    start, folder = time.perf_counter(), folder / f"{rows}-rows"
-    make_table(folder, rows)
-    options = {"rows": rows, "test_rows": test_rows, "folder": str(folder), "max_memory": max_memory}
-    made = {"make_s": time.perf_counter() - start}
-    found = in_new_process("cagp_bench.table_on_disk", options, max_time)
-    record = {**machine(), **options, "max_time": max_time, **made, **found}
-
-    def number(name: str, form: str, unit: float = 1.0):
-        return lambda r: format(r[name] / unit, form) if name in r else ""
-
+    start, folder = time.perf_counter(), arguments.folder / f"{arguments.rows}-rows"
+    make_table(folder, arguments.rows)
+    options = {name: getattr(arguments, name) for name in ("rows", "test_rows", "max_memory")}
+    made = {"max_time": arguments.max_time, "make_s": time.perf_counter() - start}
+    options |= {"folder": str(folder)}
+    found = in_new_process("cagp_bench.table_on_disk", options, arguments.max_time)
     columns = {
-        "rows": lambda r: f"{r['rows']:,}",
-        "NLL": lambda r: "failed" if "error" in r else f"{r['nll']:.4f}",
-        "of the truth": number("true_nll", ".4f"),
-        "RMSE": number("rmse", ".4f"),
-        "95 % coverage": number("coverage", ".1%"),
-        "fit, s": number("fit_s", ",.0f"),
-        "predict, s": number("predict_s", ",.0f"),
-        "CPU, s": number("cpu_s", ",.0f"),
-        "peak, MB": number("peak_bytes", ",.0f", 1e6),
+        "rows": cell("rows", "{:,}"),
+        "NLL": cell("nll", "{:.4f}", FAILED),
+        "of the truth": cell("true_nll", "{:.4f}"),
+        "RMSE": cell("rmse", "{:.4f}"),
+        "95 % coverage": cell("coverage", "{:.1%}"),
+        "fit, s": cell("fit_s", "{:,.0f}"),
+        "predict, s": cell("predict_s", "{:,.0f}"),
+        "CPU, s": cell("cpu_s", "{:,.0f}"),
+        "peak, MB": cell("peak_bytes", "{:,.0f}", unit=1e6),
     }
-    show([record], columns, as_json)
-    return int("error" in record)
+    return show([{**machine(), **options, **made, **found}], columns, arguments.json)
 
 
 def make_table(folder: Path, rows: int) -> None:

@@ -5,6 +5,7 @@ rows as they come and makes its choices on these alone. Predictions are scored i
 the training targets. Each run has a process of its own, which is killed at the time limit.
 """
 
+import argparse
 import json
 import time
 from functools import partial
@@ -17,14 +18,16 @@ import pandas as pd
 import torch
 from rich.console import Console
 
+from cagp.cli.plugins import UsageError
 from cagp.data import read_table, split
 from cagp.memory import current_memory, peak_memory
-from cagp.quantities import seconds_of
-from cagp_bench.contenders import answers_of, half_coverage_error, scores_of, settings_of
+from cagp_bench.choices import CONTENDERS
+from cagp_bench.contenders import add_contenders, answers_of, half_coverage_error, scores_of, settings_of
+from cagp_bench.options import add_fit_time, add_max_time, add_records, add_rows, add_seeds, add_tables, add_target
 from cagp_bench.processes import answer, in_new_process
 from cagp_bench.record_files import read_records
-from cagp_bench.records import in_one_line, machine
-from cagp_bench.resuming import carry_out, key_of, stored_records, with_enough_time
+from cagp_bench.records import attempt, machine
+from cagp_bench.resuming import carry_out, key_of
 from cagp_bench.summaries import summarize, summary_text, table_name
 
 TEST_SHARE = 0.1
@@ -41,25 +44,54 @@ class Run(NamedTuple):
     fit_time: str | None = None  # how long a fit may take
 
 
-def run_all(runs: list[Run], max_time: str, records: Path | None, as_json: bool) -> int:
-    """Carry out the runs that the file of records does not have, and show all of them; return 1 if any failed.
+def add_to(suite: argparse.ArgumentParser) -> None:
+    """The options of ``cagp bench tables``."""
+    suite.description = (
+        "Fit the default regressor and others to tables: 90/10 splits by seed, each run in a process of its own. Print "
+        "means over the splits and paired differences to the default, with standard errors. Errors are in standard "
+        "deviations of the training targets."
+    )
+    suite.epilog = (
+        "examples:\n  cagp bench tables bike.npz protein.npz --seeds 0 1 2 3 4 --records runs.jsonl\n"
+        "  cagp bench tables houses.csv --target price --methods default lightgbm\n"
+        "  cagp bench tables --records runs.jsonl"
+    )
+    add_tables(suite, "*", "NPZ, CSV or Parquet files; none to show --records")
+    add_target(suite)
+    add_seeds(suite)
+    add_contenders(suite, ["default", "lightgbm", "catboost", "gpboost"])
+    add_rows(suite)
+    unlimited = [name for name, contender in CONTENDERS.items() if not contender.takes_limit]
+    words = f"how long a fit may take, e.g. 10min (default: any time); {', '.join(unlimited)} have no such limit"
+    add_fit_time(suite, words)
+    add_max_time(suite)
+    add_records(suite)
+    suite.set_defaults(run=run)
 
-    Without runs, show the file.
-    """
-    seconds_of(max_time)  # an invalid limit is an error now, not after the first table
-    _check_names(runs)
-    stored = read_records(records) if records is not None and not runs else stored_records(records)
-    if not runs:
-        _show(stored, as_json)
+
+def run(arguments: argparse.Namespace) -> int:
+    """Every method on every table with every seed, unless it is recorded; without tables, what was recorded."""
+    if not arguments.tables and arguments.records is None:
+        raise UsageError("name tables to fit, or --records FILE to show what was measured.")
+    if not arguments.tables:
+        stored = read_records(arguments.records)
+        _show(stored, arguments.json)
         return int(any("error" in record for record in stored))
-    found = {_key_of(record): record for record in stored if with_enough_time(record, max_time)}
+    runs = [
+        Run(str(table), arguments.target, arguments.rows, method, seed, limit)
+        for table in arguments.tables
+        for seed in arguments.seeds
+        for method in arguments.methods
+        for limit in [arguments.fit_time if CONTENDERS[method].takes_limit else None]
+    ]
+    _check_names(runs)
     return carry_out(
-        [_key(run) for run in runs],
-        found,
-        lambda number: measure_alone(runs[number], max_time),
-        records,
+        {_key(run): partial(measure_alone, run, arguments.max_time) for run in runs},
+        _key_of,
+        arguments.max_time,
+        arguments.records,
         _in_words,
-        partial(_show, as_json=as_json),
+        partial(_show, as_json=arguments.json),
     )
 
 
@@ -108,18 +140,14 @@ def _show(records: list[dict[str, Any]], as_json: bool) -> None:
 def measure_alone(run: Run, max_time: str) -> dict[str, Any]:
     """The record of one run in a process of its own; a failure is a record too, with ``error``."""
     names = {**run._asdict(), "table": Path(run.table).stem, "settings": settings_of(run.method)}
-    start = time.perf_counter()
     result = in_new_process("cagp_bench.table_quality", {"run": run._asdict()}, max_time)
-    return {**machine(), **names, "max_time": max_time, **result, "total_s": time.perf_counter() - start}
+    return {**machine(), **names, "max_time": max_time, **result}
 
 
 def measure(run: Run) -> dict[str, Any]:
     """Quality, times and peak memory of one run in this process; a failure is a record with ``error``."""
     about = {"cagp": version("cagp"), "imports_bytes": current_memory()}
-    try:
-        return {**about, **_quality(run), "peak_bytes": peak_memory()}
-    except Exception as error:
-        return {**about, "error": in_one_line(error), "peak_bytes": peak_memory()}
+    return {**about, **attempt(partial(_quality, run)), "peak_bytes": peak_memory()}
 
 
 def _quality(run: Run) -> dict[str, Any]:

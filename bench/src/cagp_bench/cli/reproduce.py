@@ -2,19 +2,12 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cagp.cli.console import UsageError
-from cagp.cli.options import wrapped
-from cagp.lazy import lazy_module
+from cagp.cli.plugins import UsageError
+from cagp_bench import table1
+from cagp_bench.options import listed as choices_in_words
+from cagp_bench.reproduce import claims, running
 from cagp_bench.reproduce.choices import CHOICES
-
-if TYPE_CHECKING:
-    from cagp_bench import table1
-    from cagp_bench.reproduce import claims, running
-else:
-    claims, running = map(lazy_module, ("cagp_bench.reproduce.claims", "cagp_bench.reproduce.running"))
-    table1 = lazy_module("cagp_bench.table1")
 
 ALL, CLAIMS = "all", "claims"
 TABLES = {
@@ -33,16 +26,15 @@ def add_to(command: argparse.ArgumentParser) -> None:
         "hours."
     )
     listed = [
-        *((name, choice.words) for name, choice in CHOICES.items()),
+        *CHOICES.items(),
         (ALL, "all of these figures"),
         *TABLES.items(),
     ]
     listed.append((CLAIMS, "each claim of the paper, judged by the records in FOLDER; measures nothing"))
-    width = max(len(name) for name, _ in listed) + 2
     command.epilog = "\n".join(
         [
             "figures and tables:",
-            *(wrapped(f"  {name:<{width}}{words}", width + 2) for name, words in listed),
+            choices_in_words(listed),
             "",
             "examples:",
             "  cagp reproduce visual-abstract --quick",

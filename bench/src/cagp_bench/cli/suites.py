@@ -1,34 +1,27 @@
-"""``cagp bench run`` and ``cagp bench results``: their options."""
+"""``cagp bench run``: its options."""
 
 import argparse
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cagp.cli.console import UsageError
-from cagp.cli.options import duration, positive, wrapped
-from cagp.lazy import lazy_module
+from cagp.cli.plugins import UsageError
+from cagp_bench import suite_estimates, suite_runs, table1
 from cagp_bench.gp_settings import gp_settings
+from cagp_bench.options import duration, listed, positive
 from cagp_bench.suites import SUITES, suite_from_file
 
-if TYPE_CHECKING:
-    from cagp_bench import results_page, suite_estimates, suite_runs, table1
-else:
-    suite_runs, table1 = map(lazy_module, ("cagp_bench.suite_runs", "cagp_bench.table1"))
-    results_page, suite_estimates = map(lazy_module, ("cagp_bench.results_page", "cagp_bench.suite_estimates"))
 
-
-def add_run(suite: argparse.ArgumentParser) -> None:
+def add_to(suite: argparse.ArgumentParser) -> None:
     """The options of ``cagp bench run``."""
-    listed = "\n".join(wrapped(f"  {name:<12}{known.words}", 14) for name, known in SUITES.items())
     suite.description = (
         "Carry out a suite: every method on every table with every seed and learning rate, each run in a process of "
         "its own with a time and a memory limit. A suite that was killed resumes with the same command. Tables are "
         "printed from the records; --out also writes them as text, Markdown, LaTeX and CSV, with learning curves."
     )
     suite.epilog = (
-        f"suites:\n{listed}\n\n"
+        f"suites:\n{listed((name, known.words) for name, known in SUITES.items())}\n\n"
         "examples:\n  cagp bench run smoke --out smoke\n"
         "  cagp bench run table1 --quick --tables dataset:parkinsons --out table1\n"
         "  cagp bench run local --tables houses.npz --seeds 0 1 2 --set neighbours=64"
@@ -67,15 +60,6 @@ def add_run(suite: argparse.ArgumentParser) -> None:
         help="run nothing: print how many hours of training it would take, by the steps of the records in FILE",
     )
     suite.set_defaults(run=_run)
-
-
-def add_results(suite: argparse.ArgumentParser) -> None:
-    """The options of ``cagp bench results``."""
-    suite.description = "Write a page from files of records: a table for each, with command, machine and date."
-    suite.epilog = "example:\n  cagp bench results --out bench/docs/results.md bench/docs/records/suite-actions.jsonl"
-    suite.add_argument("records", type=Path, nargs="+", metavar="FILE", help="JSON lines that cagp bench run wrote")
-    suite.add_argument("--out", type=Path, required=True, metavar="FILE", help="the Markdown page")
-    suite.set_defaults(run=lambda a: results_page.run(a.records, a.out))
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -1,47 +1,32 @@
-"""What ``cagp reproduce`` can make. Imports nothing of this package but ``lazy_module``.
+"""What ``cagp reproduce`` can make: an experiment NAME is in the module of this name.
 
 To add something, write a module with an ``Experiment`` (see ``cagp_bench.reproduce.experiment``) called
 ``EXPERIMENT``, and add a line here: the command line, ``all``, ``claims`` and the tests read this table.
 """
 
-from typing import NamedTuple
-
-from cagp.lazy import lazy_module
+from importlib import import_module
+from typing import Any
 
 SIZES = ("tiny", "quick", "full")
 """How much is measured: for tests, within minutes, and as in the paper."""
 
 
-class Choice(NamedTuple):
-    """An experiment: its line in the help, and the module that has it."""
-
-    words: str
-    module: str
-
-
 CHOICES = {
-    "visual-abstract": Choice(
-        "predictives of exact GP, SVGP and three CaGPs in one dimension", "cagp_bench.reproduce.visual_abstract"
-    ),
-    "training-losses": Choice(
-        "ELBO against the projected-data loss, and their predictives", "cagp_bench.reproduce.training_losses"
-    ),
-    "policies": Choice(
-        "actions, and their distance to the leading eigenvectors in training", "cagp_bench.reproduce.policies"
-    ),
-    "learning-curves": Choice("loss and test error against training time", "cagp_bench.reproduce.learning_curves"),
-    "coverage": Choice("coverage error of 95 % intervals during training", "cagp_bench.reproduce.coverage"),
-    "hyperparameters": Choice(
-        "noise, outputscale and lengthscales during training", "cagp_bench.reproduce.hyperparameters"
-    ),
-    "learning-rates": Choice("test error for each learning rate", "cagp_bench.reproduce.learning_rates"),
-    "inducing-points": Choice("SVGP's inducing points in 1 to 25 dimensions", "cagp_bench.reproduce.inducing_points"),
-    "costs": Choice("memory of a training step, and the cost of CaGP-CG beside CGGP", "cagp_bench.reproduce.costs"),
+    "visual-abstract": "predictives of exact GP, SVGP and three CaGPs in one dimension",
+    "training-losses": "ELBO against the projected-data loss, and their predictives",
+    "policies": "actions, and their distance to the leading eigenvectors in training",
+    "learning-curves": "loss and test error against training time",
+    "coverage": "coverage error of 95 % intervals during training",
+    "hyperparameters": "noise, outputscale and lengthscales during training",
+    "learning-rates": "test error for each learning rate",
+    "inducing-points": "SVGP's inducing points in 1 to 25 dimensions",
+    "costs": "memory of a training step, and the cost of CaGP-CG beside CGGP",
 }
+"""Each experiment, with its line in the help."""
 
 
-def experiment(name: str):
+def experiment(name: str) -> Any:
     """The ``Experiment`` of this name; its module is imported here."""
     if name not in CHOICES:
         raise ValueError(f"{name!r} is not an experiment; expected one of {', '.join(CHOICES)}.")
-    return lazy_module(CHOICES[name].module).EXPERIMENT
+    return import_module(f"cagp_bench.reproduce.{name.replace('-', '_')}").EXPERIMENT
