@@ -73,7 +73,6 @@ def test_speed_has_a_record_for_every_backend_and_says_how_they_compare(monkeypa
     monkeypatch.setattr(local_speed, "_variants", lambda: [local_speed.Variant("torch", 1)] * 2)
     assert main(["bench", "local", "--repeats", "1", "--json"]) == 0
     first, last = json.loads(capsys.readouterr().out)
-    assert first["tile_rows"] == 8
     assert (first["d"], first["k"], first["predict_rows"], first["batch"]) == (3, 5, 30, 20)
     assert "30 rows, not 40" in last["note"]  # what is slower is measured on fewer rows, and says so
     assert "predict_per_torch" not in last

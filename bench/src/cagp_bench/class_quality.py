@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from cagp import CaGPClassifier
 from cagp.class_metrics import class_scores
 from cagp.data import read_table, split
-from cagp.estimators import CaGPClassifier
 from cagp.memory import peak_memory
 from cagp_bench.class_peers import PEERS
 from cagp_bench.options import (

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from cagp import metrics
-from cagp.estimators import CaGPRegressor
+from cagp import CaGPRegressor, metrics
 from cagp_bench.all_peers import ALL_PEERS, peer_outcome
 from cagp_bench.choices import CONTENDERS
 from cagp_bench.options import add_methods

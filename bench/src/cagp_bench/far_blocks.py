@@ -18,7 +18,6 @@ from torch import Tensor
 
 from cagp.actions import BlockActions
 from cagp.data import standardized
-from cagp.engine.product import round_off
 from cagp.kernel_registry import CHOICES as KERNELS
 from cagp.kernels import Scale, Stationary, kernel_class
 from cagp.methods import CaGPOpt
@@ -115,7 +114,7 @@ def count_pairs(
     groups = torch.cat([torch.arange(0, len(rows), TOGETHER), torch.tensor([len(rows)])])
     blocks, tiles = boxes(support, actions.offsets), boxes(rows, groups)
     sizes, tile_sizes = actions.offsets.diff(), groups.diff()
-    reach = kernel.support_radius(round_off(X.dtype))
+    reach = kernel.support_radius(torch.finfo(X.dtype).eps / 2)
     among = (box_distances(blocks, blocks) <= reach).triu()
     beside = box_distances(tiles, blocks) <= reach
     corners = boxes(scaled, torch.tensor([0, len(scaled)]))

@@ -2,25 +2,28 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cagp.action_rules import ActionRule, KrylovActions, PseudoInputActions
-from cagp.actions.blocks import Start
-from cagp.dataset import Data
+from cagp.actions import BlockActions
 from cagp.inducing import choose_inducing_points
 from cagp.iterative import Lanczos, Mix, Policy, UnitVectors
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Method
-from cagp.methods.common import Loss
 from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.prior import GP, GaussianNoise
-from cagp.recipes.actions import constant_actions
 from cagp.starting import start_from_data, start_from_neighbours
 from cagp_bench.gp_settings import GPSettings
 from cagp_bench.protocol import PAPER_START, new_method
+
+ALL_SUPPORTED, SUPPORT_SIZE = 50_000, 32
+"""Up to how many rows all of them carry weight in shared actions, and how many of each block beyond."""
+
+Loss = Literal["elbo", "projected", "loo"]
+Weights = Literal["constant", "random"]
 
 
 class Rows(NamedTuple):
@@ -105,7 +108,7 @@ def _with_noise(method: Method, data: Rows, settings: GPSettings) -> Method:
     return method
 
 
-def _blocks(data: Rows, settings: GPSettings, seed: int, *, weights: Start, loss: Loss, learn: bool = True) -> Method:
+def _blocks(data: Rows, settings: GPSettings, seed: int, *, weights: Weights, loss: Loss, learn: bool = True) -> Method:
     """CaGP-Opt whose blocks are cut once."""
     generator = torch.Generator().manual_seed(seed)
     choices = {"blocks": settings.blocks, "start": weights, "generator": generator}
@@ -163,7 +166,11 @@ def _calibrated(method: Method, train: Rows, held: Rows | None, settings: GPSett
 
 def _with_shared_actions(method: Method, train: Rows, _: Rows | None, settings: GPSettings, seed: int) -> Finished:
     assert isinstance(method, CaGPLocal)
-    shared = constant_actions(method.prior.kernel, Data(train.X, train.y), settings.budget, seed)
+    generator = torch.Generator().manual_seed(seed)
+    lengthscale = method.prior.kernel.lengthscales(train.X.shape[1])
+    support = None if len(train.X) <= ALL_SUPPORTED else SUPPORT_SIZE
+    choices = {"lengthscale": lengthscale, "support_size": support, "generator": generator}
+    shared = BlockActions.from_data(train.X, settings.budget, **choices)
     return Finished(CaGPLocal(method.prior, settings.neighbours, shared=shared, seed=seed), {"i": settings.budget})
 
 

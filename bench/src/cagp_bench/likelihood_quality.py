@@ -18,8 +18,8 @@ import pandas as pd
 import torch
 from scipy import optimize
 
+from cagp import CaGPRegressor
 from cagp.data import read_table, split
-from cagp.estimators import CaGPRegressor
 from cagp.estimators.observations import Observations
 from cagp.likelihoods import NegativeBinomial, Poisson
 from cagp.metrics import Scores

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from cagp.engine import COMPILED, TORCH, torch_backend
+from cagp.engine import COMPILED, TORCH
 from cagp.kernels import Matern32, Scale
 from cagp.local_inference import local_answers, local_nll
 from cagp.neighbours import NeighbourIndex
@@ -111,7 +111,6 @@ def _speed(variant: Variant, problem: _Problem, num_dims: int, num_neighbours: i
     """A failure is a record too: its rates are missing and ``error`` says why."""
     rows = NUM_POINTS[variant.backend]
     sizes = {"d": num_dims, "k": num_neighbours, "n": NUM_TRAIN, "predict_rows": rows, "batch": BATCH}
-    sizes["tile_rows"] = _tile_rows(variant.backend, num_neighbours)
     record = {**machine(), "backend": variant.backend, **sizes, "threads": variant.threads, "dtype": "float64"}
     if rows < max(NUM_POINTS.values()):
         record["note"] = f"predicts {rows:,} rows, not {max(NUM_POINTS.values()):,}, because it is slower"
@@ -160,11 +159,6 @@ def predict_from(
     """Mean and variance of new targets at the points, given their neighbours."""
     found = local_answers(prior, X, y, None, points, neighbours, backend=ENGINES[backend])
     return Prediction(found.mean, found.variance.clamp_min(0) + prior.noise_variance(points))
-
-
-def _tile_rows(backend: str, num_neighbours: int) -> int:
-    rows = NUM_POINTS[backend]
-    return rows if backend == "native" else min(rows, torch_backend.TORCH_ENTRIES // num_neighbours**2)
 
 
 def _ratios(record: dict[str, Any], torch_record: dict[str, Any]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cagp.cli.options import table_path
+from cagp.cli.plugins import table_path
 from cagp.quantities import seconds_of
 
 NUM_ACTIONS = 512

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cagp.estimators import CaGPRegressor
+from cagp import CaGPRegressor
 from cagp.memory import peak_memory
 from cagp_bench.options import add_fit_time, add_max_time, add_methods, positive
 from cagp_bench.processes import answer, in_new_process

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from sklearn.model_selection import cross_val_predict
 
-from cagp.estimators import CaGPRegressor
+from cagp import CaGPRegressor
 from cagp_bench.options import positive
 from cagp_bench.records import cell, machine, show
 from cagp_bench.structures import STRUCTURES, sample

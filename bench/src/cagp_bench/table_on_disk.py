@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from cagp import metrics
+from cagp import CaGPRegressor, metrics
 from cagp.data import open_chunks
-from cagp.estimators import CaGPRegressor
 from cagp.files import replacing
 from cagp.memory import peak_memory
 from cagp_bench.options import add_max_time, positive

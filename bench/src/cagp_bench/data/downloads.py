@@ -13,10 +13,10 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.progress import DownloadColumn, TransferSpeedColumn
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from cagp.files import replacing, write_atomically
-from cagp.progress import LINE_SECONDS, Bar
 
 TRIES, DELAY, TIMEOUT = 3, 2.0, 60.0
 """How often an address is tried, the seconds before the second try (they double), and how long a silence may last."""
@@ -31,27 +31,6 @@ class DownloadError(OSError):
 
 class DigestError(ValueError):
     """A file is not the one that was expected."""
-
-
-class DownloadProgress(Bar):
-    """Shows the bytes of a file that have arrived."""
-
-    def __init__(self, label: str, enabled: bool, total: int | None):
-        super().__init__(label, enabled, total, (DownloadColumn(), TransferSpeedColumn()), keep=False)
-        self.done, self.total, self._printed_at = 0, total, self.start
-
-    def advance(self, num_bytes: int) -> None:
-        """Add bytes that have arrived."""
-        self.done += num_bytes
-        if self.bar is not None:
-            self.draw(completed=self.done)
-        elif time.perf_counter() - self._printed_at >= LINE_SECONDS:
-            self._printed_at = time.perf_counter()
-            self.print_line()
-
-    def line(self) -> str:
-        of_all = "" if self.total is None else f" of {self.total / 1e6:,.1f}"
-        return f"{self.label}: {self.done / 1e6:,.1f}{of_all} MB"
 
 
 def digest_of(path: Path) -> str:
@@ -126,13 +105,17 @@ def _download_once(address: str, path: Path, sha256: str | None, timeout: float,
     with urllib.request.urlopen(request, timeout=timeout) as answer, replacing(path) as file:
         length = answer.headers.get("Content-Length")
         total = int(length) if length is not None and length.isdigit() else None
-        with DownloadProgress(path.name, progress, total) as bar:
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        done, console = 0, Console(stderr=True)
+        with Progress(*columns, console=console, transient=True, disable=not progress) as bar:
+            task = bar.add_task(path.name, total=total)
             while block := answer.read(BLOCK):
                 file.write(block)
                 found.update(block)
-                bar.advance(len(block))
-        if total is not None and bar.done != total:
-            raise ConnectionError(f"the file ends after {bar.done:,} of {total:,} bytes")
+                done += len(block)
+                bar.update(task, completed=done)
+        if total is not None and done != total:
+            raise ConnectionError(f"the file ends after {done:,} of {total:,} bytes")
         if expected is not None and found.hexdigest() != expected:
             raise DigestError(
                 f"{address} has the SHA-256 digest {found.hexdigest()}, expected {expected}; nothing was written. The "

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from cagp.data.sample import Dataset
+from cagp.data import Dataset
 from cagp.files import replacing
 from cagp_bench.data.downloads import DownloadError, check_digest, digest_of, download
 

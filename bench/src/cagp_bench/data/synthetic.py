@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp.data.sample import Dataset
+from cagp.data import Dataset
 from cagp.kernels import Matern32, Scale
 from cagp.linalg import safe_cholesky
 from cagp.prior import GP, GaussianNoise

@@ -4,13 +4,13 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
 from cagp import plots
 from cagp.files import locked_folder, write_atomically
-from cagp.notices import collected
 from cagp_bench.record_files import append_record, read_records
 from cagp_bench.records import in_one_line, machine
 from cagp_bench.reproduce.choices import SIZES, experiment
@@ -68,12 +68,13 @@ def measured(task: Task) -> Record:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     about = {**machine(), "load": load, "cagp": version("cagp")}
     start, date = time.perf_counter(), datetime.now(timezone.utc).isoformat(timespec="seconds")
-    with collected() as notices:
+    with warnings.catch_warnings(record=True) as notices:
+        warnings.simplefilter("always")
         try:
             result = task.measure()
         except Exception as error:
             result = {"error": in_one_line(error)}
-    words = list(dict.fromkeys(str(notice).splitlines()[0] for notice in notices))
+    words = list(dict.fromkeys(str(notice.message).splitlines()[0] for notice in notices))
     record = {"settings": task.settings, **result, "seconds": time.perf_counter() - start, "date": date, **about}
     return record | ({"warnings": words[:5]} if words else {})
 

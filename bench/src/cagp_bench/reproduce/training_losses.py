@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from matplotlib.figure import Figure
 
 from cagp import metrics
 from cagp.methods import CaGPCG
-from cagp.methods.common import Loss
 from cagp.plots import MUTED, SMALL, styled
 from cagp.training import Settings
 from cagp_bench.reproduce.drawing import COLORS, generating, panels, predictive, titled
@@ -29,6 +28,7 @@ from cagp_bench.reproduce.experiment import (
 )
 from cagp_bench.reproduce.toy import Truth, draw, exact, new_prior, noise_of, trained
 
+Loss = Literal["elbo", "projected"]
 LOSSES: dict[Loss, str] = {"elbo": "ELBO", "projected": "projected-data loss"}
 TRUTH = Truth(lengthscale=0.1, outputscale=1.0, noise=0.05)
 
