@@ -151,7 +151,7 @@ def hist_trees(X: pd.DataFrame, y: np.ndarray, X_test: pd.DataFrame, seed: int, 
         tried = make(**fixed, **stopping).fit(X.iloc[train], y[train])
         trees = max(1, int(np.argmax(tried.validation_score_)))  # the first score is that of no trees
         model = make(**fixed, max_iter=trees, early_stopping=False).fit(X, y)
-    scores = {None: Tried(-float(np.max(tried.validation_score_)), trees)}
+    scores: dict[int | None, Tried] = {None: Tried(-float(np.max(tried.validation_score_)), trees)}
     return Boosted(model, tried, X.iloc[held], y[held], X_test, None, scores)
 
 

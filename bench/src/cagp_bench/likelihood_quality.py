@@ -154,7 +154,7 @@ def measured_outliers(
     return {"rows": len(train), "cpu_seconds": spent, **found._asdict(), **more}
 
 
-def _converged(model: CaGPRegressor) -> bool:
+def _converged(model: Any) -> bool:
     """Whether the sites of a likelihood have converged."""
     return "have not converged" not in model.fit_report_
 

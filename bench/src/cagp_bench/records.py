@@ -143,7 +143,7 @@ def attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def collect(
     measurements: list[Callable[[], dict[str, Any]]],
     in_words: Callable[[dict[str, Any]], str],
-    show_all: Callable[[list[dict[str, Any]]], None],
+    show_all: Callable[[list[dict[str, Any]]], Any],
 ) -> int:
     """Carry out the measurements, with a line on the standard error for each; return 1 if any failed.
 

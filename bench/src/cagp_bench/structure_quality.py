@@ -6,7 +6,6 @@ what a finite number of rows cannot tell. Each run has a process of its own, whi
 """
 
 import argparse
-import itertools
 from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -55,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--only names {unknown[0]!r}, expected some of {', '.join(STRUCTURES)}.")
     if arguments.rows < 10:
         raise ValueError(f"--rows is {arguments.rows}, expected at least 10 training rows.")
-    cases = itertools.product(names, arguments.seeds, arguments.methods)
-    runs = [Run(name, method, seed, arguments.rows) for name, seed, method in cases]
+    seeds, methods = arguments.seeds, arguments.methods
+    runs = [Run(name, method, seed, arguments.rows) for name in names for seed in seeds for method in methods]
     measurements = [partial(measure_alone, run, arguments.max_time) for run in runs]
     return collect(measurements, _in_words, partial(_show, as_json=arguments.json))
 
