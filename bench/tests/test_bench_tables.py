@@ -366,7 +366,10 @@ def test_wrong_usage_is_told_before_anything_runs(table, measured, tmp_path, cap
     assert main(["bench", "tables"]) == 2
     assert "name tables to fit, or --records FILE" in capsys.readouterr().err
     assert main(["bench", "tables", "--records", str(tmp_path / "absent.jsonl")]) == 1
-    assert main(["bench", "tables", str(table), "--max-time", "soon"]) == 1
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "tables", str(table), "--max-time", "soon"])
+    assert stop.value.code == 2
+    assert "expected a positive time" in capsys.readouterr().err
     (tmp_path / "other").mkdir()
     assert main(["bench", "tables", str(table), str(tmp_path / "other" / "waves.npz")]) == 1
     assert "have the same name" in capsys.readouterr().err

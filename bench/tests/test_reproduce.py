@@ -71,7 +71,7 @@ def without_times(record: dict) -> dict:
 
 def test_sizes_are_the_same_mechanism(tables):
     for name in CHOICES:
-        found = sys.modules[CHOICES[name].module]
+        found = sys.modules[type(experiment(name)).__module__]
         assert set(getattr(found, "SIZES", training_runs.SIZES)) == set(SIZES)
     everything = Tables(tables)
     for name in WITHOUT_TABLES:

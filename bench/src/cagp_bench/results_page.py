@@ -42,7 +42,7 @@ ABSENT = {"road": "Road", "power": "Power"}
 def add_to(suite: argparse.ArgumentParser) -> None:
     """The options of ``cagp bench results``."""
     suite.description = "Write a page from files of records: a table for each, with command, machine and date."
-    suite.epilog = "example:\n  cagp bench results --out bench/docs/results.md bench/docs/records/suite-actions.jsonl"
+    suite.epilog = "example:\n  cagp bench results --out results.md records/suite-actions.jsonl"
     suite.add_argument("records", type=Path, nargs="+", metavar="FILE", help="JSON lines that cagp bench run wrote")
     suite.add_argument("--out", type=Path, required=True, metavar="FILE", help="the Markdown page")
     suite.set_defaults(run=run)
