@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, final
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from cagp.actions import Actions
@@ -30,22 +30,9 @@ OBJECTIVES: dict[Objective, str] = {"loo": "leave-one-out", "ordered": "ordered"
 DEFAULT_REFRESH_AT = (5, 10, 20, 40, 80, 160)
 """Steps before which neighbours are looked up again, in units of the lengthscales learned so far; see docs/local.md."""
 
-KEPT_NEIGHBOURS = 2**22
-"""Up to this many neighbours of all rows together are kept from step to step: beyond, few rows are drawn twice."""
-
-
-class Table(NamedTuple):
-    """The neighbours that were looked up so far, for later steps that draw the same rows."""
-
-    near: Int[Tensor, "n k"]  # int32
-    is_known: Bool[Tensor, " n"]
-
-    @classmethod
-    def nothing(cls, num_rows: int, k: int, device: torch.device) -> "Table":
-        """No row was looked up."""
-        with torch.inference_mode(False):  # later steps may add to it in another mode
-            near = torch.empty(num_rows, k, dtype=torch.int32, device=device)
-            return cls(near, torch.zeros(num_rows, dtype=torch.bool, device=device))
+KEPT_NEIGHBOURS = 2**19
+"""Up to this many, the neighbours of all rows are looked up where units change, and not those of each step: steps draw
+most rows several times. A heuristic."""
 
 
 class Lookup(NamedTuple):
@@ -69,7 +56,7 @@ class Neighbourhood(NamedTuple):
 
     near: Int[Tensor, "b k"]
     lookup: Lookup
-    table: Table | None  # None with many rows, of which few are drawn twice
+    every: Int[Tensor, "n k"] | None  # those of all rows; None with many rows, of which few are drawn twice
 
 
 class OwnRows(NamedTuple):
@@ -183,19 +170,13 @@ class CaGPLocal(Method):
         return Batch(rows, self._neighbourhood(data, rows, None if coming.last is None else coming.last.prepared))
 
     def _neighbourhood(self, data: Data, rows: Tensor, last: Neighbourhood | None) -> Neighbourhood:
-        if last is None or not _is_unit(last.lookup.index.lengthscale, self.search_lengthscale):
-            lookup, table = self.lookup(data), None
-            if 0 < lookup.k * data.num_rows <= KEPT_NEIGHBOURS:
-                table = Table.nothing(data.num_rows, lookup.k, data.X.device)
+        if last is not None and _is_unit(last.lookup.index.lengthscale, self.search_lengthscale):
+            lookup, every = last.lookup, last.every
         else:
-            lookup, table = last.lookup, last.table
-        if table is None:
-            return Neighbourhood(lookup.of(data.X, rows), lookup, None)
-        new = rows[~table.is_known[rows]].unique()
-        if len(new):
-            table.near[new] = lookup.of(data.X, new).to(table.near.dtype)
-            table.is_known[new] = True
-        return Neighbourhood(table.near[rows].long(), lookup, table)
+            lookup, every = self.lookup(data), None
+            if self.own_rows is None and lookup.k * data.num_rows <= KEPT_NEIGHBOURS:
+                every = lookup.of(data.X, torch.arange(data.num_rows, device=data.X.device))
+        return Neighbourhood(lookup.of(data.X, rows) if every is None else every[rows], lookup, every)
 
     def lookup(self, data: Data) -> Lookup:
         """What finds the neighbours of training rows, in units of ``search_lengthscale``."""
