@@ -215,7 +215,7 @@ def check_method(
         tolerance: of gradients against finite differences, relative.
         seed: of the directions in which gradients are checked.
     """
-    data, given = (X, y, row_noise), [None if t is None else t.clone() for t in (X, y, row_noise)]
+    data, copies = (X, y, row_noise), [None if t is None else t.clone() for t in (X, y, row_noise)]
     checked = method.checked(*data)
     before = _snapshot(method)
     batches = [method.rows(step, len(X)).drawn for step in (0, 7)]
@@ -236,12 +236,12 @@ def check_method(
         if gradients:
             _check_parameter_gradients(method, data, rows, groups, tolerance, seed)
     _unchanged(before, method, "evaluating the objective")
-    found = method.findings(checked)
-    _require(all(isinstance(line, str) for line in found), "findings is not a list of text.")
+    findings = method.findings(checked)
+    _require(all(isinstance(line, str) for line in findings), "findings is not a list of text.")
     if isinstance(method, Method):
         _check_condition(method, X, y, row_noise)
         _unchanged(before, method, "condition")
-    for name, values, kept in zip(("X", "y", "row_noise"), data, given, strict=True):
+    for name, values, kept in zip(("X", "y", "row_noise"), data, copies, strict=True):
         same = values is None or (kept is not None and torch.equal(values, kept))
         _require(same, f"the method changed {name}.")
 
@@ -249,8 +249,10 @@ def check_method(
 def _check_groups(method: Trainable, groups: dict[str, ParameterGroup]) -> None:
     listed = [parameter for group in groups.values() for parameter in group.parameters]
     _require(len({id(p) for p in listed}) == len(listed), "parameter_groups names a parameter twice.")
-    own = {id(p) for p in method.parameters()}
-    _require(all(id(p) in own for p in listed), "parameter_groups names a parameter that is not the method's own.")
+    parameters = {id(p) for p in method.parameters()}
+    _require(
+        all(id(p) in parameters for p in listed), "parameter_groups names a parameter that is not the method's own."
+    )
     _require(all(p.requires_grad for p in listed), "parameter_groups names a parameter with requires_grad=False.")
     for name, group in groups.items():
         good = math.isfinite(group.lr) and group.lr > 0
@@ -358,4 +360,4 @@ def _raises(call: Callable[[], Any], what: str) -> None:
         call()
     except ValueError:
         return
-    raise AssertionError(f"{what} was answered, expected a ValueError.")
+    raise AssertionError(f"{what} returned a value, expected a ValueError.")

@@ -28,17 +28,17 @@ MOST_NAMED = 30
 """Classes whose names stand at the axes of a confusion matrix."""
 
 
-def reliability_diagram(ax: Axes, found: Reliability) -> Axes:
+def reliability_diagram(ax: Axes, curve: Reliability) -> Axes:
     """Observed against predicted frequency, by bins; on the diagonal, the probabilities are right.
 
     If they are right and the rows independent, each point lies in its grey bar with probability 95 %.
     """
-    low, high = (binom.ppf(tail, found.count, found.predicted) / found.count for tail in (0.025, 0.975))
+    low, high = (binom.ppf(tail, curve.count, curve.predicted) / curve.count for tail in (0.025, 0.975))
     equality_line(ax)
-    ax.plot(*segments(found.predicted, low, high), color=MUTED, alpha=0.45, linewidth=5, label="expected by chance")
-    size = 12 + 60 * found.count / found.count.max()
-    ax.plot(found.predicted, found.observed, color=BLUE, linewidth=1.4)
-    ax.scatter(found.predicted, found.observed, s=size, color=BLUE, linewidth=0, label="observed")
+    ax.plot(*segments(curve.predicted, low, high), color=MUTED, alpha=0.45, linewidth=5, label="expected by chance")
+    size = 12 + 60 * curve.count / curve.count.max()
+    ax.plot(curve.predicted, curve.observed, color=BLUE, linewidth=1.4)
+    ax.scatter(curve.predicted, curve.observed, s=size, color=BLUE, linewidth=0, label="observed")
     ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     legend(ax, "upper left")
     return styled(ax, "predicted probability", "share of rows of the class")

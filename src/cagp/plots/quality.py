@@ -139,14 +139,14 @@ def calibration_curve(ax: Axes, y: Vector, mean: Vector, std: Vector) -> Axes:
     If the predictions are right and the rows independent, the observed coverage of all 19 levels lies in the grey band
     with probability 95 %.
     """
-    found = metrics.calibration(*metrics.scaled(y, mean, std)[:3])
-    levels, observed, num_rows = found.levels, found.coverage, len(y)
+    curve = metrics.calibration(*metrics.scaled(y, mean, std)[:3])
+    levels, observed, num_rows = curve.levels, curve.coverage, len(y)
     fine = np.linspace(0, 1, 101)
     lower, upper = coverage_band(fine, num_rows)
     ax.fill_between(fine, lower, upper, color=MUTED, alpha=0.25, linewidth=0, label="expected by chance")
     equality_line(ax)
     ax.plot([0, *levels, 1], [0, *observed, 1], color=BLUE, linewidth=2, label="observed")
-    note = f"mean coverage error {100 * found.error:.1f} %\ncloser to 0 is better"
+    note = f"mean coverage error {100 * curve.error:.1f} %\ncloser to 0 is better"
     ax.text(0.97, 0.05, note, transform=ax.transAxes, ha="right", va="bottom", fontsize=SMALL - 1, color=INK)
     ax.set(xlim=(0, 1), ylim=(0, 1))
     for axis in (ax.xaxis, ax.yaxis):

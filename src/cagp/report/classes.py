@@ -64,7 +64,7 @@ def write_class_report(
         "confusion": {"tested": tested, **mistakes_of(tested)},
         "curves": curves_of(tested),
         "class_worst": worst_of(subject, tested, importance.ranked),
-        "importance": {"target": None, "found": importance, "weak": importance.weak("nll"), "shuffles": SHUFFLES},
+        "importance": {"target": None, "importance": importance, "weak": importance.weak("nll"), "shuffles": SHUFFLES},
     }
     sections = template.sections(values | model_values(subject, f"{rows}.", goal))
     heading = f"Classes of {model.target_name_}" if title is None else title

@@ -113,7 +113,7 @@ class _TargetValues:
             "groups": {"groups": groups_of(target, ranked)},
             "residuals": {"residuals": residuals_of(target, ranked, num_inputs), "dots": subject.sample(DOTS)},
             "worst": {"tables": worst_of(subject, target, ranked)},
-            "importance": {"found": importance, "weak": importance.weak(), "shuffles": SHUFFLES},
+            "importance": {"importance": importance, "weak": importance.weak(), "shuffles": SHUFFLES},
             effects: of_effects,
             "uncertainty": {**uncertainty_of(self._parts, target.number), "guarantee": subject.model.guarantee_},
         }
@@ -149,8 +149,8 @@ def tested_rows(overlap: Overlap) -> str:
 def group_warnings(shared_groups: Mapping[str, float]) -> list[Markup]:
     """Warnings of groups that have both training rows and test rows."""
     words = "{}: split by this column."
-    many = {name: found for name, found in shared_groups.items() if found >= MANY_IN_GROUPS}
-    return [Markup(words).format(Markup(group_words(text(name, 60), found))) for name, found in many.items()]
+    many = {name: part for name, part in shared_groups.items() if part >= MANY_IN_GROUPS}
+    return [Markup(words).format(Markup(group_words(text(name, 60), part))) for name, part in many.items()]
 
 
 def trees_rows(subject: Subject, targets: Sequence[Target]) -> list[tuple[Any, ...]]:

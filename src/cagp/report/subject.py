@@ -111,8 +111,8 @@ class Subject:
     def moments(self, X: Table) -> tuple[Matrix, Matrix, Matrix]:
         """Mean and standard deviation of new observations, and the part of the latter that is not noise."""
         inputs = self.encoded(X)
-        found = checked(self.model.predictive(inputs))
-        mean, std = found.mean(), found.std()
+        predicted = checked(self.model.predictive(inputs))
+        mean, std = predicted.mean(), predicted.std()
         noise = as_matrix(self.model.noise_std(inputs), len(X)) / std
         return mean, std, std * np.sqrt((1 - noise**2).clip(0))
 
@@ -185,22 +185,22 @@ def _drawn(
 
 
 def sample(num_rows: int, size: int) -> NDArray[np.intp]:
-    """``size`` of so many rows, drawn at random, in their order; all rows if there are no more."""
+    """``size`` of the rows, drawn at random, in their order; all rows if there are no more."""
     if num_rows <= size:
         return np.arange(num_rows)
     return np.sort(np.random.default_rng(SEED).choice(num_rows, size, replace=False))
 
 
-def checked(found: Predictive | Observations) -> Predictive | Observations:
+def checked(predicted: Predictive | Observations) -> Predictive | Observations:
     """The distributions, which must have finite means and positive standard deviations."""
-    mean, std = found.mean(), found.std()
+    mean, std = predicted.mean(), predicted.std()
     wrong = ~(np.isfinite(mean) & np.isfinite(std) & (std > 0)).all(1)
     if wrong.any():
         raise ValueError(
             f"the model's predictions of {int(wrong.sum())} of {len(mean)} rows are not finite, or have no positive "
             "standard deviation, so there is nothing to report; model.fit_report_ says what the fit found."
         )
-    return found
+    return predicted
 
 
 def as_matrix(values: Any, num_rows: int) -> Matrix:

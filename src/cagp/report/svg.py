@@ -49,8 +49,8 @@ class _Renderer(RendererSVG):
     """
 
     def get_text_width_height_descent(self, s: str, prop: FontProperties, ismath: Any) -> tuple[float, float, float]:
-        known = _characters(findfont(prop))
-        measured = "".join(c if ord(c) in known or c == "\n" else "M" for c in s)
+        drawable = _characters(findfont(prop))
+        measured = "".join(c if ord(c) in drawable or c == "\n" else "M" for c in s)
         return super().get_text_width_height_descent(measured, prop, ismath)
 
 

@@ -115,14 +115,14 @@ def targets_of(subject: Subject) -> list[Target]:
     counts, is_observed = None, isinstance(predicted, Observations)
     if is_observed and predicted.likelihood.are_counts:
         counts = _count_shares(predicted, subject.y[:, 0])
-    found = []
+    targets = []
     for j, name in enumerate(model.target_names_):
         y, interval = np.ascontiguousarray(subject.y[:, j]), (ends[:, j, 0], ends[:, j, 1])
         scores = predicted.scores(j, y), constant.scores(j, y)
         outliers = is_observed and counts is None
         values = y, mean[:, j], std[:, j], z[:, j], interval, *scores
-        found.append(Target(str(name), j, *values, model.fitted.constant_words, counts, outliers))
-    return found
+        targets.append(Target(str(name), j, *values, model.fitted.constant_words, counts, outliers))
+    return targets
 
 
 def _count_shares(predicted: Observations, y: Vector) -> CountShares:
@@ -142,31 +142,25 @@ def error_by_chance(levels: Vector, num_rows: int) -> float:
     return float(np.sqrt(2 * levels * (1 - levels) / (np.pi * num_rows)).mean())
 
 
-def verdict_on(found: Calibration, num_rows: int) -> Verdict:
+def verdict_on(curve: Calibration, num_rows: int) -> Verdict:
     """The error bars are right if the whole curve lies in the grey band of its figure."""
-    low, high = coverage_band(found.levels, num_rows)
-    distance = found.coverage - found.levels
-    beyond = (found.coverage < low) | (found.coverage > high)
+    low, high = coverage_band(curve.levels, num_rows)
+    distance = curve.coverage - curve.levels
+    beyond = (curve.coverage < low) | (curve.coverage > high)
     if not beyond.any():
         return Verdict(True, AS_IT_SHOULD)
-    last = int(np.abs(found.levels - LEVEL).argmin())
-    # Of the levels beyond chance, the one that is farthest off.
-    worst = int(np.where(beyond, np.abs(distance), -1).argmax())
-    side = "narrow" if distance[worst] < 0 else "wide"
-    other = f"the {100 * found.levels[worst]:.0f} % intervals contain {share(found.coverage[worst])}"
+    sides = np.where(distance < 0, "narrow", "wide")
+    last = int(np.abs(curve.levels - LEVEL).argmin())
+    # Of the levels beyond chance, the one that is farthest off; if the last is, of those on the other side.
+    others = beyond & (sides != sides[last]) if beyond[last] else beyond
+    worst = int(np.where(others, np.abs(distance), -1).argmax())
+    level, side = curve.levels[worst], sides[worst]
+    other = f"the {100 * level:.0f} % intervals contain {share(curve.coverage[worst])}"
     if not beyond[last]:
-        where = "in the middle" if found.levels[worst] < 0.85 else "there"
+        where = "in the middle" if level < 0.85 else "there"
         return Verdict(False, f"{AS_IT_SHOULD}, but {other}, so the error bars are too {side} {where}")
-    ends = f"the intervals are {'slightly ' if abs(distance[last]) < 0.02 else ''}too "
-    ends += "narrow" if distance[last] < 0 else "wide"
-    opposite = beyond & (np.sign(distance) != np.sign(distance[last]))
-    if not opposite.any():
-        return Verdict(False, ends)
-    worst = int(np.where(opposite, np.abs(distance), -1).argmax())
-    side = "narrow" if distance[worst] < 0 else "wide"
-    tails = "; errors have heavier tails than a normal distribution" if side == "wide" else ""
-    return Verdict(
-        False,
-        f"{ends}. But the {100 * found.levels[worst]:.0f} % intervals contain {share(found.coverage[worst])} and are "
-        f"too {side}{tails}",
-    )
+    words = f"the intervals are {'slightly ' if abs(distance[last]) < 0.02 else ''}too {sides[last]}"
+    if others.any():
+        tails = "; errors have heavier tails than a normal distribution" if side == "wide" else ""
+        words += f". But {other} and are too {side}{tails}"
+    return Verdict(False, words)
