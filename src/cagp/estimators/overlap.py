@@ -10,6 +10,7 @@ from cagp.data.duplicates import NEAR, RowIndex
 from cagp.data.scaling import Standardizer
 from cagp.engine import kernel_product
 from cagp.estimators.fitted_model import FittedModel
+from cagp.estimators.units import EncodedTable
 from cagp.posteriors import InducingPosterior, LocalPosterior, Posterior
 from cagp.shards import RegionPosterior
 
@@ -156,7 +157,7 @@ def overlap_with(model: FittedModel, X: Any, y: np.ndarray) -> Overlap:
     known = KnownRows.of_model(model)
     if known is None:
         return Overlap(len(y), None, None, 0.0)
-    return known.overlap(model.encoder.codes(X), y)
+    return known.overlap(X.matrix if isinstance(X, EncodedTable) else model.encoder.codes(X), y)
 
 
 def group_words(name: str, share: float) -> str:

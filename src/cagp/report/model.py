@@ -99,7 +99,7 @@ def tried(model: Any) -> list[tuple[Any, ...]]:
     for target, trial in zip(targets, trials, strict=True):
         cells = ["–"] * 4
         if "nll" in trial:
-            gain = "–" if trial["gain"] is None else f"{fixed(trial['gain'], 3)} ± {fixed(trial['gain_error'], 3)}"
+            gain = "–" if trial["gain"] is None else f"{fixed(trial['gain'], 3, '+')} ± {fixed(trial['gain_error'], 3)}"
             cells = [number(trial["nll"]), number(trial["crps"]), gain, number(trial["seconds"])]
         first = [text(str(target), 60)] if len(set(targets)) > 1 else []
         rows.append((*first, text(trial["model"], 120), *cells, text(trial["outcome"], 80)))

@@ -158,9 +158,9 @@ def with_error(value: float, error: float) -> str:
     return _minus(f"{rounded:,.{digits}f} ±{NBSP}{error:,.{digits}f}")
 
 
-def fixed(value: float, digits: int) -> str:
-    """A number with a fixed number of decimals."""
-    return _minus(f"{value:.{digits}f}") if isfinite(value) else "–"
+def fixed(value: float, digits: int, sign: str = "-") -> str:
+    """A number with a fixed number of decimals; with ``sign`` "+", the sign of positive ones too."""
+    return _minus(f"{value:{sign}.{digits}f}") if isfinite(value) else "–"
 
 
 def share(value: float) -> str:

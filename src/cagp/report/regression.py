@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from cagp import plots
-from cagp.estimators.overlap import MANY_IN_GROUPS, KnownRows, Overlap, group_words
+from cagp.estimators.overlap import MANY_IN_GROUPS, Overlap, group_words, overlap_with
 from cagp.metrics import METRICS
 from cagp.plots import Z95, shortened
 from cagp.report.columns import InputColumn
@@ -67,7 +67,8 @@ def write_report(
     """
     path = checked_path(path)
     subject = subject_of(model, X_test, y_test, max_rows, sample_noise)
-    targets, overlap, template = targets_of(subject), overlap_of(subject), Template()
+    targets, template = targets_of(subject), Template()
+    overlap = overlap_with(subject.model.fitted, subject.encoded_rows, subject.y)
     shown = targets[:MAX_TARGETS]
     ranges = [(target.name, float(target.y.min()), float(target.y.max())) for target in shown]
     goal, trees = counted(len(targets), "target"), trees_rows(subject, targets)
@@ -123,14 +124,6 @@ class _TargetValues:
 
 
 # ---- the test rows ----
-
-
-def overlap_of(subject: Subject) -> Overlap:
-    """What the test rows have in common with the training rows that the model keeps."""
-    rows = KnownRows.of_model(subject.model.fitted)
-    if rows is None:
-        return Overlap(subject.num_rows, None, None, 0.0)
-    return rows.overlap(subject.encoded_rows.matrix, subject.y)
 
 
 def tested_rows(overlap: Overlap) -> str:
@@ -204,9 +197,8 @@ def _worst_table(
 ) -> tuple[list[tuple[Any, ...]], list[Markup]]:
     rows, notes = [], []
     for row in chosen:
-        z = f"{target.z[row]:+.1f}".replace("-", "−")
-        label = text(subject.label(row), 30)
-        rows.append((label, number(float(target.y[row])), number(float(target.mean[row])), z))
+        values = number(float(target.y[row])), number(float(target.mean[row])), fixed(float(target.z[row]), 1, "+")
+        rows.append((text(subject.label(row), 30), *values))
         low, high = (number(float(end[row])) for end in target.interval)
         notes.append(Markup("; ").join(filter(None, (f"95 % interval {low} to {high}", inputs_of(columns, row)))))
     return rows, notes
