@@ -8,6 +8,7 @@ process the prior mean is a fixed function: the variance does not depend on it.
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
@@ -15,10 +16,7 @@ import torch
 from jaxtyping import Float64, Int
 from scipy import special
 
-from cagp.lazy import lazy_module
 from cagp.tree_text import checked_tree_text, of_classes
-
-lightgbm: Any = lazy_module("lightgbm")
 
 LEARNING_RATE, NUM_LEAVES, MOST_ROUNDS, ROUNDS_AT_ONCE = 0.1, 63, 1000, 10
 PATIENCE, WINDOW, LEAST_FALL = 20, 100, 0.001
@@ -37,6 +35,11 @@ NOISE = 0.3
 """With known noise, a row weighs as if this share of the variance of the targets came on top of it."""
 
 
+def _lightgbm() -> Any:
+    """The package of boosted trees, which is slow to load."""
+    return import_module("lightgbm")
+
+
 @final
 class Trees:
     """The prior mean of each target at new rows.
@@ -50,7 +53,7 @@ class Trees:
         self.texts = tuple(tuple(_checked(text) for text in models) for models in texts)
         if not any(self.texts):
             raise ValueError("texts has no models, expected some for at least one target.")
-        self._boosters = [[lightgbm.Booster(model_str=text) for text in models] for models in self.texts]
+        self._boosters = [[_lightgbm().Booster(model_str=text) for text in models] for models in self.texts]
 
     @property
     def num_targets(self) -> int:
@@ -167,8 +170,8 @@ def quick_prediction(
 
     def predicted(targets: np.ndarray) -> np.ndarray:
         settings = {**_settings(len(targets), seed), "learning_rate": QUICK_RATE}
-        data = lightgbm.Dataset(inputs, targets, categorical_feature=list(categorical), params=settings)
-        return _predict(lightgbm.train(settings, data, QUICK_ROUNDS), new_inputs)
+        data = _lightgbm().Dataset(inputs, targets, categorical_feature=list(categorical), params=settings)
+        return _predict(_lightgbm().train(settings, data, QUICK_ROUNDS), new_inputs)
 
     return np.stack([predicted(column) for column in y.T], axis=1)
 
@@ -209,12 +212,14 @@ def _cross_fitted(
     another on a busy machine.
     """
     settings = {**_settings(len(y), seed), "objective": objective, "num_class": num_classes}
-    data = lightgbm.Dataset(
-        inputs, y, weight=weight, categorical_feature=categorical, params=settings, free_raw_data=False
-    ).construct()
+    data = (
+        _lightgbm()
+        .Dataset(inputs, y, weight=weight, categorical_feature=categorical, params=settings, free_raw_data=False)
+        .construct()
+    )
 
     def begin(fold: tuple[np.ndarray, np.ndarray]) -> Any:
-        booster = lightgbm.Booster(settings, data.subset(np.sort(fold[0])))
+        booster = _lightgbm().Booster(settings, data.subset(np.sort(fold[0])))
         return booster.add_valid(data.subset(np.sort(fold[1])), "left out")
 
     def advance(booster: Any) -> list[float]:

@@ -20,10 +20,7 @@ from cagp.estimators.sources import Source
 from cagp.estimators.target_kinds import TargetKind
 from cagp.estimators.units import EncodedTable, Points
 from cagp.kernels import Kernel
-from cagp.lazy import lazy_module
 from cagp.ranks import Ranks
-
-report_page: Any = lazy_module("cagp.report")  # it draws, and comes above this layer
 
 Value = TypeVar("Value")
 

@@ -10,7 +10,7 @@ from sklearn.base import ClassifierMixin
 
 from cagp.class_metrics import ClassScores, class_scores
 from cagp.data.chunks import Chunks
-from cagp.estimators.base import GPEstimator, Learned, refuse_keywords, report_page
+from cagp.estimators.base import GPEstimator, Learned, refuse_keywords
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.labels import Labels, codes_of
 from cagp.estimators.options import FitOptions
@@ -123,7 +123,9 @@ class CaGPClassifier(ClassifierMixin, GPEstimator):
 
     def report(self, X: Any, y: Any, path: str | Path = "report.html", title: str | None = None) -> Path:
         """Write one HTML page on how well the model predicts these test rows; see docs/report.md."""
-        return report_page.write_class_report(self, self.encoder_.typed(X), y, path, title=title)
+        from cagp.report import write_class_report  # it draws, and comes above this layer
+
+        return write_class_report(self, self.encoder_.typed(X), y, path, title=title)
 
 
 def _labels(fitted: FittedModel) -> Labels:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 from sklearn.base import RegressorMixin
 
-from cagp.estimators.base import GPEstimator, Learned, refuse_keywords, report_page
+from cagp.estimators.base import GPEstimator, Learned, refuse_keywords
 from cagp.estimators.classifier import CaGPClassifier
 from cagp.estimators.observations import Observations
 from cagp.estimators.options import FitOptions, seed_of
@@ -270,7 +270,9 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
     ) -> Path:
         """Write one HTML page on how well the model predicts these test rows, and why; see docs/report.md."""
         X = self.encoder_.typed(X)
-        return report_page.write_report(self, X, y, path, title=title, sample_noise=sample_noise)
+        from cagp.report import write_report  # it draws, and comes above this layer
+
+        return write_report(self, X, y, path, title=title, sample_noise=sample_noise)
 
 
 def _probabilities(quantiles: float | Sequence[float]) -> Float[np.ndarray, "*k"]:
