@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cagp import GP, CaGPRegressor, GaussianNoise, limits
 from cagp.cli import main
 from cagp.data import open_chunks
-from cagp.data.row_rules import RowRule, validation_rule
+from cagp.data.splits import RowRule, validation_rule
 from cagp.estimators import load
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPLocal

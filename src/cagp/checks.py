@@ -66,7 +66,7 @@ def check_row_noise(row_noise: Tensor | None, X: Tensor) -> None:
 
 
 def check_new_inputs(X: Tensor, like: Tensor, name: str = "X") -> None:
-    """Raise ValueError unless ``X`` can be asked of a model whose inputs look like ``like``."""
+    """Raise ValueError unless ``X`` has the columns, dtype and device of ``like``, the inputs of a model."""
     check_matrix(X, name)
     if X.shape[1] != like.shape[1]:
         raise ValueError(f"{name} has {X.shape[1]} columns, the training inputs had {like.shape[1]}.")

@@ -107,8 +107,8 @@ def _npz_columns(path: PathLike, members: dict[str, _Member], names: np.ndarray 
             raise ValueError(f"{path}: {key} has shape {shapes[key]}, expected rows and columns.")
     lengths = {key: shape[0] for key, shape in shapes.items()}
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-        raise ValueError(f"{path}: the arrays differ in their number of rows: {found}.")
+        sizes = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        raise ValueError(f"{path}: the arrays differ in their number of rows: {sizes}.")
 
     def numbered(key: str, letter: str) -> list[str]:
         shape = shapes.get(key)

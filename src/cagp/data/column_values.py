@@ -196,8 +196,8 @@ def with_quantiles(column: Column, values: np.ndarray) -> Column:
     if column.missing or column.kind in (LEVELS, EXPOSURE):
         return column
     probabilities = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
-    found = np.quantile(values, probabilities, method="inverted_cdf")
-    return column._replace(quantiles=tuple(map(float, found)))
+    quantiles = np.quantile(values, probabilities, method="inverted_cdf")
+    return column._replace(quantiles=tuple(map(float, quantiles)))
 
 
 def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarray:
@@ -245,7 +245,7 @@ def is_unknown(column: Column, codes: np.ndarray) -> np.ndarray:
 
 
 def stand_ins(column: Column) -> np.ndarray:
-    """The codes of known values that stand in for an unknown one: quantiles, or levels.
+    """The codes of values seen at fit that stand in for an unknown one: quantiles, or levels.
 
     Of many levels, these are the common ones and one of the others.
     """
@@ -297,9 +297,9 @@ def _label(level: Any) -> str:
     return str(int(level)) if isinstance(level, float | np.floating) and level.is_integer() else str(level)
 
 
-def _check_codes(name: str, found: Any) -> None:
+def _check_codes(name: str, levels: Any) -> None:
     """Raise ValueError for codes that were rounded to float64, as pandas does if others are missing."""
-    rounded = [level for level in found if isinstance(level, float | np.floating) and abs(level) >= 2**53]
+    rounded = [level for level in levels if isinstance(level, float | np.floating) and abs(level) >= 2**53]
     if rounded:
         raise ValueError(
             f"column {name!r} holds codes as floating-point numbers from 2**53 on, e.g. {rounded[0]!r}: several "

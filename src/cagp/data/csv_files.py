@@ -17,7 +17,7 @@ import pandas as pd
 from cagp.column_kinds import NAIVE
 from cagp.data.pieces import PathLike, Pieces, ending_of, is_standard, rows_at_once
 from cagp.data.table_checks import check_duplicates
-from cagp.data.text_values import ISO_DATE, iso_dates, time_zones
+from cagp.data.text_values import ISO_DATE, is_number, iso_dates, time_zones
 from cagp.notices import warn
 
 SEPARATORS = [",", "\t", ";"]
@@ -111,11 +111,11 @@ def _csv_header(path: PathLike, stream: io.TextIOWrapper) -> tuple[str, list[str
     record = [line for line in lines if line.strip()]
     fields, separator = max(
         ((next(csv.reader(record, delimiter=separator)), separator) for separator in separators),
-        key=lambda found: len(found[0]),
+        key=lambda choice: len(choice[0]),
     )
     names = [field.strip() or f"Unnamed: {j}" for j, field in enumerate(fields)]
     check_duplicates(names, f"The first line of {path}")
-    if all(_is_number(name) for name in names) and not all(name.isdecimal() for name in names):
+    if all(map(is_number, names)) and not all(name.isdecimal() for name in names):
         raise ValueError(
             f"{path} has only numbers in its first line ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''}), "
             "expected the names of the columns; add a line with them."
@@ -135,8 +135,8 @@ def _csv_errors(path: PathLike, lines_before: int) -> Iterator[None]:
         ) from error
     except (pd.errors.ParserError, csv.Error) as error:
         what = str(error).removeprefix("Error tokenizing data. ").removeprefix("C error: ").strip()
-        what = re.sub(r"\bline (\d+)", lambda found: f"line {int(found[1]) + lines_before}", what)  # from 1
-        what = re.sub(r"\brow (\d+)", lambda found: f"line {int(found[1]) + 1 + lines_before}", what)  # from 0
+        what = re.sub(r"\bline (\d+)", lambda match: f"line {int(match[1]) + lines_before}", what)  # from 1
+        what = re.sub(r"\brow (\d+)", lambda match: f"line {int(match[1]) + 1 + lines_before}", what)  # from 0
         raise ValueError(f"{path} is not a well-formed CSV file: {what}. Correct that line.") from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is not a complete gzip file: {error}") from error
@@ -180,14 +180,6 @@ def _too_many_fields(path: PathLike, line: int) -> ValueError:
         f"{path} is not a well-formed CSV file: from line {line} on, rows have more fields than the first line has "
         "names. Add the names, or remove the fields."
     )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def with_dates(frame: pd.DataFrame, text: Sequence[str]) -> pd.DataFrame:

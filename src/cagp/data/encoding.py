@@ -49,11 +49,11 @@ class Encoder:
       column, that of the second. Of more than 20 levels, the 20 most frequent ones have a column each, and the others
       share one. Categories of other types are compared as text: 1, 1.0 and "1" are the same level.
     - A level that did not occur at fit is in none of these columns; of two levels, it is half way between them; of more
-      than 20, it is among the others. Regressors predict such rows with known levels in its place (``stand_ins``).
+      than 20, it is among the others. Regressors predict such rows with levels of fit in its place (``stand_ins``).
     - A column that has missing values at fit gets a further 0/1 column, "NAME is missing". A missing number stays NaN,
       which ``Standardizer`` puts at the mean of the training rows; a missing level is in none of the columns of its
-      levels. Regressors predict rows that lack a value in a column that had them all at fit with known values in its
-      place (``stand_ins``), as they do for unknown levels.
+      levels. Regressors predict rows that lack a value in a column that had them all at fit with values of fit in
+      its place (``stand_ins``), as they do for unknown levels.
     - Text becomes dates if all of it is in one of the formats 2024-03-31 (ISO 8601), 31.03.2024, 31/03/2024,
       03/31/2024, 31-03-2024, 03-31-2024, 2024/03/31 or 2024.03.31, each with or without a time; it becomes numbers if
       all of it has decimal commas ("3,14"). Text that can be read in two ways is an error.
@@ -330,7 +330,7 @@ def _rounds(count: int, length: int, seed: int) -> Int64[np.ndarray, " k"]:
 class EncoderScan:
     """Learns the encoder of a table that comes in parts: the one that ``Encoder.fit`` learns from the whole of it.
 
-    Text with more than a million values is judged by the first million.
+    Of text with more than a million values, the first million decide its format.
 
     Args:
         categories: as for ``Encoder.fit``.

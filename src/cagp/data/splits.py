@@ -1,11 +1,12 @@
-"""Which rows are used for training and which for testing: drawn at random, the latest ones, or whole groups."""
+"""Which rows are held out, for tests or for validation: drawn at random, the latest ones, or whole groups."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Float64, Int, Shaped
 from torch import Tensor
 
 from cagp.column_kinds import DATETIME, LEVELS, Column
@@ -30,18 +31,7 @@ def split(num_rows: int, test_fraction: float, seed: int = 0, *, time: Any = Non
         time: a number or date for each row, to test on the latest rows: see ``split_by_time``.
         group: anything for each row, to keep rows with the same value together: see ``split_by_group``.
     """
-    if time is not None and group is not None:
-        raise ValueError("time and group are both given; a split follows one of them.")
-    for name, values in (("time", time), ("group", group)):
-        if values is not None and len(values) != num_rows:
-            raise ValueError(f"{name} has {len(values)} values, expected {num_rows}: one for each row.")
-    if time is not None:
-        return split_by_time(time, test_fraction)
-    if group is not None:
-        return split_by_group(group, test_fraction, seed)
-    num_test = _number_to_test(num_rows, test_fraction)
-    order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
-    return Split(train=order[num_test:], test=order[:num_test])
+    return RowRule.of(time, group, num_rows).split(num_rows, test_fraction, seed)
 
 
 def split_by_time(values: Any, test_fraction: float) -> Split:
@@ -53,18 +43,7 @@ def split_by_time(values: Any, test_fraction: float) -> Split:
     Args:
         values: a number, date or duration for each row; none missing.
     """
-    times, name = times_of(values), _name(values, "time")
-    wanted = _number_to_test(len(times), test_fraction)
-    order = np.argsort(times, kind="stable")
-    cuts = 1 + np.flatnonzero(times[order][1:] > times[order][:-1])  # between two times
-    if len(cuts) == 0:
-        raise ValueError(
-            f"{name} is the same for all {len(times)} rows: no row is later than another. Choose another column, or "
-            "split at random."
-        )
-    distance = np.abs((len(times) - cuts) - wanted)
-    cut = int(cuts[np.flatnonzero(distance == distance.min())[-1]])
-    return _split(order[:cut], order[cut:])
+    return split(len(values), test_fraction, time=values)
 
 
 def split_by_group(values: Any, test_fraction: float, seed: int = 0) -> Split:
@@ -77,75 +56,152 @@ def split_by_group(values: Any, test_fraction: float, seed: int = 0) -> Split:
     Args:
         values: numbers, text or dates that are the same for the rows of a group; none missing.
     """
-    codes, name = group_codes(values)
-    if not codes.any():
-        raise ValueError(
-            f"{name} is the same for all {len(codes)} rows: there is one group. Choose another column, or split at "
-            "random."
-        )
-    wanted = _number_to_test(len(codes), test_fraction)
-    sizes = np.bincount(codes)
-    order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed)).numpy()
-    tested, left, count = [], [], 0
-    for drawn in order:
-        fits = count + sizes[drawn] <= wanted
-        (tested if fits else left).append(drawn)
-        count += int(sizes[drawn]) if fits else 0
-    smallest = min(left, key=lambda group: sizes[group])  # the first of several
-    if not tested or (len(left) > 1 and count + sizes[smallest] - wanted < wanted - count):
-        tested.append(smallest)
-    is_tested = np.isin(codes, tested)
-    return _split(np.flatnonzero(~is_tested), np.flatnonzero(is_tested))
-
-
-def group_codes(values: Any) -> tuple[Int[np.ndarray, " n"], str]:
-    """The number of the group of each row, from 0 in the order of their first rows, and what messages call the column.
-
-    Args:
-        values: numbers, text or dates; ValueError if some are missing.
-    """
-    series, name = as_column(values), _name(values, "group")
-    _check_present(series, name)
-    return pd.factorize(series)[0], name
+    return split(len(values), test_fraction, seed, group=values)
 
 
 def shared_groups(train: Any, test: Any) -> np.ndarray:
     """Whether each test row has its group in common with a training row; a missing value is no group."""
-    tested = as_column(test)
-    return tested.isin(as_column(train).dropna().unique()).to_numpy() & tested.notna().to_numpy()
+    tested = _column(test)
+    return tested.isin(_column(train).dropna().unique()).to_numpy() & tested.notna().to_numpy()
 
 
-# ---- inside ----
+@dataclass(frozen=True)
+class RowRule:
+    """How rows are held out."""
+
+    kind: Literal["random", "time", "group"] = "random"
+    values: Shaped[np.ndarray, " n"] | None = None  # of each row: a time, or the number of its group
+    name: str = ""  # of the values, for messages
+
+    @classmethod
+    def of(cls, time: Any = None, group: Any = None, num_rows: int | None = None, kept: Any = slice(None)) -> "RowRule":
+        """The rule for rows with these times or groups; ValueError if both are given, or some are missing.
+
+        Args:
+            num_rows: how many values are expected.
+            kept: the rows to hold out from; the others need no value.
+        """
+        if time is not None and group is not None:
+            raise ValueError("time and group are both given; held-out rows follow one of them.")
+        if time is None and group is None:
+            return cls()
+        kind, values = ("time", time) if group is None else ("group", group)
+        if num_rows is not None and len(values) != num_rows:
+            raise ValueError(f"{kind} has {len(values)} values, expected {num_rows}: one for each row of X.")
+        column = _column(values).iloc[kept]
+        name = kind if column.name is None else f"column {column.name!r}"
+        return cls(kind, _times(column, name) if kind == "time" else _groups(column, name), name)
+
+    def take(self, rows: Int[np.ndarray, " m"]) -> "RowRule":
+        """The rule for some of the rows; at random if these no longer differ."""
+        if self.values is None:
+            return self
+        values = self.values[rows]
+        return RowRule(self.kind, values, self.name) if len(values) and (values != values[0]).any() else RowRule()
+
+    def split(self, num_rows: int, share: float, seed: int) -> Split:
+        """Rows to train on, and about ``share`` of them to test or validate; see ``cagp.data.split``."""
+        if num_rows < 2:
+            raise ValueError(f"num_rows is {num_rows}, expected at least 2: one row to train on and one to test on.")
+        if not 0 < share < 1:
+            raise ValueError(f"test_fraction is {share}, expected a number between 0 and 1, e.g. 0.1.")
+        num_test = min(max(round(num_rows * share), 1), num_rows - 1)
+        if self.values is None:
+            order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
+            return Split(train=order[num_test:], test=order[:num_test])
+        if (self.values == self.values[0]).all():
+            what = "no row is later than another" if self.kind == "time" else "there is one group"
+            raise ValueError(
+                f"{self.name} is the same for all {num_rows} rows: {what}. Choose another column, or split at random."
+            )
+        train, test = self._latest(num_test) if self.kind == "time" else self._whole_groups(num_test, seed)
+        return Split(torch.from_numpy(train), torch.from_numpy(test))
+
+    def _latest(self, num_test: int) -> tuple[np.ndarray, np.ndarray]:
+        assert self.values is not None
+        order = np.argsort(self.values, kind="stable")
+        times = self.values[order]
+        cuts = 1 + np.flatnonzero(times[1:] > times[:-1])  # between two times
+        distance = np.abs((len(times) - cuts) - num_test)
+        cut = int(cuts[np.flatnonzero(distance == distance.min())[-1]])
+        return order[:cut], order[cut:]
+
+    def _whole_groups(self, num_test: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        codes = pd.factorize(pd.Series(self.values))[0]
+        sizes = np.bincount(codes)
+        tested, left, count = [], [], 0
+        for drawn in torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed)).numpy():
+            fits = count + sizes[drawn] <= num_test
+            (tested if fits else left).append(drawn)
+            count += int(sizes[drawn]) if fits else 0
+        smallest = min(left, key=lambda group: sizes[group])  # the first of several
+        if not tested or (len(left) > 1 and count + sizes[smallest] - num_test < num_test - count):
+            tested.append(smallest)
+        is_tested = np.isin(codes, tested)
+        return np.flatnonzero(~is_tested), np.flatnonzero(is_tested)
+
+    def folds(self, num_rows: int, num_folds: int, seed: int) -> Int[np.ndarray, " n"]:
+        """The fold of each row, from 0: groups stay together, and the rows of a fold are neighbours in time.
+
+        At most ``num_folds``, and at least two. Time O(n log n).
+        """
+        if self.values is None:
+            return np.random.default_rng(seed).permutation(num_rows) % min(num_folds, num_rows)
+        distinct, place = np.unique(self.values, return_inverse=True)
+        if self.kind == "group":
+            from sklearn.model_selection import GroupKFold  # slow to import
+
+            fold = np.empty(num_rows, dtype=np.int64)
+            folds = GroupKFold(min(num_folds, len(distinct))).split(place, groups=place)
+            for number, (_, rows) in enumerate(folds):
+                fold[rows] = number
+            return fold
+        before = np.concatenate([[0], np.cumsum(np.bincount(place))[:-1]])  # rows that are earlier than each time
+        fold = np.unique((before * num_folds // num_rows)[place], return_inverse=True)[1]
+        # Where one time has nearly all rows, it is a fold, and the other times are another.
+        return fold if fold.any() else (place == len(distinct) - 1).astype(np.int64)
+
+    def words(self) -> list[str]:
+        """Which rows validate models, for the fit report; nothing for random rows."""
+        if self.values is None:
+            return []
+        if self.kind == "time":
+            return ["Models are validated on the latest rows, which they predict from earlier rows."]
+        return [
+            f"Models are validated on whole groups, of {len(np.unique(self.values)):,}, which they predict from rows "
+            "of other groups."
+        ]
 
 
-def _number_to_test(num_rows: int, test_fraction: float) -> int:
-    if num_rows < 2:
-        raise ValueError(f"num_rows is {num_rows}, expected at least 2: one row to train on and one to test on.")
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"test_fraction is {test_fraction}, expected a number between 0 and 1, e.g. 0.1.")
-    return min(max(round(num_rows * test_fraction), 1), num_rows - 1)
+def validation_rule(
+    num_rows: int, kept: Int[np.ndarray, " n"], time: Any = None, group: Any = None
+) -> tuple[RowRule, list[str]]:
+    """The rule that a user asks for, and what the fit report says about it.
+
+    Args:
+        num_rows: of the user's table, each with a time or a group.
+        kept: the numbers of those rows of the table that are trained on; only these need a time or a group.
+    """
+    wanted = RowRule.of(time, group, num_rows, kept)
+    rule = wanted.take(np.arange(len(kept)))
+    if wanted.kind != rule.kind:
+        return rule, [f"All training rows have one {wanted.kind}: validation rows are drawn at random."]
+    return rule, rule.words()
 
 
-def _split(train: np.ndarray, test: np.ndarray) -> Split:
-    return Split(torch.from_numpy(train.astype(np.int64)), torch.from_numpy(test.astype(np.int64)))
-
-
-def as_column(values: Any) -> pd.Series:
+def _column(values: Any) -> pd.Series:
     """Values of rows, an array or a column, as a column."""
-    if isinstance(values, pd.Series):
-        return values
-    return pd.Series(as_array(values, "the column of the split"))
+    return values if isinstance(values, pd.Series) else pd.Series(as_array(values, "the column of the split"))
 
 
-def _name(values: Any, otherwise: str) -> str:
-    """What messages call a column: by its name, if it has one."""
-    name = getattr(values, "name", None)
-    return otherwise if name is None else f"column {name!r}"
+def _groups(series: pd.Series, name: str) -> Int[np.ndarray, " n"]:
+    """The number of the group of each row, from 0 in the order of their first rows."""
+    _check_present(series, name)
+    return pd.factorize(series)[0]
 
 
-def times_of(values: Any) -> Float64[np.ndarray, " n"]:
-    """Numbers, or days for dates and durations; text is read as the encoder reads it. ValueError if one is missing."""
-    series, name = as_column(values), _name(values, "time")
+def _times(series: pd.Series, name: str) -> Float64[np.ndarray, " n"]:
+    """Numbers, or days for dates and durations; text is read as the encoder reads it."""
     kind, text = kind_of(series, str(series.name)), None
     if kind == LEVELS and not isinstance(series.dtype, pd.CategoricalDtype):
         text = format_of(series.dropna().astype(str), str(series.name))
@@ -157,8 +213,9 @@ def times_of(values: Any) -> Float64[np.ndarray, " n"]:
         )
     _check_present(series, name)
     zone = one_zone(str(series.name), time_zones(series)) if kind == DATETIME else ""
-    column = Column(str(series.name), kind, format="" if text is None else text.name, time_zone=zone)
-    return column_codes(column, series, 0)
+    return column_codes(
+        Column(str(series.name), kind, format="" if text is None else text.name, time_zone=zone), series, 0
+    )
 
 
 def _check_present(series: pd.Series, name: str) -> None:

@@ -81,7 +81,7 @@ def stream_table(path: PathLike, rows: int = 65536, text: Sequence[str] = ()) ->
 
 
 def stream_parts(parts: Sequence[PathLike], rows: int, text: Sequence[str] = ()) -> Iterator[Chunk]:
-    """The same for a table whose files are known: one that has vanished since is an error."""
+    """The same for a table whose files are known: a file that has vanished since is an error."""
     if rows < 1:
         raise ValueError(f"rows is {rows}, expected at least 1.")
     return _chunks([_checked(part) for part in parts], rows, text)
@@ -114,24 +114,24 @@ def table_parts(path: PathLike) -> Sequence[PathLike]:
         return [path]
     folder = Path(path)
     inside = folder.iterdir() if folder.is_dir() else map(Path, glob.glob(os.fspath(path), recursive=True))
-    found = sorted(part for part in inside if not part.name.startswith((".", "_")))
-    inner = [part for part in found if part.is_dir()]
+    parts = sorted(part for part in inside if not part.name.startswith((".", "_")))
+    inner = [part for part in parts if part.is_dir()]
     if inner:
         raise ValueError(
             f"{path} has folders inside, such as {inner[0]}, which are not read; give a pattern for files alone, e.g. "
             f"{(folder if folder.is_dir() else folder.parent) / '**' / '*.parquet'}."
         )
-    if not found:
+    if not parts:
         what = "the folder has no files" if folder.is_dir() else f"no file matches (looked from {Path.cwd()})"
         raise FileNotFoundError(f"{path} has no tables: {what}; expected {', '.join(READABLE)}.")
-    endings = {".csv" if ending_of(part) in CSV_ENDINGS else ending_of(part): part for part in found}
+    endings = {".csv" if ending_of(part) in CSV_ENDINGS else ending_of(part): part for part in parts}
     if len(endings) > 1:
         first, second = list(endings.values())[:2]
         raise ValueError(
             f"{path} has files of several formats, such as {first} and {second}; give a pattern for one of them, e.g. "
             f"{(folder if folder.is_dir() else folder.parent) / '*.parquet'}."
         )
-    return found
+    return parts
 
 
 class TableWriter:
@@ -219,11 +219,11 @@ class TableWriter:
 # ---- paths ----
 
 
-def _check_ending(path: PathLike, known: list[str], done: str) -> None:
-    if ending_of(path) not in known:
+def _check_ending(path: PathLike, endings: list[str], done: str) -> None:
+    if ending_of(path) not in endings:
         raise ValueError(
             f"{path} cannot be {done}: the ending of its name is {ending_of(path)!r}, expected one of "
-            f"{', '.join(known)}."
+            f"{', '.join(endings)}."
         )
 
 

@@ -1,7 +1,6 @@
 """The scale on which a target is fitted: its own, or that of its logarithm; and the way back."""
 
-from abc import ABC, abstractmethod
-from typing import ClassVar, final
+from typing import final
 
 import numpy as np
 import torch
@@ -12,39 +11,39 @@ from cagp.metrics import RowScores, lognormal_row_scores, row_scores
 Array = Float[np.ndarray, "..."]
 
 
-class Transform(ABC):
-    """An increasing function of the target, on whose scale predictions are normal.
+@final
+class Identity:
+    """The target as it is. A transform is an increasing function of the target, on whose scale predictions are normal.
 
     ``location`` and ``scale`` are the mean and the standard deviation on that scale.
     """
 
-    name: ClassVar[str]  # as users write it
+    name = "identity"  # as users write it
 
-    @abstractmethod
     def forward(self, y: Array) -> Array:
         """Targets on the scale of the fit."""
+        return y
 
-    @abstractmethod
     def inverse(self, z: Array) -> Array:
         """Values on the scale of the fit (quantiles, draws) in the unit of the target."""
+        return z
 
-    @abstractmethod
     def log_slope(self, y: Array) -> Array:
         """log of the derivative of ``forward``: what the log density gains on the way back."""
+        return np.zeros_like(y)
 
-    @abstractmethod
     def mean(self, location: Array, scale: Array) -> Array:
         """The mean in the unit of the target."""
+        return location
 
-    @abstractmethod
     def std(self, location: Array, scale: Array) -> Array:
         """The standard deviation in the unit of the target."""
+        return scale
 
-    @abstractmethod
-    def covariance(self, mean: Float[np.ndarray, " n"], covariance: Float[np.ndarray, "n n"]) -> np.ndarray:
+    def covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         """The joint covariance in the unit of the target, from that on the scale of the fit and the means."""
+        return covariance
 
-    @abstractmethod
     def variance_parts(self, mean: Array, parts: dict[str, Array]) -> dict[str, Array]:
         """The parts "noise", "latent" and "computational" of the variance, in squared units of the target.
 
@@ -52,52 +51,19 @@ class Transform(ABC):
             mean: in the unit of the target.
             parts: of the variance on the scale of the fit; NaN where a part is not known.
         """
-
-    @abstractmethod
-    def row_scores(self, y: Float[np.ndarray, " n"], location: Array, scale: Array) -> RowScores:
-        """The scores of predictions of ``y``, which is in its own unit."""
-
-    @abstractmethod
-    def rescaled(self, location: Array, scale: Array, unit: float) -> tuple[Array, Array]:
-        """``location`` and ``scale`` after the target is divided by ``unit``."""
-
-
-@final
-class Identity(Transform):
-    """The target as it is."""
-
-    name = "identity"
-
-    def forward(self, y: Array) -> Array:
-        return y
-
-    def inverse(self, z: Array) -> Array:
-        return z
-
-    def log_slope(self, y: Array) -> Array:
-        return np.zeros_like(y)
-
-    def mean(self, location: Array, scale: Array) -> Array:
-        return location
-
-    def std(self, location: Array, scale: Array) -> Array:
-        return scale
-
-    def covariance(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-        return covariance
-
-    def variance_parts(self, mean: Array, parts: dict[str, Array]) -> dict[str, Array]:
         return parts
 
     def row_scores(self, y: Array, location: Array, scale: Array) -> RowScores:
+        """The scores of predictions of ``y``, which is in its own unit."""
         return row_scores(*_tensors(y, location, scale))
 
     def rescaled(self, location: Array, scale: Array, unit: float) -> tuple[Array, Array]:
+        """``location`` and ``scale`` after the target is divided by ``unit``."""
         return location / unit, scale / unit
 
 
 @final
-class Log(Transform):
+class Log:
     """The logarithm of a positive target: predictions are lognormal. A mean beyond the range of float64 is infinite."""
 
     name = "log"
@@ -116,8 +82,7 @@ class Log(Transform):
 
     def mean(self, location: Array, scale: Array) -> Array:
         """exp(μ + σ²/2)."""
-        with np.errstate(over="ignore"):
-            return np.exp(location + scale**2 / 2)
+        return self.inverse(location + scale**2 / 2)
 
     def std(self, location: Array, scale: Array) -> Array:
         """The mean times √(exp(σ²) - 1)."""
@@ -136,12 +101,12 @@ class Log(Transform):
         M² exp(c) (exp(l) - 1), and what e adds M² exp(c + l) (exp(n) - 1). The sum is the variance of y.
         """
         noise, latent, computational = parts["noise"], parts["latent"], parts["computational"]
-        known = np.where(np.isnan(computational), 0.0, computational)
+        computed = np.where(np.isnan(computational), 0.0, computational)
         with np.errstate(over="ignore"):
             square = mean**2
             return {
-                "noise": square * np.exp(known + latent) * np.expm1(noise),
-                "latent": square * np.exp(known) * np.expm1(latent),
+                "noise": square * np.exp(computed + latent) * np.expm1(noise),
+                "latent": square * np.exp(computed) * np.expm1(latent),
                 "computational": square * np.expm1(computational),
             }
 
@@ -152,6 +117,7 @@ class Log(Transform):
         return location - np.log(unit), scale
 
 
+Transform = Identity | Log
 TRANSFORMS: dict[str, Transform] = {transform.name: transform for transform in (Identity(), Log())}
 
 

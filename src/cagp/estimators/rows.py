@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cagp.data.row_rules import RowRule
+from cagp.data.splits import RowRule
 from cagp.recipes import Recipe
 
 if TYPE_CHECKING:

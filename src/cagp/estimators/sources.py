@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from cagp.data.chunks import Chunks, open_chunks
-from cagp.data.row_rules import validation_rule
+from cagp.data.splits import validation_rule
 from cagp.estimators.options import FitOptions
 from cagp.estimators.pieces import learn_chunks
 from cagp.estimators.regions import learn_regions

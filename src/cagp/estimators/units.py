@@ -292,8 +292,8 @@ class Units:
 
 
 def _scaler(inputs: np.ndarray, values: np.ndarray) -> Standardizer:
-    """Means and standard deviations of the inputs of all rows, and of each target where it is known."""
-    return Standardizer.from_moments(*(ColumnMoments.of(torch.from_numpy(rows)) for rows in (inputs, values)))
+    """Means and standard deviations of inputs and targets, each of the rows in which it is not missing."""
+    return Standardizer.from_moments(*(ColumnMoments.of(torch.from_numpy(part)) for part in (inputs, values)))
 
 
 def known_variances(sample_noise: Any, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cagp.data.row_rules import RowRule
+from cagp.data.splits import RowRule
 from cagp.dataset import Data
 from cagp.kernels import Kernel, named_kernel
 from cagp.likelihood_registry import GAUSSIAN
