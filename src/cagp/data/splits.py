@@ -85,7 +85,8 @@ class RowRule:
             raise ValueError("time and group are both given; held-out rows follow one of them.")
         if time is None and group is None:
             return cls()
-        kind, values = ("time", time) if group is None else ("group", group)
+        kind: Literal["time", "group"] = "group" if time is None else "time"
+        values: Any = group if time is None else time
         if num_rows is not None and len(values) != num_rows:
             raise ValueError(f"{kind} has {len(values)} values, expected {num_rows}: one for each row of X.")
         column = _column(values).iloc[kept]
