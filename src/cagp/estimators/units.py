@@ -293,7 +293,11 @@ class Units:
 
 def _scaler(inputs: np.ndarray, values: np.ndarray) -> Standardizer:
     """Means and standard deviations of inputs and targets, each of the rows in which it is not missing."""
-    return Standardizer.from_moments(*(ColumnMoments.of(torch.from_numpy(part)) for part in (inputs, values)))
+    X, y = torch.from_numpy(inputs), torch.from_numpy(values)
+    if not bool(y.isnan().any()):
+        return Standardizer.from_moments(ColumnMoments.of(X), ColumnMoments.of(y))
+    alone = [ColumnMoments.of(column[~column.isnan()]) for column in y.unbind(1)]
+    return Standardizer.from_moments(ColumnMoments.of(X), ColumnMoments(*map(torch.stack, zip(*alone, strict=True))))
 
 
 def known_variances(sample_noise: Any, shape: tuple[int, ...]) -> np.ndarray | None:
