@@ -70,4 +70,4 @@ def class_scores(codes: Codes, probabilities: Probabilities) -> ClassScores:
     """
     places = [1] if probabilities.shape[1] == 2 else range(probabilities.shape[1])
     calibration = float(np.mean([reliability(codes, probabilities, place).error for place in places]))
-    return ClassScores(*(float(values.mean()) for values in row_scores(codes, probabilities)), calibration)
+    return ClassScores._make([*(float(values.mean()) for values in row_scores(codes, probabilities)), calibration])

@@ -351,8 +351,8 @@ def _require(holds: bool, words: str) -> None:
 
 
 def _close(actual: Tensor, expected: Tensor, tolerance: float, words: str) -> None:
-    numbers, bounds = (actual.double(), expected.double()), {"rtol": tolerance, "atol": tolerance}
-    torch.testing.assert_close(*numbers, **bounds, msg=lambda details: f"{words}. {details}")
+    a, b = actual.double(), expected.double()
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda details: f"{words}. {details}")
 
 
 def _raises(call: Callable[[], Any], what: str) -> None:

@@ -34,7 +34,7 @@ def relevance(ax: Axes, names: Sequence[str], lengthscales: Vector, top: int = 2
     """1 / lengthscale of the ``top`` inputs with the shortest lengthscales, in standard deviations of each input."""
     values = 1 / np.asarray(lengthscales, float)
     order = np.argsort(-values, kind="stable")[:top]
-    places = named_bars(ax, [names[index] for index in order], "relevance (1 / lengthscale)")
+    places = named_bars(ax, [names[int(index)] for index in order], "relevance (1 / lengthscale)")
     ax.barh(places, values[order], 0.7, color=BLUE, linewidth=0)
     return ax
 

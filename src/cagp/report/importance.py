@@ -40,7 +40,7 @@ class Importance(NamedTuple):
         """That for one target, the most important columns first; arrays (columns,)."""
         order = np.argsort(-getattr(self, by)[:, j], kind="stable")
         parts = (part[order, j] for part in self[1:5])
-        return Importance([self.columns[k] for k in order], *parts, *self[5:])
+        return Importance._make([[self.columns[k] for k in order], *parts, *self[5:]])
 
     def weak(self, by: Literal["rmse", "nll"] = "rmse") -> list[str]:
         """Of one target, the columns whose importance cannot be told from zero."""
@@ -63,7 +63,7 @@ def importance_of(subject: Subject) -> Importance:
     size = int(np.clip(SHUFFLED_ROWS // (SHUFFLES * max(len(measured), 1)), MIN_ROWS, MAX_ROWS))
     chosen = subject.sample(size)
     if len(chosen) < 2 or not measured:
-        return Importance([], *np.empty((4, 0, subject.y.shape[1])), 0, [*measured, *others])
+        return Importance._make([[], *np.empty((4, 0, subject.y.shape[1])), 0, [*measured, *others]])
     rng = np.random.default_rng(SEED)
     donors = np.concatenate([rng.permutation(chosen) for _ in range(SHUFFLES)])
     repeated = np.tile(chosen, SHUFFLES)
@@ -76,7 +76,8 @@ def importance_of(subject: Subject) -> Importance:
     spread = np.sqrt(before.square.mean(0))
     leading = parts[2] if subject.is_classifier else parts[0] / np.where(spread > 0, spread, 1)
     order = np.argsort(-leading.mean(1), kind="stable")
-    return Importance([measured[k] for k in order], *(part[order] for part in parts), len(chosen), others)
+    columns = [measured[k] for k in order]
+    return Importance._make([columns, *(part[order] for part in parts), len(chosen), others])
 
 
 class _RowErrors(NamedTuple):

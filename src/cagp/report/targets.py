@@ -112,14 +112,14 @@ def targets_of(subject: Subject) -> list[Target]:
     constant = model.fitted.constant_prediction(subject.num_rows, predicted)
     mean, std, z = predicted.mean(), predicted.std(), predicted.standardized(subject.y)
     ends = predicted.quantiles([0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
-    counts, is_observed = None, isinstance(predicted, Observations)
-    if is_observed and predicted.likelihood.are_counts:
+    counts = None
+    if isinstance(predicted, Observations) and predicted.likelihood.are_counts:
         counts = _count_shares(predicted, subject.y[:, 0])
     targets = []
     for j, name in enumerate(model.target_names_):
         y, interval = np.ascontiguousarray(subject.y[:, j]), (ends[:, j, 0], ends[:, j, 1])
         scores = predicted.scores(j, y), constant.scores(j, y)
-        outliers = is_observed and counts is None
+        outliers = isinstance(predicted, Observations) and counts is None
         values = y, mean[:, j], std[:, j], z[:, j], interval, *scores
         targets.append(Target(str(name), j, *values, model.fitted.constant_words, counts, outliers))
     return targets
