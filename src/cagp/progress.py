@@ -4,20 +4,13 @@ import math
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
-
 AnyBar = TypeVar("AnyBar", bound="Bar")
+
+Columns = Callable[[Any], tuple[Any, ...]]
+"""The columns of a bar, made by the module ``rich.progress``."""
 
 LINES = 10
 """The number of plain lines if the total is known."""
@@ -34,16 +27,20 @@ class Bar(ABC):
         label: str,
         enabled: bool,
         total: int | None,
-        columns: tuple[ProgressColumn, ...],
+        columns: Columns,
         fields: dict[str, Any] | None = None,
         keep: bool = True,
     ):
         self.label, self.enabled, self.start = label, enabled, time.perf_counter()
-        console = Console(file=sys.stderr)
         self.bar = None
-        if enabled and console.is_terminal:
-            every = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
-            self.bar = Progress(*every, console=console, transient=not keep)
+        if not enabled:
+            return
+        from rich import console, progress  # here, because loading it takes as long as a small fit
+
+        terminal = console.Console(file=sys.stderr)
+        if terminal.is_terminal:
+            every = "{task.description}", progress.BarColumn(), *columns(progress), progress.TimeRemainingColumn()
+            self.bar = progress.Progress(*every, console=terminal, transient=not keep)
             self._task = self.bar.add_task(label, total=total, **(fields or {}))
 
     @abstractmethod
@@ -74,8 +71,8 @@ class StepProgress(Bar):
     """Shows steps with their loss."""
 
     def __init__(self, num_steps: int, enabled: bool, label: str = "fit"):
-        words = (TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[rate]} steps/s"))
-        super().__init__(label, enabled, num_steps, (MofNCompleteColumn(), *words), {"loss": "", "rate": ""})
+        words, fields = ("loss {task.fields[loss]}", "{task.fields[rate]} steps/s"), {"loss": "", "rate": ""}
+        super().__init__(label, enabled, num_steps, lambda rich: (rich.MofNCompleteColumn(), *words), fields)
         self.num_steps = num_steps
         self._number, self._loss, self._rate = 0, "", ""
 
@@ -97,7 +94,7 @@ class RowProgress(Bar):
     """Shows the rows that are predicted."""
 
     def __init__(self, num_rows: int, enabled: bool, label: str = "predict"):
-        super().__init__(label, enabled, num_rows, (MofNCompleteColumn(),))
+        super().__init__(label, enabled, num_rows, lambda rich: (rich.MofNCompleteColumn(),))
         self.num_rows, self.done, self._num_lines = num_rows, 0, 0
 
     def advance(self, num_rows: int) -> None:
@@ -118,7 +115,7 @@ class TableProgress(Bar):
     """Shows the rows of a table that are done, and their fraction of the table if it is known."""
 
     def __init__(self, label: str, enabled: bool):
-        super().__init__(label, enabled, None, (TaskProgressColumn(),), keep=False)
+        super().__init__(label, enabled, None, lambda rich: (rich.TaskProgressColumn(),), keep=False)
         self.done, self.fraction, self._printed_at = 0, None, self.start
 
     def advance(self, num_rows: int, fraction: float | None) -> None:
