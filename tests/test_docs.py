@@ -263,6 +263,14 @@ def found(patterns: list[str], text: str) -> list[str]:
     return [joined[max(0, hit.start() - 40) : hit.end() + 40] for hit in hits]
 
 
+def test_lines_of_prose_are_short():
+    """At most 120 characters; tables, formulas and blocks of code are as wide as they need."""
+    for page in ALL_PAGES:
+        text = re.sub(r"^(```|~~~|\$\$).*?^\1$", "", read(page), flags=re.DOTALL | re.MULTILINE)
+        wide = [line for line in text.splitlines() if len(line) > 120 and not line.lstrip().startswith(("|", "!["))]
+        assert not wide, f"{page.name}: {wide[0]}"
+
+
 def test_pages_are_in_plain_english():
     stilted = {page.name: found(STILTED, prose(page)) for page in ALL_PAGES if page.name != "CONTRIBUTING.md"}
     assert not {name: phrases for name, phrases in stilted.items() if phrases}
