@@ -19,7 +19,7 @@ from cagp.ranks import Ranks
 
 
 class Margin(NamedTuple):
-    """What a model must gain over another one to be chosen instead."""
+    """What a model must gain over the best one so far to be chosen instead."""
 
     least: float  # nats per row
     errors: float = 1.0  # standard errors of the gain

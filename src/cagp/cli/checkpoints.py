@@ -40,7 +40,7 @@ class CheckpointFolder:
         """The memory limit in bytes: a resumed run has that of the run it continues, however much is free by now.
 
         Args:
-            fit: what the fit depends on, as a short text; ValueError where the folder belongs to another one.
+            fit: what the fit depends on, as a short text; ValueError where the folder belongs to a different fit.
             asked: the limit that the user asks for.
         """
         path = self.path / RUN

@@ -65,7 +65,7 @@ class FitOptions:
 
     @property
     def seed(self) -> int:
-        """Of everything random; another one each time where ``random_state`` is a generator."""
+        """Of everything random; it differs from call to call where ``random_state`` is a generator."""
         return seed_of(self.random_state)
 
 

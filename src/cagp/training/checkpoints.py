@@ -30,7 +30,7 @@ def not_whole(path: Path | str, what: str) -> ValueError:
 
 
 def is_like(value: Any, like: Any) -> bool:
-    """Whether a value from a file is built as another one, which this program made.
+    """Whether a value from a file is built as one that this program made.
 
     A type stands for any of its values. Numbers are not NaN, counts not negative, tensors finite; a tensor of integers
     can have another length: the number of blocks of actions can change.
