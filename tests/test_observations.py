@@ -332,7 +332,7 @@ def test_wrong_targets_and_exposures_are_refused():
         model.fit(X, y, sample_noise=np.ones(30))
     with pytest.raises(ValueError, match="no column besides the exposure"):
         model.fit(X[["hours"]], y)
-    with pytest.raises(ValueError, match="position of a column from 0 to 2"):
+    with pytest.raises(ValueError, match="positions of columns from 0 to 2"):
         clone(model).set_params(exposure=3).fit(X.to_numpy(), y)
     model.fit(X, y)
     with pytest.raises(ValueError, match=r"not positive numbers \(first 0 at row 2"):

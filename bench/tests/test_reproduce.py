@@ -432,10 +432,10 @@ def test_ctrl_c_in_a_fit_is_not_the_end_of_that_fit_alone():
             super().__init__()
             self.prior = toy.new_prior(1)
 
-        def objective_terms(self, *_, **__):
+        def terms(self, *_, **__):
             raise KeyboardInterrupt
 
-        def condition(self, *_):
+        def posterior(self, *_):
             raise NotImplementedError
 
     X = torch.linspace(0, 1, 5, dtype=torch.float64)[:, None]

@@ -129,7 +129,7 @@ class Search:
 
     def _trees_are_hopeless(self, best: Trial) -> bool:
         """Whether a few trees alone, which cost little, are so far behind that more of them are not tried."""
-        candidate = replace(self.base, mean="trees")
+        candidate = replace(self.base, mean="trees", start=self.effort.tree_starts[0])
         if self.interrupted or not self.in_time:
             return False  # and not tried for that reason
         try:
