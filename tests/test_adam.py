@@ -36,6 +36,7 @@ def test_the_bits_are_those_of_torch(dtype):
         assert all(torch.equal(value, stored[number][name]) for name, value in state.items())
 
 
+@pytest.mark.slow
 def test_a_fit_does_not_load_the_compiler_of_torch():
     """It takes more than a second, as much as a small fit."""
     program = """

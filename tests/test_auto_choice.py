@@ -170,6 +170,7 @@ def test_every_entry_has_the_documented_keys(monkeypatch):
         assert f"the best of {len(model.choices_)} on held-out rows" in model.choice_
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_same_for_the_same_seed(monkeypatch):
     X, y = table()
     effort(monkeypatch, **SHORT)
@@ -182,6 +183,7 @@ def test_the_choice_is_the_same_for_the_same_seed(monkeypatch):
             assert without_time(other) != without_time(one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [200, 100])
 def test_what_the_user_fixes_is_not_tried(num_rows, monkeypatch):
     X, y = table(num_rows)
@@ -289,6 +291,7 @@ def test_a_mean_that_is_far_behind_is_dropped_early(monkeypatch):
 # ---- held-out rows ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("screen_rows", [10_000, 120])
 def test_held_out_rows_are_never_learned_from(screen_rows, monkeypatch):
     """Neither by a trial, nor by trees, nor by the choice of a local scale; other targets there change no trial."""
@@ -404,6 +407,7 @@ def test_checkpoints_of_some_rows_and_of_all_do_not_meet(monkeypatch, tmp_path):
 # ---- whether the right model wins ----
 
 
+@pytest.mark.slow
 def test_a_rough_walk_is_rough():
     rng = np.random.default_rng(0)
     X = np.sort(rng.uniform(size=(600, 1)), axis=0)
@@ -414,6 +418,7 @@ def test_a_rough_walk_is_rough():
     assert "Matern 1/2" in model.choice_
 
 
+@pytest.mark.slow
 def test_a_step_function_of_many_columns_needs_trees():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(700, 10))
@@ -423,6 +428,7 @@ def test_a_step_function_of_many_columns_needs_trees():
     assert "on trees" in model.choice_
 
 
+@pytest.mark.slow
 def test_a_smooth_function_of_few_columns_needs_no_trees():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 2))
@@ -459,6 +465,7 @@ def assert_ended(model, X) -> None:
     assert "Interrupted after" in model.fit_report_
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("screen_rows", [10_000, 120])
 @pytest.mark.parametrize("letters", ["zero-1-", "zero-0.4", "trees", "matern12", "ordered"])
 def test_control_c_in_a_trial_ends_the_race(letters, screen_rows, monkeypatch):
@@ -531,6 +538,7 @@ def test_control_c_while_methods_are_compared(monkeypatch):
     assert_ended(CaGPRegressor(**FAST, effort="fast", max_epochs=2).fit(X, y), X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["trees", "second", "third"])
 def test_control_c_in_the_choice_for_few_rows(at, monkeypatch):
     X, y = table(100)

@@ -45,6 +45,7 @@ def test_the_covariance_bounds_that_of_any_coupling(size, weight, seed):
     assert np.linalg.eigvalsh(bound - mix @ joint @ mix.T).min() >= -1e-9 * np.trace(bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [None, 8.0])
 def test_it_is_a_posterior_like_any_other(scale):
     check_posterior(AveragedPosterior(components(scale), [0.25, 0.75]), problem(12, seed=1)[0])
@@ -182,6 +183,7 @@ def test_the_winner_is_averaged_with_the_rival_that_helps_most():
     assert found.gain.exceed("model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", ["zero", "trees"])
 def test_auto_averages_two_kernels(mean, monkeypatch, tmp_path):
     """Both models have the same trees, or none: an offset belongs to both."""
@@ -226,6 +228,7 @@ def problem_and_model(request):
     return lambda rows, seed: steps_and_waves(rows, seed, *shape), model
 
 
+@pytest.mark.slow
 def test_models_that_were_trained_are_averaged_though_no_time_is_left_for_more(monkeypatch):
     """Both were judged on the same rows: shared actions are not compared, and the average costs nothing."""
     trained, compared = [], auto._compare_methods
@@ -236,6 +239,7 @@ def test_models_that_were_trained_are_averaged_though_no_time_is_left_for_more(m
     assert isinstance(model.posteriors_[0], AveragedPosterior)
 
 
+@pytest.mark.slow
 def test_auto_averages_what_trees_and_a_process_say(problem_and_model, tmp_path):
     table, averaged = problem_and_model
     (average,) = averaged.posteriors_
@@ -269,6 +273,7 @@ def test_auto_averages_what_trees_and_a_process_say(problem_and_model, tmp_path)
     np.testing.assert_allclose(total, std[:20] ** 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_average_is_nearer_to_the_better_one_than_to_the_worse(problem_and_model):
     table, averaged = problem_and_model
     X, y = table(1500, 2)

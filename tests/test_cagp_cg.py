@@ -52,6 +52,7 @@ def loss_of(method: CaGPCG, X: Tensor, y: Tensor, row_noise: Tensor | None = Non
         return method.objective(X, y, row_noise).item()
 
 
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize("loss", ["elbo", "projected"])
 @pytest.mark.parametrize("noise", ["one", "one plus rows", "known rows"])
 @pytest.mark.parametrize("max_bytes", [2**28, STREAMED], ids=["kept", "streamed"])
@@ -71,6 +72,7 @@ def test_the_objective_is_the_loss_of_its_actions(loss, noise, max_bytes):
     assert loss_of(method, X, y, row_noise) == pytest.approx(expected / 60, rel=1e-9)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("loss", ["elbo", "projected"])
 @pytest.mark.parametrize("max_bytes", [2**28, STREAMED], ids=["kept", "streamed"])
 def test_the_gradient_is_that_of_the_loss_with_its_actions_held(loss, max_bytes):
@@ -155,6 +157,7 @@ def test_a_tolerance_ends_the_iterations_early_and_none_uses_the_whole_budget():
     assert CaGPCG(prior, 40).iteration(X, y).status.num_steps == 40
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("settings", "num_steps"), [("default", 20), ("paper-lbfgs", 6)])
 @pytest.mark.parametrize("loss", ["elbo", "projected"])
 def test_it_trains(settings, num_steps, loss):
@@ -189,6 +192,7 @@ def test_training_is_reproducible_and_leaves_posteriors_alone():
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_single_precision_data_train_and_keep_their_dtype():
     X, y, Z = wave(dtype=torch.float32)
     prior = start_from_data(GP(Scale(Matern32(2))), X, y)
@@ -217,6 +221,7 @@ def test_constant_targets_can_be_learned_from():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 2])
 def test_projected_data_overestimate_the_noise_and_the_bound_does_not(seed):
     """Figure "Comparison of two different training losses": data from the prior itself, noise variance 0.04."""
@@ -287,6 +292,7 @@ def test_every_policy_of_the_package_is_in_the_list():
     assert public - {Policy} == classes - {LargestResidual}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("loss", ["elbo", "projected"])
 def test_every_policy_can_be_trained(name, loss):

@@ -119,6 +119,7 @@ def test_cggp_streams_kernels_beyond_its_byte_budget_with_the_same_result():
     assert_close(a.variance, b.variance, 1e-7)
 
 
+@pytest.mark.slow
 def test_cggp_and_cholesky_learn_the_same():
     X, y, _ = data(100, seed=3)
     learned = []

@@ -149,6 +149,7 @@ def scanned(frame, pieces, categories=(), kept=None):
     return encoder.with_quantiles(encoder.codes(own)[:: quantile_stride(len(own))])
 
 
+@pytest.mark.slow
 def test_the_encoder_is_that_of_the_whole_table():
     compared = 0
     for seed in range(300):

@@ -51,6 +51,7 @@ def quick(method: str = "local", **choices) -> CaGPClassifier:
     return CaGPClassifier(method, max_epochs=3, **OPTIONS[method], **choices)
 
 
+@pytest.mark.thinned(26)
 @parametrize_with_checks([quick("local")])
 def test_scikit_learn_contract(estimator, check, annotations_off):
     with warnings.catch_warnings():
@@ -58,6 +59,7 @@ def test_scikit_learn_contract(estimator, check, annotations_off):
         check(estimator)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("method", OPTIONS)
 def test_every_method_learns_and_is_saved_to_the_bit(method, tmp_path):
     X, y = table(160)

@@ -55,6 +55,7 @@ def test_help_lists_every_command_and_every_example_can_be_parsed(capsys, monkey
         assert app._parsed(words).command == words[0], example
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_documentation_run_as_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
@@ -119,6 +120,7 @@ def test_fit_does_what_python_does_with_the_same_split(folder, tmp_path, capsys)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.cagp"]
 
 
+@pytest.mark.slow
 def test_fit_says_what_it_did_and_what_is_next(folder, tmp_path, capsys):
     frame = houses()
     frame.loc[[3, 7], "price"] = np.nan

@@ -167,6 +167,7 @@ def test_info_describes_seasons_and_kernels_of_some_columns(tmp_path, capsys):
         assert words in text
 
 
+@pytest.mark.slow
 def test_a_season_is_chosen_by_name(tmp_path, capsys):
     rng = np.random.default_rng(0)
     x = np.sort(rng.uniform(0, 10, 120))

@@ -31,6 +31,7 @@ SMALL = ["--method", "local", "--n-neighbors", "8", "--max-epochs", "4", "--drop
 FIT = ["fit", "birds.csv", "--target", "birds", *SMALL]
 
 
+@pytest.mark.slow
 def test_counts_from_fit_to_report(folder, capsys):
     options = ["--likelihood", "negative_binomial", "--exposure", "hours"]
     assert main([*FIT, *options, "--out", "birds.cagp", "--json", "--report", "fit.html"]) == 0
@@ -72,6 +73,7 @@ def test_counts_from_fit_to_report(folder, capsys):
     assert "hours  " not in words.split("Lengthscales")[1].split("The fit")[0]
 
 
+@pytest.mark.slow
 def test_outliers_from_fit_to_report(folder, capsys):
     fit = ["fit", "birds.csv", "--target", "weight", "--drop", "birds", "--max-epochs", "10", "--out", "w.cagp"]
     assert main([*fit, "--likelihood", "student_t", "--report", "w.html"]) == 0

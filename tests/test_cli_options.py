@@ -33,6 +33,7 @@ def run(*words: object) -> int:
     return main([str(word) for word in words])
 
 
+@pytest.mark.slow
 def test_known_noise_reaches_fit_test_rows_predictions_and_reports(folder, tmp_path, capsys):
     table, out = folder / "noisy.csv", tmp_path / "model.cagp"
     common = ["--target", "y", "--noise", "known", "--max-epochs", "5", "--test-fraction", "0"]

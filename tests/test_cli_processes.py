@@ -31,6 +31,7 @@ def start(*arguments, **options):
     return subprocess.Popen([sys.executable, "-m", "cagp", *map(str, arguments)], env=ENVIRONMENT, **options)
 
 
+@pytest.mark.slow
 def test_a_fit_killed_at_once_goes_on_to_the_same_model(table, tmp_path):
     options = ["fit", table, "--target", "y", "--method", "opt", "--n-actions", "48", "--max-epochs", "200", "--quiet"]
     assert main([*map(str, options), "--out", str(tmp_path / "whole.cagp")]) == 0
@@ -67,6 +68,7 @@ def model(table):
     return path
 
 
+@pytest.mark.slow
 def test_a_pipe_that_closes_ends_predictions_quietly(table, model, tmp_path):
     many = tmp_path / "many.csv"
     pd.concat([pd.read_csv(table)] * 40).to_csv(many, index=False)  # more than a pipe holds
@@ -94,6 +96,7 @@ for table in (small, large):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
 def test_predictions_of_four_times_the_rows_take_no_more_memory(model, tmp_path):
     paths = {50_000: tmp_path / "small.npz", 200_000: tmp_path / "large.npz"}

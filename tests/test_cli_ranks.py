@@ -39,6 +39,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_only_the_first_process_prints_and_writes(folder):
     words = (folder / "fit.txt").read_text()
     for once in ("2 processes shared the rows of each step.", "Fitted in ", "Saved ", "On 40 test rows"):
@@ -46,6 +47,7 @@ def test_only_the_first_process_prints_and_writes(folder):
     assert sorted(path.name for path in folder.glob("two*")) == ["two.cagp"]
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_one_process_in_order(folder):
     paths = {name: folder / f"{name}.csv" for name in ("one", "alone", "together")}
     table, model = str(folder / "table.parquet"), str(folder / "two.cagp")
@@ -60,6 +62,7 @@ def test_predictions_are_those_of_one_process_in_order(folder):
     pd.testing.assert_frame_equal(pd.read_csv(paths["alone"]), pd.read_csv(paths["one"]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_command_and_leaves_the_checkpoint(folder, capsys):
     out = folder / "killed.cagp"
     command = ["fit", str(folder / "table.parquet"), *FIT[:-1], "1000000", "--out", str(out), "--quiet"]
@@ -123,6 +126,7 @@ def parts(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "options"),
     [("table.parquet", ["--method", "auto", "--max-epochs", "2", "--mean", "zero"]), ("parts", FIT[2:])],
@@ -144,6 +148,7 @@ def test_two_processes_choose_and_predict_as_one(parts, capsys, table, options):
     np.testing.assert_allclose(answers[1], answers[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--shards"]], ids=["in pieces", "in regions"])
 def test_a_folder_is_fitted_and_predicted_in_order(parts, options):
     model, outs = str(parts / f"model{len(options)}"), [str(parts / f"p{len(options)}-{size}.csv") for size in (1, 2)]

@@ -279,6 +279,7 @@ def test_rows_that_are_all_missing_say_nothing_even_without_training_rows():
     assert (values["rows"] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the address space as Linux does")
 @pytest.mark.skipif(native is None or native.sanitizer != "", reason="a sanitizer needs all of the address space")
 def test_threads_that_cannot_be_started_are_an_error_and_the_process_lives_on():

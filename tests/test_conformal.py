@@ -21,6 +21,7 @@ def coverage(ends, y) -> float:
     return float(((ends[0] <= y) & (y <= ends[1])).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["local", "hybrid", "exact"])
 def test_intervals_hold_what_they_promise_where_normal_ones_do_not(method):
     size = 1500 if method == "local" else 600
@@ -35,6 +36,7 @@ def test_intervals_hold_what_they_promise_where_normal_ones_do_not(method):
     assert coverage(model.predict_interval(X_new, 0.5), y_new) > 0.57  # normal intervals promise 50 %
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["opt", "sgpr"])
 def test_other_methods_take_calibration_rows(method):
     X, y = heavy_tails(600, 0)
@@ -50,6 +52,7 @@ def test_other_methods_take_calibration_rows(method):
         assert abs(found - level) < 3 * np.sqrt(level * (1 - level) * (1 / 5000 + 1 / 1000))
 
 
+@pytest.mark.slow
 def test_the_factor_has_the_rank_that_the_guarantee_needs():
     """With m exchangeable calibration rows, the coverage is a beta variable whose mean is at least the level."""
     X, y = heavy_tails(80, 0)

@@ -34,6 +34,7 @@ def table(num_rows=300, times=3, seed=0):
     return X[order], y[order]
 
 
+@pytest.mark.slow
 def test_many_copies_are_a_warning_and_a_line_of_the_report(tmp_path):
     X, y = table()
     with pytest.warns(CopiesWarning, match=r"200 of 300 rows \(67 %\) are copies of others") as found:
@@ -65,6 +66,7 @@ def test_few_copies_and_other_targets_are_not():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact_rows", [2000, 50])
 def test_once_is_the_fit_of_the_distinct_rows(exact_rows, monkeypatch):
     """To the bit: the scales, the choice and the predictions; with text, missing values, noise and groups."""
@@ -107,6 +109,7 @@ def test_what_is_refused():
         CaGPRegressor("local", copies="once").fit(pieces)
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path, capsys):
     X, y = table()
     path, out = tmp_path / "table.csv", str(tmp_path / "m.cagp")

@@ -88,6 +88,7 @@ def answer(words, size, capsys):
     return [process.code for process in ended], "".join(process.output for process in ended)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("table", ["parts", "parts/*.parquet"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_part_is_named_and_nothing_is_written(folder, capsys, damage, table):
@@ -111,6 +112,7 @@ def test_so_is_a_single_damaged_file(folder, capsys, damage):
         assert left_behind(folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

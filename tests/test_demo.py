@@ -11,6 +11,7 @@ from cagp.data import terrain
 DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("annotations_off")  # integers for floats, as a user may write them
 def test_the_table_and_the_picture_show_actions_and_nearest_rows(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(DEMO.parent)  # as for a script, which imports what lies beside it

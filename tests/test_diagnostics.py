@@ -358,6 +358,7 @@ def test_shared_actions_fit_a_smooth_function_and_not_a_rough_one():
     assert f"at least {rough.computational_share:.0%} of the variance" in rough.advice
 
 
+@pytest.mark.slow
 def test_more_actions_help_a_rough_function():
     shares = []
     for num_actions in (64, 256, 1024):

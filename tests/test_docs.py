@@ -38,6 +38,7 @@ def read(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # GPyTorch, when it is imported
 @pytest.mark.usefixtures("annotations_off")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -97,6 +98,7 @@ def test_outputs_are_compared_by_words_and_nearly_by_numbers(shown, printed, sam
     assert (unlike(shown, printed) == "") is same
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.usefixtures("annotations_off")
 @pytest.mark.parametrize("example", QUICK, ids=lambda path: path.name)
 def test_an_example_runs_and_prints(example, capsys, tmp_path, monkeypatch):
@@ -300,6 +302,7 @@ GUIDES = [
 ]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 def test_measurements_stand_on_the_page_of_benchmarks_alone(page):
     assert not found(LAB_NOTES, prose(page))

@@ -57,6 +57,7 @@ def oracle(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
+@pytest.mark.thinned(24)
 @SEEDS
 def test_every_input_is_that_of_pandas(seed):
     old, new = two_frames(seed)

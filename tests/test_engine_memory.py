@@ -27,6 +27,7 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.thinned(15)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kernel", STATIONARY)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -55,6 +56,7 @@ def test_compiled_results_do_not_depend_on_the_number_of_threads(threads, kernel
 # --- bounded memory ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kernel", STATIONARY)
 def test_any_memory_budget_gives_the_same_values_and_gradients(kernel, backend):

@@ -34,6 +34,7 @@ from cagp.kernels import RBF, Kernel, Linear, Scale
 # --- agreement --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(17)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kernel", STATIONARY)
@@ -47,6 +48,7 @@ def test_values_and_gradients_are_those_of_the_textbook_formula(backend, kernel,
             assert_normwise_close(a, e, TOLERANCE[dtype])
 
 
+@pytest.mark.thinned(25)
 @pytest.mark.parametrize("size", [(7, 33, 3), (65, 31, 20), (257, 9, 1), (31, None, 2), (257, None, 5)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kernel", STATIONARY)
@@ -60,6 +62,7 @@ def test_every_instruction_set_gives_the_textbook_values_and_gradients(instructi
             assert_normwise_close(a, e, TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 @needs_native
 @settings(max_examples=60)
 @given(
@@ -89,6 +92,7 @@ def test_an_unknown_instruction_set_is_an_error():
         kernel_product(RBF(1), X, X, backend=CompiledBackend("abacus"))
 
 
+@pytest.mark.thinned(39)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", AUTO_AND_TORCH)
 @pytest.mark.parametrize("kernel", COMPOSITE)
@@ -179,6 +183,7 @@ def gradcheck(kernel: Kernel, X: Tensor, Z: Tensor, W, leaves, **options) -> boo
     return torch.autograd.gradcheck(product, leaves, atol=1e-7, rtol=1e-6)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("kernel", STATIONARY)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -187,6 +192,7 @@ def test_gradients_are_finite_differences(backend, kernel, kind):
     assert gradcheck(inputs.kernel, inputs.X, inputs.Z, inputs.weights(kind), inputs.leaves(kind), backend=backend)
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("kernel", STATIONARY)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -199,6 +205,7 @@ def test_gradients_are_finite_differences_where_points_coincide(backend, kernel,
     assert gradcheck(inputs.kernel, inputs.X, inputs.Z, inputs.weights(kind), inputs.leaves(kind), backend=backend)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kernel", STATIONARY)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_finite_differences_where_both_inputs_are_one_tensor(backend, kernel):
@@ -210,6 +217,7 @@ def test_gradients_are_finite_differences_where_both_inputs_are_one_tensor(backe
         assert gradcheck(inputs.kernel, inputs.X, inputs.X, inputs.weights(kind), leaves, backend=backend)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("kernel", COMPOSITE)
 def test_gradients_of_composite_kernels_are_finite_differences(kernel, kind):

@@ -35,6 +35,7 @@ def check_exact(model, answer: Gaussian, Z, tolerance: float = 1e-8, **choices) 
     np.testing.assert_allclose(covariance / scale / scale[:, None], answer.covariance / scale / scale[:, None], 0, 1e-7)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("unit", [1.0, 1e60, 1e-60])
 @pytest.mark.parametrize("kernel", ["matern12", "matern32", "matern52", "rbf", "rational_quadratic"])
 def test_exact_answers_are_the_dense_ones(kernel, unit):
@@ -69,6 +70,7 @@ def test_known_noise_of_rows_and_of_questions():
     assert error[noisy].mean() > 0 > error[clean].mean()
 
 
+@pytest.mark.thinned(2)
 @every_regressor
 def test_known_noise_reaches_every_method(regressor):
     X, y = table(40)
@@ -84,6 +86,7 @@ def test_known_noise_reaches_every_method(regressor):
     np.testing.assert_allclose(with_noise**2, std**2 + 1, rtol=1e-6)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["exact", "opt", "cg", "local", "hybrid", "SGPR", "SVGP", "CGGP"])
 @pytest.mark.parametrize("unit", [1e100, 1e-100])
 def test_answers_do_not_depend_on_units(name, unit):
@@ -120,6 +123,7 @@ def test_units_whose_squares_vanish():
 # ---- where the variance comes from ----
 
 
+@pytest.mark.thinned(4)
 @every_regressor
 @pytest.mark.parametrize("with_noise", [False, True])
 def test_components_add_up_and_are_those_of_the_exact_posterior(regressor, with_noise):
@@ -290,6 +294,7 @@ def test_several_targets_share_a_kernel_and_have_their_own_noise():
     assert "3 targets share one kernel" in model.fit_report_
 
 
+@pytest.mark.thinned(2)
 @every_regressor
 def test_a_target_and_its_copies_are_one(regressor):
     X, y = table(40)

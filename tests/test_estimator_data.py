@@ -12,6 +12,7 @@ from cagp import CaGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor
 # ---- types ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regressor", [REGRESSORS["exact"], REGRESSORS["hybrid"]], ids=["exact", "hybrid"])
 def test_every_kind_of_table_gives_the_same_answers(regressor):
     X, y = table(30)
@@ -141,6 +142,7 @@ def test_names_of_targets():
 # ---- rows that are odd ----
 
 
+@pytest.mark.thinned(3)
 @every_regressor
 def test_rows_without_target_are_left_out_and_reported(regressor):
     X, y = table(50)
@@ -169,6 +171,7 @@ def test_rows_without_any_of_several_targets_are_left_out():
         quick().fit(X, Y)
 
 
+@pytest.mark.thinned(2)
 @every_regressor
 def test_few_odd_and_repeated_rows(regressor):
     X, y = table(12)

@@ -43,6 +43,7 @@ def assert_same(one, other, Z) -> None:
 # ---- saved models ----
 
 
+@pytest.mark.thinned(2)
 @every_regressor
 @pytest.mark.parametrize("several", [False, True])
 def test_a_loaded_model_answers_with_the_same_bits(regressor, several, tmp_path):
@@ -78,6 +79,7 @@ def test_frames_and_their_categories_come_back(tmp_path):
     assert_same(model, loaded, frame[:7].assign(kind="d"))
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", ["exact", "opt", "local", "hybrid", "cg", "CGGP"])
 def test_rounded_rows_make_a_smaller_file_and_close_answers(name, tmp_path):
     X, y = table(300, 10)
@@ -183,6 +185,7 @@ class Killed(BaseException):
     """What ends a process from outside."""
 
 
+@pytest.mark.thinned(2)
 @every_regressor
 def test_a_fit_that_was_killed_goes_on_to_the_same_bits(regressor, tmp_path, monkeypatch):
     X, y = table(40)
@@ -276,6 +279,7 @@ def wide_and_fine(rng) -> tuple[np.ndarray, np.ndarray]:
     return X, np.sin(1.2 * X).sum(1) + 0.02 * rng.normal(size=800)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "data", "choices"),
     [
@@ -425,6 +429,7 @@ def test_memory_does_not_limit_the_actions_of_minibatches(monkeypatch):
     assert CaGPRegressor("opt", max_memory=memory, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 37
 
 
+@pytest.mark.slow
 def test_opt_says_where_shared_actions_do_not_fit(monkeypatch):
     monkeypatch.setattr(limits, "EXACT_ROWS", 100)
     rng = np.random.default_rng(0)

@@ -10,6 +10,7 @@ from cagp import CaGPRegressor, ExactGPRegressor, load
 from cagp.kernels import RBF, Linear, Matern32, Scale
 
 
+@pytest.mark.thinned(2)
 @every_regressor
 def test_the_same_random_state_gives_the_same_bits(regressor):
     X, y = table(60)
@@ -28,6 +29,7 @@ def test_random_state_matters_where_something_is_random():
     assert not np.array_equal(model.sample_y(X[:3], 2, random_state=4), model.sample_y(X[:3], 2, random_state=5))
 
 
+@pytest.mark.thinned(7)
 @every_regressor
 def test_limits_of_epochs_and_time(regressor):
     X, y = table(30)
@@ -44,6 +46,7 @@ def calm_and_rough(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return X, np.where(X[:, 0] > 0.5, 1.0, 0.1) * (np.sin(40 * X[:, 0]) + 0.3 * rng.normal(size=n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["local", "hybrid", "auto"])
 def test_error_bars_follow_the_neighbours_unless_one_scale_is_asked_for(method, tmp_path):
     X, y = calm_and_rough(2600)
@@ -109,6 +112,7 @@ def test_many_rows_start_from_neighbours():
     assert len(late.fit_result_.steps) == 1
 
 
+@pytest.mark.slow
 def test_held_out_rows_end_a_fit_that_no_longer_gains_and_set_a_noise_for_each_target():
     """Noise-free targets and few actions: the loss asks for more noise than predictions need."""
     rng = np.random.default_rng(0)
@@ -135,6 +139,7 @@ def test_verbose_shows_progress_and_report(capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.thinned(3)
 @every_regressor
 def test_warm_start_begins_where_the_last_fit_ended(regressor):
     X, y = table(40)

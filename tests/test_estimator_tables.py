@@ -38,6 +38,7 @@ def rough(num_rows: int = 120, seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
     return frame, y.rename("y")
 
 
+@pytest.mark.thinned(3)
 @every_regressor
 def test_every_regressor_takes_them_and_comes_back_from_a_file(regressor, tmp_path):
     X, y = rough()
@@ -98,6 +99,7 @@ def by_level(levels: int, seed: int = 4) -> tuple[pd.DataFrame, pd.Series]:
     return X, pd.Series(np.sin(X["x"]) + shift + 0.1 * rng.normal(size=150))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("levels", [2, 3, 30])
 @pytest.mark.parametrize("name", ["exact", "local", "opt"])
 def test_an_unknown_level_is_one_of_the_known_ones(name, levels):
@@ -144,6 +146,7 @@ def test_an_unknown_level_is_one_of_the_known_ones(name, levels):
     np.testing.assert_allclose(model.predict(both, return_std=True)[1], [*std, *stds[0]], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_error_bars_of_unknown_levels_hold():
     """Levels are drawn from one distribution: intervals for new ones hold about as often as they should."""
     inside = []
@@ -207,6 +210,7 @@ def test_categories_that_are_wrong_are_told_at_fit():
     assert model.feature_names_out_.tolist() == ["x0", "x0 is missing", "x1=1", "x1=2", "x1=3", "x1=4"]
 
 
+@pytest.mark.slow
 def test_reports_of_rough_tables(tmp_path):
     X, y = rough()
     model = quick(categories=["code"]).fit(X, y)
@@ -238,6 +242,7 @@ def german(tmp_path):
     return tmp_path, table
 
 
+@pytest.mark.slow
 def test_fit_predict_and_evaluate_a_rough_file(german, capsys):
     folder, table = german
     path, out = str(folder / "table.csv"), str(folder / "m.cagp")

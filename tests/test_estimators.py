@@ -69,6 +69,7 @@ def quick(**choices) -> ExactGPRegressor:
 # ---- scikit-learn ----
 
 
+@pytest.mark.thinned(11)
 @parametrize_with_checks([make(max_epochs=2) for name, make in REGRESSORS.items() if name != "exact"])
 def test_scikit_learn_contract(estimator, check, annotations_off):
     with warnings.catch_warnings():
@@ -77,6 +78,7 @@ def test_scikit_learn_contract(estimator, check, annotations_off):
         check(estimator)
 
 
+@pytest.mark.thinned(3)
 @every_regressor
 def test_clone_and_pickle(regressor):
     X, y = table()

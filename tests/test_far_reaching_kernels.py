@@ -54,6 +54,7 @@ def inputs(n: int, seed: int, d: int = 2) -> torch.Tensor:
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", kernels_of_two_columns())
 def test_values_gradients_batches_and_diagonals(name):
     kernel = kernels_of_two_columns()[name]

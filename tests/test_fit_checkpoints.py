@@ -105,6 +105,7 @@ def test_a_checkpoint_of_another_method_is_refused(difference, interrupted):
         go_on(interrupted, m=other)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("share", [0.0, 1e-9, 0.001, 0.01, 0.3, 0.6, 0.9, 0.999])
 def test_a_truncated_checkpoint_is_an_error_that_says_what_to_do(share, interrupted):
     path = interrupted / CHECKPOINT

@@ -99,6 +99,7 @@ def test_text_among_the_numbers_of_a_csv_file(tmp_path):
     assert list(model.feature_names_out_) == ["code=1", "code=2", "code=3", "code=x", "a"]
 
 
+@pytest.mark.slow
 def test_rows_without_a_target_known_noise_and_logarithms():
     X, noise = RNG.uniform(size=(N, 2)), RNG.uniform(0.01, 0.1, size=N)
     y = np.sin(6 * X[:, 0]) + RNG.normal(size=N) * np.sqrt(noise)
@@ -223,6 +224,7 @@ print(peak[0] + libraries[0], plans[0].peak)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads the memory of a process as Linux tells it")
 def test_the_measured_peak_is_not_above_the_plan(tmp_path):
     n = 500_000

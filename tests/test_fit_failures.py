@@ -121,6 +121,7 @@ def test_an_evaluation_that_fails_after_a_step_too_far_does_not_lose_the_fit():
     assert result.best_value < float(m.value(m.visited[0]))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.filterwarnings("ignore::cagp.linalg.JitterWarning")
 @pytest.mark.parametrize("lr", [1e3, 1e20, 1e30])
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
@@ -163,6 +164,7 @@ def hopeless(name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
     return X.to(dtype), y.to(dtype), min(10, len(y))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.filterwarnings("ignore::cagp.linalg.JitterWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("rate", [None, 10.0], ids=["usual rate", "lr=10"])

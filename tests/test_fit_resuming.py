@@ -125,6 +125,7 @@ def assert_same_files(actual: Path, expected: Path) -> None:
     assert not list(actual.glob("*.part"))
 
 
+@pytest.mark.slow
 def test_a_fit_killed_ten_times_ends_as_if_it_had_never_been(train_in_a_process, uninterrupted, tmp_path):
     moments = random.Random(0)
     for kill in range(10):
@@ -135,6 +136,7 @@ def test_a_fit_killed_ten_times_ends_as_if_it_had_never_been(train_in_a_process,
     assert_same_files(tmp_path, uninterrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_fit_killed_once_ends_as_if_it_had_never_been(seed, train_in_a_process, uninterrupted, tmp_path):
     assert train_in_a_process(tmp_path, random.Random(seed).uniform(0.0, 0.8), pause=0.02, stepped=True) == -9
@@ -148,6 +150,7 @@ def history_of_killed(folder: Path) -> list[str]:
     return (folder / HISTORY).read_text().splitlines()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("crashes", [(2,), (4, 5, 11, 14), (9, 19)], ids=str)
 def test_lbfgs_goes_on_from_its_checkpoint_bit_for_bit(crashes, dtype, tmp_path):
@@ -191,6 +194,7 @@ def test_a_finished_fit_called_again_gives_its_result_without_a_step(tmp_path):
     assert_same_fit(actual, expected)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
 @pytest.mark.parametrize("number", [3, 5, 6])
 def test_a_fit_ended_by_ctrl_c_between_steps_goes_on_bit_for_bit(number, optimizer, tmp_path):

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("global_generator_stays")
 # --- optimisers and settings ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_lbfgs_reaches_a_lower_loss_than_adam_in_fewer_steps():
     X, y = wave(80)
     first, second = (method(X, 12, reblock_at=()) for _ in range(2))

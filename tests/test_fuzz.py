@@ -22,6 +22,7 @@ BATCH = 10
 METHODS = ["exact", "local", "opt", "hybrid", "cg", "SGPR", "SVGP"]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + NUM_TABLES, BATCH))
 def test_random_tables(first, tmp_path):
     for seed in range(first, min(first + BATCH, FIRST + NUM_TABLES)):

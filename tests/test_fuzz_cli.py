@@ -31,6 +31,7 @@ def written(table: pd.DataFrame, folder: Path, parquet: bool) -> Path:
     return folder / "table.csv"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + NUM_TABLES, BATCH))
 def test_random_files(first, tmp_path, capsys):
     for seed in range(first, min(first + BATCH, FIRST + NUM_TABLES)):

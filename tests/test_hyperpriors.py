@@ -238,6 +238,7 @@ def test_the_term_fades_per_row_and_so_does_its_effect():
     assert shift(*few) > 3 * shift(*many) > 0
 
 
+@pytest.mark.slow
 def test_few_rows_with_many_irrelevant_inputs_are_learned_better_with_the_prior():
     d, n = 20, 30
     for seed in range(2):

@@ -45,6 +45,7 @@ def test_one_dense_action_is_inference_on_one_number():
     )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("n", "i"), [(10, 3), (10, 7), (11, 10), (37, 8)])
 def test_every_row_counts_when_the_number_of_rows_is_no_multiple_of_the_actions(n, i):
     p = plain_problem(n, 2, i)
@@ -112,6 +113,7 @@ def test_units_of_the_targets_scale_the_answers(factor, dtype):
     assert_close(nll_q, nll + 6 * math.log(factor), relative)
 
 
+@pytest.mark.slow
 @given(recipes(actions=("spatial",)), st.integers(1, 4))
 def test_rows_outside_the_support_count_in_the_elbo_and_not_in_the_posterior(recipe, support_size):
     p = recipe.build()

@@ -111,6 +111,7 @@ def test_posterior_is_exact_inference_under_the_modified_likelihood(recipe):  # 
     assert_close(posterior.covariance(p.Z), expected.covariance)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(recipes(max_rows=6, kernels=("Scale(Matern32)", "Linear + Matern52", "RationalQuadratic * Linear + Constant")))
 def test_gradients_of_both_losses_are_finite_differences_in_every_parameter(recipe):
@@ -127,6 +128,7 @@ def test_gradients_of_both_losses_are_finite_differences_in_every_parameter(reci
 # --- inequalities -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @given(data=st.data())
 def test_elbo_never_exceeds_log_p_of_y(dtype, data):
@@ -146,6 +148,7 @@ def test_variance_is_never_below_the_exact_one(dtype, data):
     assert (variance <= np.diag(oracle.kernel_matrix(p.prior.kernel, p.Z, p.Z)) + roundoff(p)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @given(data=st.data())
 def test_variance_never_grows_when_columns_are_added(dtype, data):
@@ -157,6 +160,7 @@ def test_variance_never_grows_when_columns_are_added(dtype, data):
         before = after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @given(data=st.data())
 def test_variance_never_grows_when_blocks_are_cut_in_two(dtype, data):
@@ -183,6 +187,7 @@ def assert_same_answers(p: Problem, actions, relative: float = 1e-10) -> None:
     assert_close(losses(p, actions), losses(p), relative)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1e-30, -3.0, 1e30])
 @settings(max_examples=15)
 @given(recipe=recipes(actions=("dense",)))
@@ -193,6 +198,7 @@ def test_rescaling_dense_actions_changes_nothing(factor, recipe):
     assert_same_answers(p, DenseActions(p.actions.S * factors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1e-30, -3.0, 1e30])
 @settings(max_examples=15)
 @given(recipe=recipes(actions=("spatial", "uneven")))
@@ -205,6 +211,7 @@ def test_rescaling_block_actions_changes_nothing(factor, recipe):
     assert_same_answers(p, BlockActions(Partition(p.actions.support, p.actions.offsets), values))
 
 
+@pytest.mark.slow
 @given(recipes(actions=("dense",)), st.randoms(use_true_random=False))
 def test_permuting_dense_actions_changes_nothing(recipe, random):
     p = recipe.build()
@@ -212,6 +219,7 @@ def test_permuting_dense_actions_changes_nothing(recipe, random):
     assert_same_answers(p, DenseActions(p.actions.S[:, order]))
 
 
+@pytest.mark.slow
 @given(recipes(actions=("uneven",)), st.randoms(use_true_random=False))
 def test_permuting_blocks_and_the_rows_within_them_changes_nothing(recipe, random):
     p = recipe.build()
@@ -225,6 +233,7 @@ def test_permuting_blocks_and_the_rows_within_them_changes_nothing(recipe, rando
     assert_same_answers(p, BlockActions(Partition(p.actions.support[order], sizes.cumsum(0)), p.actions.values))
 
 
+@pytest.mark.slow
 @given(recipes(actions=("dense",)))
 def test_mixing_actions_by_an_invertible_matrix_changes_nothing(recipe):
     p = recipe.build()
@@ -233,6 +242,7 @@ def test_mixing_actions_by_an_invertible_matrix_changes_nothing(recipe):
     assert_same_answers(p, DenseActions(p.actions.S @ mix))
 
 
+@pytest.mark.slow
 @given(recipes(actions=("spatial", "ordered", "uneven")))
 def test_block_actions_and_their_dense_matrix_give_the_same_answers(recipe):
     p = recipe.build()
@@ -251,6 +261,7 @@ def mean_as_a_function_of_targets(p: Problem, x: Tensor) -> np.ndarray:
     return np.array([condition(p._replace(y=unit)).mean(x[None]).item() for unit in units])
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(recipes(noises=("one",), oddities=("none",), max_rows=12))
 def test_worst_case_error_in_the_unit_ball_of_the_rkhs_is_the_predictive_variance(recipe):  # Theorem S2

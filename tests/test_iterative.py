@@ -113,6 +113,7 @@ def span_error(A, B) -> float:
 # ---- iterative = batch ----
 
 
+@pytest.mark.thinned(20)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("by_row", [False, True], ids=["one noise", "noise by row"])
 @pytest.mark.parametrize("choices", [{}, {"reorthogonalise": True, "max_bytes": STREAMED}], ids=["kept", "streamed"])

@@ -60,6 +60,7 @@ ACTIONS = {
 }
 
 
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("name", ACTIONS)
 @pytest.mark.parametrize("known", [False, True], ids=["one noise", "noise by row"])
 @pytest.mark.parametrize("max_bytes", [2**28, STREAMED], ids=["kept", "streamed"])
@@ -113,6 +114,7 @@ def assert_gradient_is_the_slope(prior: GP, actions: Actions, data: tuple, step:
             assert float(slope) == pytest.approx((above - below) / (2 * step), rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("max_bytes", [2**28, STREAMED], ids=["kept", "streamed"])
 @pytest.mark.parametrize("name", ["blocks of one row and more", "some rows without weight", "dense"])
 def test_its_gradient_is_its_slope(name, max_bytes):

@@ -80,6 +80,7 @@ print(found.num_iterations, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the unit of ru_maxrss differs elsewhere")
 def test_the_memory_of_conjugate_gradients_does_not_grow_with_the_iterations():
     """A dozen arrays of the size of the right-hand sides, not one for each iteration."""

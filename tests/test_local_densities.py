@@ -54,6 +54,7 @@ def make_densities(name: str, k: int, t: int, d: int, dtype: torch.dtype = torch
     return Densities(GP(case.kernel, noise=GaussianNoise(0.2)), case.X, y, rows, neighbours)
 
 
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", STATIONARY)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -63,6 +64,7 @@ def test_densities_of_rows_are_the_dense_ones(backend, name, dtype):
         assert_close(problem.nll(backend), problem.expected())
 
 
+@pytest.mark.thinned(2)
 @needs_native
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("instructions", INSTRUCTION_SETS)

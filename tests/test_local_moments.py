@@ -22,6 +22,7 @@ from cagp.kernels import RBF, Constant, Matern32, Scale
 from cagp.prior import ZeroMean
 
 
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", STATIONARY)
 @pytest.mark.parametrize("backend", BACKENDS)

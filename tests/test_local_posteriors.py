@@ -60,6 +60,7 @@ def test_float32_data_get_the_answers_to_float32_accuracy(recipe, data):
         assert_close(actual.variance / p.scale, expected.variance / p.scale, 1e-4)
 
 
+@pytest.mark.slow
 @given(recipes(), st.data())
 def test_variances_are_ordered_exact_hybrid_local_and_exact_hybrid_global(recipe, data):
     p, k = recipe.build(), draw_neighbours(data, recipe.n)
@@ -83,6 +84,7 @@ def test_more_neighbours_never_raise_the_variance(recipe, data):
         assert bool((more <= fewer + 1e-9 * p.scale).all())
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(recipes(square=True), recipes(), st.data())
 def test_with_all_rows_or_as_many_actions_as_rows_the_answers_are_exact(square, recipe, data):
@@ -97,6 +99,7 @@ def test_with_all_rows_or_as_many_actions_as_rows_the_answers_are_exact(square, 
         assert_close(actual.variance / problem.scale, exact.variance / problem.scale, 1e-9)
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("kind", ["blocks of one row", "all but one of one row", "unit vectors", "unit vectors mixed"])
 @pytest.mark.parametrize("kernel", ["Matern32", "Scale(RBF) + Constant"])
 def test_neighbours_in_the_span_of_the_shared_actions_count_once(kind, kernel):
@@ -130,6 +133,7 @@ def test_neighbours_in_the_span_of_the_shared_actions_count_once(kind, kernel):
         assert_close(joint.covariance, together.covariance, 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(recipes(), st.data())
 def test_joint_answers_are_those_of_the_union(recipe, data):
@@ -175,6 +179,7 @@ def test_joint_answers_that_need_too_many_rows_are_refused(monkeypatch):
     assert bool(torch.isfinite(posterior.predict(X).variance).all())
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(recipes())
 def test_without_neighbours_the_hybrid_is_cagp_opt_and_without_anything_the_prior(recipe):
@@ -190,6 +195,7 @@ def test_without_neighbours_the_hybrid_is_cagp_opt_and_without_anything_the_prio
     assert_close(nothing.covariance(p.Z), oracle.kernel_matrix(p.prior.kernel, p.Z, p.Z))
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(recipes(noises=("one",), oddities=("none",), max_rows=12), st.data())
 def test_worst_case_error_in_the_unit_ball_of_the_rkhs_is_the_predictive_variance(recipe, data):  # Theorem S2 for S_x
@@ -223,6 +229,7 @@ def test_neighbours_are_those_in_units_of_the_lengthscales():
     assert torch.equal(posterior._neighbours(X[:9]).sort().values, near.sort().values)
 
 
+@pytest.mark.slow
 def test_what_is_kept_for_the_rows_changes_no_answer(monkeypatch):
     g = torch.Generator().manual_seed(0)
     X = torch.randn(60, 2, generator=g, dtype=torch.float64)

@@ -18,6 +18,7 @@ from cagp.comparison import MARGINS, Gains
 from cagp.kernels import RBF, Matern32, Scale
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(recipes(), st.data())
 def test_a_local_scale_multiplies_kernel_and_learned_noise_by_what_the_neighbours_say(recipe, data):

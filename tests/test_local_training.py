@@ -223,6 +223,7 @@ def test_shared_actions_on_all_rows_cannot_be_trained_beside():
 # --- fits -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(2)
 @every_objective
 @every_shared
 def test_a_fit_lowers_the_full_objective_and_resumes_bit_for_bit(objective, shared, tmp_path):
@@ -269,6 +270,7 @@ def test_neighbours_are_sought_anew_when_it_is_time():
     assert not torch.equal(seen[3], t.method.prior.kernel.kernel.lengthscale)  # learned further since
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("objective", ["loo", "ordered"])
 @pytest.mark.parametrize("kind", ["scan", "tree"])
 def test_neighbours_that_are_kept_from_step_to_step_change_nothing(objective, kind, monkeypatch):

@@ -167,6 +167,7 @@ def test_users_can_choose_every_scale():
     assert set(TARGET_SCALES) == {"auto", *TRANSFORMS}
 
 
+@pytest.mark.slow
 def test_the_logarithm_is_chosen_where_the_noise_is_multiplicative():
     X, y = table(400)
     model = CaGPRegressor(max_epochs=3).fit(X, y)
@@ -187,6 +188,7 @@ def test_a_skewed_target_with_additive_noise_stays_as_it_is():
     assert "y is positive and skewed, but is fitted as it is: its logarithm gains too little" in model.fit_report_
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "y",
     [
@@ -204,6 +206,7 @@ def test_nothing_is_tried_where_there_is_no_reason(y):
     assert "log" not in model.fit_report_.replace("log density", "")
 
 
+@pytest.mark.slow
 def test_every_target_is_decided_for_itself_and_missing_values_do_not_disturb():
     X, y = table(300)
     frame = pd.DataFrame({"price": y, "size": X[:, 0] + X[:, 1]})
@@ -270,6 +273,7 @@ def test_float32_targets_that_overflow_are_infinite():
     assert np.isfinite(model.predict_quantiles([[30.0]], 0.5)).all()
 
 
+@pytest.mark.slow
 def test_the_command_line_scores_log_targets_in_their_unit(tmp_path, capsys):
     X, y = table(160)
     frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "price": y})

@@ -46,12 +46,14 @@ def few_exact_rows(monkeypatch):
     monkeypatch.setattr(limits, "EXACT_ROWS", 300)
 
 
+@pytest.mark.slow
 def test_a_named_kernel_forecasts_a_trend_and_a_season():
     model = CaGPRegressor("exact", kernel="periodic")
     assert_good(*forecast(model, 500))
     assert "starting values of periods" in model.fit_report_
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_exact_rows")
 def test_many_rows_are_learned_from_a_sample_and_all_of_them_predict():
     model = CaGPRegressor(kernel="periodic")
@@ -61,6 +63,7 @@ def test_many_rows_are_learned_from_a_sample_and_all_of_them_predict():
     assert "exact likelihood of 300 of the 2,400 rows, near and far" in model.fit_report_
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_exact_rows")
 def test_more_rows_than_exact_inference_takes_are_predicted_by_the_hybrid(monkeypatch):
     monkeypatch.setattr(auto, "MOST_EXACT", 300)
@@ -70,6 +73,7 @@ def test_more_rows_than_exact_inference_takes_are_predicted_by_the_hybrid(monkey
     assert "never below that of the exact" in model.guarantee_
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_exact_rows")
 @pytest.mark.parametrize("method", ["local", "hybrid"])
 def test_local_methods_learn_the_period_of_a_kernel_that_starts_elsewhere(method):
@@ -184,6 +188,7 @@ def test_starts_are_tried_for_periods_that_are_trained():
     assert long_range.period_starts(Scale(RBF(2)), X, y) == [[]]
 
 
+@pytest.mark.slow
 def test_the_better_start_is_kept_and_a_short_time_limit_is_obeyed():
     X, y = data(300)
     kernel = Scale(ActiveDims(Periodic(1, 0.5), [0])) + Linear(2)
@@ -226,6 +231,7 @@ def test_shared_actions_are_single_rows_where_blocks_average_the_season_away():
         assert actions.num_actions == 50
 
 
+@pytest.mark.slow
 def test_a_killed_fit_resumes_to_the_same_bits(tmp_path):
     X, y = seasons(150)
     models = []

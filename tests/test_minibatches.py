@@ -70,6 +70,7 @@ def assert_same(m: CaGPOpt, loss: Tensor, expected: Tensor) -> None:
 # --- the same numbers -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("support_size", SUPPORTS)
 @pytest.mark.parametrize("max_bytes", [1, 3000, 2**28])
 def test_all_rows_as_the_minibatch_give_the_dense_loss_and_gradients(support_size, max_bytes):
@@ -91,6 +92,7 @@ def test_a_minibatch_scales_the_data_term_and_keeps_the_rest(support_size):
     assert_same(m, m.objective(*data, rows=rows), dense_loss(m, *data, rows))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("support_size", SUPPORTS)
 @pytest.mark.parametrize("max_bytes", [1, 2**28])
 def test_minibatches_that_partition_the_rows_average_to_the_full_loss_and_gradient(support_size, max_bytes):
@@ -226,6 +228,7 @@ def new_method(X: Tensor, **choices) -> CaGPOpt:
     return CaGPOpt.from_data(GP(Scale(Matern32(X.shape[1]))), X, 16, **choices)
 
 
+@pytest.mark.slow
 def test_a_fit_in_minibatches_reaches_the_loss_of_one_with_all_rows():
     X, y = wave(400, d=2)
     full, part = new_method(X, batch_size=None, reblock_at=()), new_method(X, reblock_at=())
@@ -252,6 +255,7 @@ def test_blocks_of_a_bounded_support_are_cut_again_and_grow_in_minibatches():
     assert m.objective(X, y).item() < new_method(X, batch_size=None).objective(X, y).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [(1,), (9, 17)])
 def test_a_fit_in_minibatches_resumes_to_the_bit(tmp_path, stops):
     X, y = wave(200, d=2)

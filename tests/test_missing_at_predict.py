@@ -30,6 +30,7 @@ def covered(model, X, y) -> float:
     return float(((low < y) & (y < high)).mean())
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("gone", [["a"], ["b"], ["a", "b"], ["a", "b", "none"]], ids=", ".join)
 def test_intervals_hold_where_columns_that_matter_are_missing(model, gone):
     X, y = table(1500, 1)

@@ -128,6 +128,7 @@ def assert_earlier(
     assert hits >= share * found.numel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("oddity", ["none", "duplicate rows"])
 def test_an_index_with_scipys_tree_finds_the_nearest_earlier_rows_in_every_order_it_is_asked_for(oddity):
     n, k = 9000, 6

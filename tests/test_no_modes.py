@@ -116,6 +116,7 @@ def answers(method: Trainable, data: tuple[Tensor, Tensor, Tensor]) -> list[Tens
 # --- objectives -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(4)
 @every_method
 def test_evaluating_an_objective_changes_nothing_and_gives_the_same_number_again(name):
     method = METHODS[name](make_data()[0])
@@ -137,6 +138,7 @@ def test_evaluating_an_objective_changes_nothing_and_gives_the_same_number_again
         assert torch.equal(a, b)
 
 
+@pytest.mark.thinned(10)
 @every_method
 def test_a_fresh_copy_with_the_same_tensors_has_the_same_objective(name):
     """Nothing but parameters and arguments counts: what was asked or trained before leaves no trace elsewhere."""
@@ -259,6 +261,7 @@ def checked_rows(monkeypatch) -> list[int]:
     return seen
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", [name for name in METHODS if "growing" not in name])  # cutting blocks looks at X
 def test_fit_checks_its_data_once(name, checked_rows):
     counts = []

@@ -77,6 +77,7 @@ def held_out_nll(method, X, y, X_held_out, y_held_out):
     return metrics.nll(y_held_out, *method.condition(X, y).predict(X_held_out, noise=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [0.01, 1.0, 30.0])
 def test_calibration_finds_the_noise_that_held_out_rows_ask_for(wrong):
     X, y = data(600)

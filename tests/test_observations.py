@@ -52,6 +52,7 @@ def quick(method: str = "local", **choices) -> CaGPRegressor:
     return CaGPRegressor(method, max_epochs=8, mean="zero", **OPTIONS[method], **choices)
 
 
+@pytest.mark.thinned(18)
 @parametrize_with_checks([quick("local", likelihood="student_t")])
 def test_scikit_learn_contract(estimator, check, annotations_off):
     with warnings.catch_warnings():
@@ -62,6 +63,7 @@ def test_scikit_learn_contract(estimator, check, annotations_off):
 # ---- every method ----
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("likelihood", COUNTS)
 @pytest.mark.parametrize("method", OPTIONS)
 def test_every_method_learns_counts_and_is_saved_to_the_bit(method, likelihood, tmp_path):
@@ -94,6 +96,7 @@ def test_every_method_learns_counts_and_is_saved_to_the_bit(method, likelihood, 
     assert set(summary["likelihood_parameters"]) == ({"dispersion"} if likelihood != "poisson" else set())
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("method", OPTIONS)
 def test_gross_errors_hardly_move_students_t(method, tmp_path):
     X, y, clean = numbers()
@@ -161,6 +164,7 @@ def given_f(likelihood: Poisson | NegativeBinomial, f: np.ndarray):
     return stats.nbinom(r, r / (r + np.exp(f)))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("made", [Poisson(), NegativeBinomial(0.2), NegativeBinomial(1.5)])
 @pytest.mark.parametrize(("mean", "variance"), CASES)
 def test_distributions_of_counts_are_sums_of_probabilities(made, mean, variance):
@@ -183,6 +187,7 @@ def test_distributions_of_counts_are_sums_of_probabilities(made, mean, variance)
     np.testing.assert_allclose(one.row_scores(0, y).crps, ranked, rtol=7e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("df", [2.3, 5.0, 80.0])
 def test_distributions_of_numbers_are_integrals(df):
     made, unit = StudentT(scale=0.4, df=df), 7.0
@@ -370,6 +375,7 @@ def test_targets_of_which_half_are_equal_are_learned():
         assert np.isfinite(model.predict(X, return_std=True)).all()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("place", "value"),
     [

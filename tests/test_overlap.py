@@ -47,6 +47,7 @@ def table(num_rows=240, seed=0):
     return X, np.sin(X[:, 0]) + 0.1 * rng.normal(size=num_rows)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("method", ["exact", "local", "hybrid", "opt", "cg", "cggp"])
 def test_rows_that_a_model_keeps_are_recognised(method, tmp_path):
     X, y = table()

@@ -56,6 +56,7 @@ def test_each_target_is_that_of_a_fit_to_its_own_rows(method):
     assert len(model.fit_results_) == 2
 
 
+@pytest.mark.slow
 def test_what_was_tried_is_told_of_every_target(tmp_path):
     X, Y = table()
     model = CaGPRegressor(max_epochs=3, mean="zero").fit(X, Y)
@@ -94,6 +95,7 @@ def test_own_rows_with_the_scale_of_all_rows_are_a_fit_alone_to_the_last_bit():
         np.testing.assert_allclose(model.predict(half[:5])[:, j], alone.predict(half[:5]), rtol=0, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_known_noise_saving_and_the_report(tmp_path):
     X, Y = table()
     noise = np.linspace(0.01, 0.2, len(X))

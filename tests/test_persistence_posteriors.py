@@ -27,6 +27,7 @@ from cagp.tensor_files import save_state
 # ---- posteriors ----
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_a_posterior_answers_with_the_same_bits(name, dtype, tmp_path):
@@ -41,6 +42,7 @@ def test_a_posterior_answers_with_the_same_bits(name, dtype, tmp_path):
     assert bits(back.state()) == bits(posterior.state())
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["opt", "cggp", "hybrid", "local by tree"])
 def test_rows_in_any_order_of_memory_give_the_same_bits(name, tmp_path):
     X, y, row_noise, Z = data(90, torch.float64)
@@ -88,6 +90,7 @@ def test_posteriors_of_several_targets_store_the_rows_once(tmp_path):
 # ---- rounded rows ----
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_rounded_rows_answer_nearly_the_same_in_the_dtype_of_the_data(name, tmp_path):
     posterior, Z = made(name, torch.float64)
@@ -149,6 +152,7 @@ def parent(state, path):
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["opt", "dense", "sgpr", "cggp", "hybrid"])
 def test_a_state_with_anything_missing_or_of_another_kind_is_refused(name, annotations_off, tmp_path):
     state = through_a_file(made(name, torch.float64, n=20)[0].state(), tmp_path)

@@ -13,6 +13,7 @@ from cagp.posteriors import CGPosterior, posterior_from_state
 from cagp.prior import Mean
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("mean", ["zero", "constant", "linear"])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_prior_of_the_package_comes_back_to_the_bit(kernel, mean, tmp_path):

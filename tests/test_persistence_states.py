@@ -49,6 +49,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(values)
 def test_a_state_comes_back_to_the_bit(tmp_path_factory, value):
     folder = tmp_path_factory.getbasetemp()

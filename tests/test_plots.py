@@ -182,6 +182,7 @@ def test_a_surface_meets_its_values_at_the_nodes(ax):
     assert values.min() <= image.min() <= image.max() <= values.max()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("unit", [1 / 86_400, 1 / 1440, 1 / 24, 1.0, 30.0, 365.0])
 def test_dates_have_a_few_ticks_whatever_their_range(ax, unit):
     for times in (1.5, 2.1, 3, 3.9, 4.5, 7, 11, 25, 50):

@@ -89,6 +89,7 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.thinned(2)
 @every_method
 @every_dtype
 def test_the_answers_of_every_posterior_fit_together(name, dtype):
@@ -118,6 +119,7 @@ def test_the_slopes_that_are_compared_are_not_zero(name):
         assert float(gradient.abs().max()) > 1e-4
 
 
+@pytest.mark.thinned(5)
 @every_method
 def test_tiles_agree_with_no_tiles(name):
     X, y, row_noise, new = make_data()
@@ -133,6 +135,7 @@ def test_tiles_agree_with_no_tiles(name):
     assert_close(rows.mT, torch.stack(list(whole.predict(new))), 1e-9)
 
 
+@pytest.mark.thinned(8)
 @every_method
 def test_float32_answers_are_the_float64_ones_to_float32_accuracy(name):
     answers = [condition(name, dtype).predict(make_data(dtype)[-1]) for dtype in DTYPES]
@@ -140,6 +143,7 @@ def test_float32_answers_are_the_float64_ones_to_float32_accuracy(name):
         assert_close(a, b, 5e-3)
 
 
+@pytest.mark.thinned(6)
 @every_method
 def test_predictions_do_not_change_when_method_or_data_change_later(name):
     X, y, row_noise, new = make_data()

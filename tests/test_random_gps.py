@@ -16,6 +16,7 @@ NUM_PROBLEMS, FIRST = int(os.environ.get("CAGP_PROBLEMS", "180")), int(os.enviro
 BATCH = 90
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + NUM_PROBLEMS, BATCH))
 def test_no_variance_is_below_the_exact_one_and_no_bound_above_log_p_of_y(first, dtype):

@@ -25,6 +25,7 @@ def found(tmp_path_factory):
     return [np.load(folder / f"found-{rank}.npy", allow_pickle=True).item() for rank in range(3)]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", problems())
 @pytest.mark.parametrize("size", [2, 4])
 def test_several_processes_take_the_steps_of_one(found, name, size):

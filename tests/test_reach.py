@@ -49,6 +49,7 @@ class Wide:
         return [out.detach(), *found]
 
 
+@pytest.mark.thinned(28)
 @pytest.mark.parametrize("width", [3.0, 30.0, 60.0])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kernel", STATIONARY)

@@ -155,6 +155,7 @@ def test_learned_actions_start_from_neighbours_and_need_enough_rows_for_them():
         CaGPRegressor("opt", n_neighbors=5000).fit(X, X[:, 0])
 
 
+@pytest.mark.slow
 def test_many_neighbours_are_announced_with_their_cost():
     X = np.random.default_rng(0).normal(size=(600, 1))
     with pytest.warns(UserWarning, match=r"n_neighbors is 500: .* roughly 2 s on one core, times 300 steps"):

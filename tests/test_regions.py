@@ -33,6 +33,7 @@ def whole():
     return CaGPRegressor(**SETTINGS).fit(X, y)
 
 
+@pytest.mark.slow
 def test_all_processes_have_the_units_of_the_whole_table(found, whole):
     scaler = np.concatenate([values.numpy() for values in whole.scaler_])
     for process in found[0]:

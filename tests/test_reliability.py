@@ -47,18 +47,22 @@ def model():
 # ---- attacks ----
 
 
+@pytest.mark.slow
 def test_damaged_and_forged_files_are_refused_or_answer(capsys):
     assert reliability.mutations(40 * MORE) == 0, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_fault_at_any_file_operation_leaves_the_old_file_or_the_new_one(capsys):
     assert reliability.stops(most=3 * MORE) == 0, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_racing_writers_leave_a_whole_file(capsys):
     assert reliability.races(4.0 * MORE) == 0, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_lose_nothing(capsys):
     assert reliability.kills(10 * MORE) == 0, capsys.readouterr().out
 
@@ -355,6 +359,7 @@ def test_ctrl_c_during_start_up_prints_no_traceback(delay, tmp_path):
         assert "Traceback" not in errors or 'File "<string>", line 1, in <module>' in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("which", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_in_training_and_in_writing(which, code, tmp_path, monkeypatch, capsys):
     frame = reliability.table(60)

@@ -78,6 +78,7 @@ def test_verdicts_on_coverage_allow_for_chance():
     assert mean_error(y, np.zeros(4000), np.full(4000, 0.3))[0] > 0.2
 
 
+@pytest.mark.slow
 def test_inputs_that_do_not_vary_have_no_relevance(tmp_path):
     model, X, y = strange()
     assert varying(subject_of(model, X, y)).all()
@@ -95,6 +96,7 @@ def scores(y, mean, std):
     return Predictive.from_moments(mean[:, None], std[:, None], ["identity"]).scores(0, y)
 
 
+@pytest.mark.slow
 def test_units_however_tiny_only_scale_the_numbers(tmp_path):
     unit, (model, X, y) = 1e-140, plain(40, 2)
     mean, std = model.predict(X, return_std=True)
@@ -140,6 +142,7 @@ def check(page: Page, html: str) -> None:
     assert len(html.encode()) < 3e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_inputs", "num_rows"), [(1, 40), (2, 700), (30, 40)])
 def test_a_report_is_well_formed_and_self_contained(tmp_path, num_inputs, num_rows):
     path = write_report(*plain(num_rows, num_inputs), tmp_path / "new" / "r.html", title="A & B \ud800")
@@ -148,6 +151,7 @@ def test_a_report_is_well_formed_and_self_contained(tmp_path, num_inputs, num_ro
     assert "A & B" in read(path).words
 
 
+@pytest.mark.slow
 def test_strange_names_are_shown_and_do_nothing(tmp_path):
     model, X, y = strange()
     path = write_report(model, X, y, tmp_path / "r.html")
@@ -157,6 +161,7 @@ def test_strange_names_are_shown_and_do_nothing(tmp_path):
         assert name in page.words, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_days", [2, 4, 5])
 def test_few_days_are_drawn_without_a_warning(tmp_path, num_days):
     rng = np.random.default_rng(0)
@@ -187,6 +192,7 @@ def test_characters_without_a_glyph_are_kept_and_leave_warnings_alone():
     assert "東京" in html
 
 
+@pytest.mark.slow
 def test_several_targets_have_a_section_each_up_to_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr("cagp.report.regression.MAX_TARGETS", 1)
     model, X, y = strange(num_targets=2)
@@ -245,6 +251,7 @@ def test_kernels_without_lengthscales_and_fits_without_steps(tmp_path):
     assert "has no record of its training" in page.words
 
 
+@pytest.mark.slow
 def test_one_row_and_constant_targets(tmp_path):
     model, X, y = plain(1)
     page = read(write_report(model, X, y, tmp_path / "r.html"))

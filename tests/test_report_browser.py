@@ -37,6 +37,7 @@ def browser():
         yield browser
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("name", ["strange", "map", "mixed"])

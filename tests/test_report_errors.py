@@ -289,6 +289,7 @@ def test_a_degree_is_as_wide_as_it_is_there():
     assert plots.degree_shape(np.array([-5.0, 5.0])) == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [300, 900])
 def test_a_report_has_a_map_beside_other_columns(tmp_path, num_rows):
     """In hexagons and row by row, with a row whose place is missing."""

@@ -40,6 +40,7 @@ def test_other_rows_are_called_others(model, data, tmp_path):
     assert "Warning" not in page
 
 
+@pytest.mark.slow
 def test_training_rows_are_not_called_others(model, data, tmp_path):
     X, y = data
     page = report(model, X[:120], y[:120], tmp_path)
@@ -48,6 +49,7 @@ def test_training_rows_are_not_called_others(model, data, tmp_path):
     assert "other row" not in page
 
 
+@pytest.mark.slow
 def test_copies_and_same_inputs_are_counted(model, data, tmp_path):
     X, y = data
     rows = [*range(5), *range(120, 160)]

@@ -97,6 +97,7 @@ class Watched:
             monkeypatch.setattr(module, name, watch)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", ["time", "group"])
 @pytest.mark.parametrize("method", ["auto", "opt", "local"])
 def test_every_part_of_a_fit_follows_the_rule(kind, method, monkeypatch):
@@ -197,6 +198,7 @@ def with_code(seed, num_groups=60, per_group=10):
     return np.column_stack([x, code[group]]), y, group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact_rows", [2000, 100])
 def test_groups_choose_otherwise_than_random_rows(exact_rows, monkeypatch):
     """Random rows choose a smooth function of the code, which is wrong for new groups; whole groups a rough one."""
@@ -230,6 +232,7 @@ def trend(num_rows=400, seed=0):
     return np.column_stack([t, x]), y
 
 
+@pytest.mark.slow
 def test_later_rows_judge_by_what_is_predicted_from_earlier_ones():
     X, y = trend()
     order = np.random.default_rng(3).permutation(len(y))
@@ -246,6 +249,7 @@ def test_later_rows_judge_by_what_is_predicted_from_earlier_ones():
     assert judged["time"] > judged["random"] + 0.5
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_same_again_and_a_killed_fit_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "EXACT_ROWS", 100)
     X, y, group = grouped()

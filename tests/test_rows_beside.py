@@ -22,6 +22,7 @@ def model(request):
     return regressor.fit(open_chunks((X, Y))) if request.param == "pieces" else regressor.fit(X, Y)
 
 
+@pytest.mark.slow
 def test_predictions_are_the_same(model, tmp_path):
     inside = model.save(tmp_path / "inside.cagp")
     path = model.save(tmp_path / "model.cagp", rows="beside")

@@ -108,6 +108,7 @@ def one_dimensional(mean: np.ndarray, std: float) -> np.ndarray:
     return (density * everything / np.maximum(F, 1e-300)).sum(0) * 0.1
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("num_classes", "std"), [(3, 0.5), (3, 3.0), (26, 1.0), (26, 3.0)])
 def test_probabilities_integrate_the_softmax(num_classes, std):
     mean = 3 * torch.randn(6, num_classes, generator=torch.Generator().manual_seed(2), dtype=torch.float64)

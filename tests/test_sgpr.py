@@ -31,6 +31,7 @@ def test_sgpr_is_titsias_collapsed_bound_and_posterior(recipe, m):
     assert_close(posterior.predict(p.Z).variance, expected.variance)
 
 
+@pytest.mark.slow
 @given(recipes())
 def test_sgpr_with_inducing_points_at_all_rows_is_the_exact_gp(recipe):
     p = recipe.build()

@@ -30,6 +30,7 @@ except LostProcessError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silent", [0, 2])
 def test_processes_wait_for_one_that_works_and_not_for_one_that_is_silent(silent):
     start = time.monotonic()
@@ -61,11 +62,13 @@ sys.slow = Slow()
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_cleanly_while_its_heartbeat_waits_for_the_store():
     ended = subprocess.run([sys.executable, "-c", ENDS_WHILE_THE_STORE_IS_ASKED], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_a_silent_process_ends_the_command_in_one_line(tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("a,y\n" + "\n".join(f"{k},{k % 7}.5" for k in range(300)))

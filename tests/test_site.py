@@ -34,6 +34,7 @@ def html(site):
     return {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_navigation_and_in_the_site(site):
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = set(re.findall(r"([\w-]+\.md)$", text, flags=re.MULTILINE))

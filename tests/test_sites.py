@@ -95,6 +95,7 @@ def exact_sites(kind: type[Likelihood], targets: str, sites: str, n: int = N):
     return method, X, y
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("likelihood", "targets", "kind"), CASES)
 def test_exact_inference_is_the_dense_oracle(likelihood, targets, kind):
     method, X, y = exact_sites(likelihood, targets, kind)
@@ -122,6 +123,7 @@ def whole_methods(X: Tensor) -> dict[str, object]:
     }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["opt", "cg", "local", "hybrid"])
 def test_every_method_meets_exact_inference(name):
     X, y = data("classes", 60)
@@ -210,6 +212,7 @@ def bound(method: WithLikelihood, X: Tensor, y: Tensor) -> float:
     return expected - kl
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "targets"), [(Logit, "classes"), (Poisson, "counts"), (NegativeBinomial, "counts")]
 )
@@ -249,6 +252,7 @@ def test_gradients_at_fixed_sites_are_finite_differences(name):
         assert float(parameter.grad.view(-1)[0]) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5, abs=1e-8)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(1, 12), st.sampled_from(["local", "opt", "cg"]))
 def test_given_the_sites_the_variance_is_never_below_that_of_all_rows(seed, size, name):
     X, y = data("classes", 40, seed)

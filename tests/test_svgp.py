@@ -51,6 +51,7 @@ def test_svgp_is_the_uncollapsed_bound_and_posterior_of_any_q(recipe, m):
     assert_close(posterior.covariance(p.Z), f.covariance)
 
 
+@pytest.mark.slow
 @given(recipes(), st.integers(1, 40))
 def test_one_natural_step_from_anywhere_reaches_the_optimum_which_is_sgpr(recipe, m):
     p = recipe.build()
@@ -145,6 +146,7 @@ def test_many_rows_are_drawn_without_a_permutation_of_them():
     assert float(((counts - 40).square() / 40).sum()) < 99 + 5 * math.sqrt(2 * 99)  # chi squared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["natural", "joint"])
 def test_svgp_learns_from_minibatches_and_resumes_bit_for_bit(gradient, tmp_path):
     X, y, _ = data(300, seed=2)

@@ -441,6 +441,7 @@ for path in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 def test_a_stream_holds_a_piece_at_a_time(tmp_path):
     """Tables of 64 MB in memory, in pieces of 2 MB: the peak is that of pieces, not of the tables."""

@@ -114,6 +114,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.thinned(11)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_wrong_with_a_posterior_is_named(fault):
     X, y, _, new = make_data()
@@ -173,6 +174,7 @@ METHODS = {
 }
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("known", [False, True], ids=["one noise", "known noise"])
 def test_every_method_passes(name, known):
@@ -277,6 +279,7 @@ def test_a_posterior_that_follows_its_method_is_named():
         check_method(Following(), X, y)
 
 
+@pytest.mark.slow
 def test_the_checks_need_no_test_framework():
     code = "import sys, cagp.testing; print([m for m in ('pytest', 'hypothesis') if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

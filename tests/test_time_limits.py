@@ -89,6 +89,7 @@ def elapsed(clock: Clock, model, X, y) -> float:
     return clock.now - start
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("mean", ["auto", "trees"])
 @pytest.mark.parametrize("max_time", [3.0, 12.0])
 @pytest.mark.parametrize("method", [*RECIPES, "few rows"])
@@ -105,6 +106,7 @@ def test_the_whole_fit_ends_in_time(method, max_time, mean, clock, monkeypatch):
     assert np.isfinite(model.predict(X, return_std=True)).all()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("method", ["auto", "local", "opt", "exact"])
 def test_the_time_is_used(method, clock, monkeypatch):
     """A limit that allows everything changes nothing; one that does not is mostly spent on training."""
@@ -129,6 +131,7 @@ def test_several_targets_alone_share_the_time(clock, monkeypatch):
     assert min(counts) > 0.5 * max(counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [200, 90])
 def test_what_was_not_tried_is_listed(num_rows, clock, monkeypatch):
     X, y = table(num_rows)
@@ -220,6 +223,7 @@ def test_noise_is_calibrated_until_the_time_is_up(allowed, clock):
 # ---- noise floors ----
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("dtype", "floor"), [("float64", 1e-9), ("float32", 1e-6)])
 @pytest.mark.parametrize("method", RECIPES)
 def test_the_noise_floor_is_that_of_the_dtype(method, dtype, floor, monkeypatch):

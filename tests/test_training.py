@@ -29,6 +29,7 @@ def method(X: Tensor, num_actions: int = 12, **choices) -> CaGPOpt:
 # --- fit --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("loss", ["elbo", "projected"])
 def test_fit_lowers_the_loss_and_reports_it(loss, dtype):
@@ -153,6 +154,7 @@ def test_known_row_noise_is_used_in_training():
 # --- an easy problem --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_noise_lengthscale_and_scale_of_a_draw_from_the_prior_are_recovered():
     g = torch.Generator().manual_seed(0)
     n = 300

@@ -136,6 +136,7 @@ def test_each_target_has_trees_of_its_own():
         np.testing.assert_array_equal(alone.trees.mean(X)[:, 0], together.trees.mean(X)[:, j])
 
 
+@pytest.mark.slow
 def test_missing_values_and_codes_are_split_as_such():
     """The target depends on where a value is missing, and on levels whose codes are in no order."""
     rng = np.random.default_rng(1)

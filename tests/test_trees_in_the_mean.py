@@ -51,6 +51,7 @@ def standard(X, y, noise=None) -> tuple[np.ndarray, np.ndarray | None, np.ndarra
 # ---- what is predicted ----
 
 
+@pytest.mark.thinned(2)
 @every_method
 @pytest.mark.parametrize("known_noise", [False, True])
 def test_the_process_learns_what_the_trees_leave(method, known_noise):
@@ -135,6 +136,7 @@ def test_exact_inference_by_hand():
     np.testing.assert_allclose(scores[1] - predicted, factor * deviation, rtol=1e-6)
 
 
+@pytest.mark.thinned(4)
 @every_method
 def test_the_variance_is_never_below_the_exact_one_where_that_is_promised(method):
     """The prior mean is a fixed function: the exact variance is that of the kernel and the noise alone."""
@@ -190,6 +192,7 @@ def test_targets_that_are_missing_here_and_there_have_trees_of_their_own_rows():
         np.testing.assert_allclose(model.prior_mean(X)[:, j], found.trees.mean(X)[:, 0] * std + mean, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_one_target_with_trees_and_one_without(monkeypatch, tmp_path):
     """A target whose choice is the mean zero stands beside one whose choice is trees; a warm start keeps both."""
     rng = np.random.default_rng(0)
@@ -226,6 +229,7 @@ def test_levels_that_are_new_take_the_mean_over_known_ones_of_the_trees_as_well(
 # ---- files, commands, reports ----
 
 
+@pytest.mark.thinned(2)
 @every_method
 def test_a_loaded_model_answers_with_the_same_bits(method, tmp_path):
     X, y = step_and_wave(num_targets=2)
@@ -267,6 +271,7 @@ def test_the_command_line(tmp_path, capsys):
     assert "Prior mean: zero, in standard units." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_report_says_what_trees_and_process_explain(tmp_path):
     X, y = step_and_wave(num_targets=2)
     model = regressor("exact", max_epochs=5).fit(X, y)
@@ -320,6 +325,7 @@ def quick_auto(monkeypatch, **changes) -> None:
     monkeypatch.setitem(auto.EFFORTS, "default", effort)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("folder", "step"),
     [
@@ -351,6 +357,7 @@ def test_a_killed_auto_fit_resumes_to_the_same_bits(folder, step, screen_rows, m
     assert told[0] == told[1]
 
 
+@pytest.mark.thinned(2)
 @every_method
 def test_stored_trees_are_used_again(method, monkeypatch, tmp_path):
     X, y = step_and_wave()

@@ -217,6 +217,7 @@ def test_time_grows_no_faster_than_the_square_of_the_number_of_columns():
 # ---- interrupts ----
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")
 @pytest.mark.parametrize("module", ["cagp.cli.app", "argparse", "cagp.estimators", "torch"])
 def test_an_interrupt_during_an_import_ends_with_one_line(module, model, tmp_path):

@@ -116,6 +116,7 @@ def test_a_class_in_place_of_a_policy_is_named():
         CaGPCG(GP(kernels.RBF(2)), num_actions=3, policy=Lanczos)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "options",
     [{"method": name} for name in ("exact", "opt", "cg", "local", "hybrid", "sgpr", "svgp", "cggp")]

@@ -50,6 +50,7 @@ def test_bench_step_measures_time_and_memory(monkeypatch):
     assert 0 <= record["peak_bytes"] < 1e9
 
 
+@pytest.mark.slow
 def test_bench_minibatches_scores_every_choice(table, capsys):
     options = ["--n-actions", "6", "12", "--support", "0", "4", "--batch", "0", "40", "--seconds", "0.2", "--json"]
     assert main(["bench", "minibatches", str(table), *options]) == 0

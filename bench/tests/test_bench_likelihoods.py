@@ -54,6 +54,7 @@ def test_gross_errors_replace_the_share_that_was_asked_for():
     np.testing.assert_array_equal(likelihood_quality.with_gross_errors(y, 0.0, seed=3), y)
 
 
+@pytest.mark.slow
 def test_bench_classes_measures_all_contenders(folder, capsys):
     command = ["bench", "classes", "plants.csv", "no.csv", "--target", "plant", "--methods", "lightgbm", "hist"]
     assert main([*command, "--json"]) == 1

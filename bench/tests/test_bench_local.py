@@ -131,6 +131,7 @@ def test_a_backend_that_fails_is_a_row_and_an_exit_code(monkeypatch, capsys):
 # ---- one process a measurement ----
 
 
+@pytest.mark.slow
 def test_a_training_step_is_measured_in_a_process_of_its_own(monkeypatch, capsys):
     monkeypatch.setattr(step, "SIZES", (600,))
     assert main(["bench", "step", "--repeats", "1", "--json"]) == 0
@@ -140,6 +141,7 @@ def test_a_training_step_is_measured_in_a_process_of_its_own(monkeypatch, capsys
     assert record["peak_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_is_a_row_and_an_exit_code(monkeypatch, capsys):
     monkeypatch.setattr(step, "SIZES", (10,))  # fewer rows than actions
     assert main(["bench", "step"]) == 1
@@ -148,6 +150,7 @@ def test_a_step_that_fails_is_a_row_and_an_exit_code(monkeypatch, capsys):
     assert "the process ended with exit code 1: ValueError: num_actions is 512" in printed
 
 
+@pytest.mark.slow
 def test_nearest_rows_are_measured_in_a_process_each_and_failures_are_rows(table, capsys):
     common = ["bench", "neighbours", "--points", "50", "--n-neighbors", "5", "--json"]
     assert main([*common, "--rows", "3000", "--methods", "tree", "scan", "--data", "clustered"]) == 0

@@ -11,6 +11,7 @@ from cagp.cli import main
 from cagp_bench import cluster, table_on_disk
 
 
+@pytest.mark.slow
 def test_a_step_of_each_method_is_measured(capsys):
     assert main(["bench", "scale", "--rows", "3000", "6000", "--n-actions", "16", "--json"]) == 0
     records = json.loads(capsys.readouterr().out)
@@ -30,6 +31,7 @@ def test_targets_are_the_function_and_noise_of_the_stated_size():
     assert not np.array_equal(table_on_disk.sample(20_000, 4)[0], X)
 
 
+@pytest.mark.slow
 def test_a_table_in_files_is_made_once_and_predicted_to_its_noise(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(table_on_disk, "PART_ROWS", 8_000)
     table_on_disk.make_table(tmp_path / "t", 20_000)
@@ -47,6 +49,7 @@ def test_a_table_in_files_is_made_once_and_predicted_to_its_noise(tmp_path, caps
     assert 0.9 < record["coverage"] < 0.99
 
 
+@pytest.mark.slow
 def test_rows_per_second_of_predictions(tmp_path, capsys):
     options = ["--rows", "400", "--test-rows", "700", "--methods", "exact", "local", "--fit-time", "2s", "--json"]
     assert main(["bench", "predict", *options, "--records", str(tmp_path / "r.jsonl")]) == 0
@@ -61,6 +64,7 @@ def test_rows_per_second_of_predictions(tmp_path, capsys):
     assert written == records
 
 
+@pytest.mark.slow
 def test_many_machines_are_modelled_from_what_is_measured(capsys):
     options = ["--rows", "1000000", "--machines", "8", "--measured-rows", "5000", "--json"]
     assert main(["bench", "cluster", *options]) == 0

@@ -7,6 +7,7 @@ import pytest
 from cagp.cli import main
 
 
+@pytest.mark.slow
 def test_records_of_cross_validation_and_of_one_fit(capsys):
     command = ["bench", "small", "--rows", "60", "--folds", "2", "3", "--many-rows", "200", "--json"]
     assert main(command) == 0

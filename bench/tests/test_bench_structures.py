@@ -17,6 +17,7 @@ from cagp_bench.structures import STRUCTURES, TEST_ROWS, sample
 EVERY = pytest.mark.parametrize("name", list(STRUCTURES))
 
 
+@pytest.mark.thinned(12)
 @EVERY
 def test_targets_are_the_function_and_noise_of_the_stated_density(name):
     found = sample(STRUCTURES[name], 1000, 0)
@@ -185,6 +186,7 @@ def test_some_structures_and_methods_can_be_chosen(monkeypatch, capsys):
     assert main(["bench", "structures", "--rows", "3"]) == 1
 
 
+@pytest.mark.slow
 def test_a_run_has_a_process_of_its_own_and_a_time_limit(capsys):
     assert main(["bench", "structures", "--only", "copies", "--rows", "60", "--json", "--max-time", "0.01s"]) == 1
     (record,) = json.loads(capsys.readouterr().out)
@@ -195,6 +197,7 @@ def test_a_run_has_a_process_of_its_own_and_a_time_limit(capsys):
     assert record["n"] == 60
 
 
+@pytest.mark.slow
 def test_error_bars_hold_for_new_rows_when_copies_count_once():
     """The structure "copies": every training row three times, test rows new."""
     num_rows = 1200

@@ -60,6 +60,7 @@ PEERS = [pytest.param(name, marks=needs(PACKAGES.get(name, name))) for name in p
 # ---- contenders ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["default", "local"])
 def test_our_methods_learn_a_table_and_their_record_is_complete(table, method):
     record = measure(run(table, method))
@@ -73,6 +74,7 @@ def test_our_methods_learn_a_table_and_their_record_is_complete(table, method):
     json.dumps(record)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("method", ["default", *PEERS])
 def test_text_dates_and_missing_targets_reach_every_contender(houses, method):
     asked = run(houses, method, target="price")
@@ -160,6 +162,7 @@ def test_every_contender_can_be_fitted():
         answers_of("xgboost", pd.DataFrame(), np.zeros(0), pd.DataFrame(), np.zeros(0), 0)
 
 
+@pytest.mark.slow
 def test_what_was_tried_is_recorded_where_a_model_says_it(table, monkeypatch):
     class Telling(CaGPRegressor):
         def fit(self, X, y):
@@ -376,6 +379,7 @@ def test_wrong_usage_is_told_before_anything_runs(table, measured, tmp_path, cap
     assert not measured
 
 
+@pytest.mark.slow
 def test_a_table_that_cannot_be_read_is_a_row_of_a_real_process(table, capsys):
     missing = table.with_name("missing.npz")
     assert main(["bench", "tables", str(missing), "--methods", "default"]) == 1

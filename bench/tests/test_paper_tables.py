@@ -218,6 +218,7 @@ def test_commands_know_data_sets_by_name(small, capsys):
     assert "the data set is 'bikes', expected one of parkinsons" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_fits_and_benchmarks_know_data_sets_by_name(small, monkeypatch, capsys):
     X = np.random.default_rng(0).uniform(size=(40, 2))
     monkeypatch.setitem(PAPER_TABLES, "road", PAPER_TABLES["road"]._replace(num_rows=40))
@@ -383,6 +384,7 @@ def matern32(r):
     return 2 ** (1 - 1.5) / gamma(1.5) * z**1.5 * kv(1.5, z)
 
 
+@pytest.mark.slow
 def test_targets_have_the_covariance_of_the_process():
     X = torch.tensor([[0.0], [0.1], [0.5]], dtype=torch.float64)
     prior = matern32_prior(1, 0.3, 1.7, 0.2)

@@ -237,6 +237,7 @@ def test_all_sgpr_implementations_agree():
     assert_close(ours.variance, theirs[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", gpytorch_peers.RATES)
 def test_the_benchmarked_models_of_gpytorch_learn(kind, monkeypatch):
     """A smooth function of 150 rows: better than its standard deviation, with error bars of the right size."""

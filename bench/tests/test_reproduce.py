@@ -79,6 +79,7 @@ def test_sizes_are_the_same_mechanism(tables):
         assert len(keys[0]) < len(keys[1]) <= len(keys[2])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CHOICES)
 def test_records_have_what_makes_them_reproducible_and_figures_are_whole(made, name):
     found = records(made, name)
@@ -93,6 +94,7 @@ def test_records_have_what_makes_them_reproducible_and_figures_are_whole(made, n
         assert (made / f"{name}.{ending}").read_bytes().startswith(start)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_drawing_comes_from_the_records_alone(made, name, tmp_path, monkeypatch):
     shutil.copy(made / f"{experiment(name).source}.jsonl", tmp_path)
@@ -400,6 +402,7 @@ def test_an_interrupted_fit_resumes_from_its_checkpoint(made, tables, tmp_path, 
     assert without_times(found) == without_times(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGKILL")
 def test_a_killed_run_resumes(tmp_path):
     code = (

@@ -52,6 +52,7 @@ def measure(table, method, seed=0, **settings):
 # ---- one run ----
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("method", GP_METHODS)
 def test_every_method_has_a_complete_record(table, method):
     record = measure(table, method, optimizer="lbfgs" if method == "exact" else "adam", start="data", budget=40)
@@ -293,6 +294,7 @@ def mine(table, tmp_path):
     return file
 
 
+@pytest.mark.slow
 def test_a_killed_suite_resumes_and_ends_with_the_same_records(mine, tmp_path, capsys):
     """The process is killed after its first record; the second call carries out the rest and repeats nothing."""
     out = tmp_path / "out"
