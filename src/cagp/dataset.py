@@ -19,7 +19,7 @@ AnyTargets = Float[Tensor, "n *q"]  # one column, or several
 @final
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Inputs, targets and known noise variances of some rows, which nobody may change any more.
+    """Inputs, targets and known noise variances of some rows, which must not change any more.
 
     They are checked here. Whatever takes ``X, y, row_noise`` also takes a ``Data`` alone, and does not check it again.
 

@@ -245,7 +245,7 @@ class CaGPLocal(Method):
 
         Args:
             num_neighbours: rows for each test point; None for ``num_neighbours_predict``.
-            shares_rows: hold the data themselves, which nobody may change any more, instead of copies.
+            shares_rows: hold the data themselves, which must not change any more, instead of copies.
         """
         k = self.num_neighbours_predict if num_neighbours is None else num_neighbours
         if k < 0:
