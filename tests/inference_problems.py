@@ -4,13 +4,17 @@ import math
 
 import numpy as np
 import oracle
+import pytest
 import torch
 from problems import Problem, make_prior, random_actions
-from torch import Tensor
+from torch import Tensor, nn
 
-from cagp import elbo
+from cagp import GP, CaGPOpt, GaussianNoise, elbo
+from cagp.actions import ActionRule, ComputedActions
+from cagp.kernels import Matern32, Scale
 from cagp.losses import projected_nll
 from cagp.posteriors import CaGPPosterior
+from cagp.prior import ConstantMean
 from cagp.projection import project
 
 EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
@@ -50,3 +54,51 @@ def plain_problem(n: int, d: int, i: int, *, kernel="Scale(Matern32)", noise=0.1
     Z = torch.randn(6, d, generator=g, dtype=torch.float64)
     prior = make_prior(kernel, d, noise, g, mean=mean)
     return Problem(prior, random_actions("spatial", X, i, g), X, y, None, Z)
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def wave(n=40, d=2) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Inputs, targets, known noise variances and new inputs."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(n, d, generator=g, dtype=torch.float64)
+    y = torch.sin(2 * X).sum(1) + 0.2 * torch.randn(n, generator=g, dtype=torch.float64)
+    row_noise = 0.02 + 0.3 * torch.rand(n, generator=g, dtype=torch.float64)
+    return X, y, row_noise, torch.randn(6, d, generator=g, dtype=torch.float64)
+
+
+def wave_prior(kernel=None, noise=None, mean=None) -> GP:
+    kernel = Scale(Matern32(2, 0.9), 1.2) if kernel is None else kernel
+    return GP(kernel, ConstantMean(0.1) if mean is None else mean, GaussianNoise(0.05) if noise is None else noise)
+
+
+def assert_gradient_is_the_slope(method: CaGPOpt, value, *data, step: float = 1e-5) -> None:
+    """Every derivative of the objective is the slope of ``value()``, an independent computation of it."""
+    method.objective(*data).backward()
+    for parameter in method.parameters():
+        assert parameter.grad is not None
+        for entry, slope in zip(parameter.data.view(-1), parameter.grad.view(-1), strict=True):
+            with torch.no_grad():
+                entry += step
+                above = value()
+                entry -= 2 * step
+                below = value()
+                entry += step
+            assert float(slope) == pytest.approx((above - below) / (2 * step), rel=1e-5, abs=1e-6)
+
+
+class Waves(ActionRule):
+    """A rule of a user's own: sines of the inputs with learned frequencies."""
+
+    def __init__(self, frequencies: Tensor):
+        super().__init__()
+        self.frequencies = nn.Parameter(frequencies)
+
+    @property
+    def num_actions(self) -> int:
+        return self.frequencies.shape[1]
+
+    def actions(self, prior, X, y, row_noise=None):
+        S = torch.sin(X.double() @ self.frequencies)
+        return ComputedActions(S / S.detach().norm(dim=0))

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from inference_problems import Waves
 from torch import Tensor
 
 from cagp import CGGP, GP, MAP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, ConstantMean, fit
 from cagp import checks as checks_module
-from cagp.action_rules import KrylovActions, PseudoInputActions
 from cagp.actions import BlockActions, DenseActions
 from cagp.dataset import Data
 from cagp.iterative import RandomActions
@@ -52,8 +52,7 @@ METHODS: dict[str, Callable[[Tensor], Trainable]] = {
     "CaGPOpt": lambda X: CaGPOpt.from_data(prior(), X, 8, reblock_at=(1,)),
     "CaGPOpt, projected": lambda X: CaGPOpt.from_data(prior(), X, 8, loss="projected"),
     "CaGPOpt, leave-one-out": lambda X: CaGPOpt.from_data(prior(), X, 8, loss="loo"),
-    "CaGPOpt, pseudo-inputs": lambda X: CaGPOpt(prior(), PseudoInputActions(X[:8] + 0.1)),
-    "CaGPOpt, Krylov": lambda X: CaGPOpt(prior(), KrylovActions(8)),
+    "CaGPOpt, rule": lambda X: CaGPOpt(prior(), Waves(X[:8].T.contiguous())),
     "CaGPOpt, growing": lambda X: CaGPOpt.from_data(prior(), X, 8, start_actions=2),
     "CaGPOpt, dense": lambda X: CaGPOpt(prior(), DenseActions(torch.eye(N, dtype=torch.float64)[:, :5], learn=True)),
     "CaGPOpt, minibatches": lambda X: CaGPOpt(prior(), thin(X), batch_size=16, reblock_at=(1,)),

@@ -13,7 +13,7 @@ from test_compared_methods import ROUGH, assert_close, assert_gradient_is_the_sl
 from torch import Tensor
 
 from cagp import GP, SGPR, SVGP, CaGPOpt, GaussianNoise, fit, start_from_data
-from cagp.action_rules import PseudoInputActions
+from cagp.actions import DenseActions
 from cagp.dataset import Data
 from cagp.inducing import see_through
 from cagp.kernels import RBF, Matern32, Scale
@@ -214,7 +214,7 @@ def test_the_variance_misses_what_inducing_points_do_not_explain():  # Theorem "
         return method.condition(X, y)
 
     def cagp(y: Tensor) -> CaGPPosterior:
-        return CaGPOpt(prior, PseudoInputActions(Z)).condition(X, y)
+        return CaGPOpt(prior, DenseActions(prior.kernel(X, Z).detach())).condition(X, y)
 
     def errors(posterior, kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The largest squared error at each new input over the unit ball of kernel + noise, and c with mean = c y."""

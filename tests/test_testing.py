@@ -5,10 +5,10 @@ import sys
 
 import pytest
 import torch
+from inference_problems import Waves
 from torch import Tensor, nn
 
 from cagp import CGGP, GP, MAP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, GaussianNoise, Method
-from cagp.action_rules import KrylovActions, PseudoInputActions
 from cagp.actions import BlockActions
 from cagp.kernels import Matern32, Scale
 from cagp.methods import MultiTarget
@@ -158,8 +158,7 @@ METHODS = {
     "CaGPOpt": lambda X: CaGPOpt.from_data(prior(), X, 6, start="random", generator=seeded(0)),
     "CaGPOpt, projected": lambda X: CaGPOpt.from_data(prior(), X, 6, loss="projected"),
     "CaGPOpt, leave-one-out": lambda X: CaGPOpt.from_data(prior(), X, 6, loss="loo"),
-    "CaGPOpt, pseudo-inputs": lambda X: CaGPOpt(prior(), PseudoInputActions(X[:6] + 0.1)),
-    "CaGPOpt, Krylov": lambda X: CaGPOpt(prior(), KrylovActions(6)),
+    "CaGPOpt, rule": lambda X: CaGPOpt(prior(), Waves(X[:6].T.contiguous())),
     "CaGPCG": lambda X: CaGPCG(prior(), 6),
     "CaGPLocal": lambda X: CaGPLocal(prior(), 4, batch_size=9),
     "CaGPLocal, shared": lambda X: CaGPLocal(

@@ -7,8 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from cagp.action_rules import ActionRule, KrylovActions, PseudoInputActions
-from cagp.actions import BlockActions
+from cagp.actions import ActionRule, BlockActions
 from cagp.inducing import choose_inducing_points
 from cagp.iterative import Lanczos, Mix, Policy, UnitVectors
 from cagp.kernels import Matern32, Scale
@@ -16,6 +15,7 @@ from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyG
 from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.prior import GP, GaussianNoise
 from cagp.starting import start_from_data, start_from_neighbours
+from cagp_bench.action_rules import KrylovActions, PseudoInputActions
 from cagp_bench.gp_settings import GPSettings
 from cagp_bench.protocol import PAPER_START, new_method
 

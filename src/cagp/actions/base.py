@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from cagp.checks import check_count, check_matrix
 from cagp.engine import BlockWeights
 from cagp.linalg import NotPositiveDefiniteError
+from cagp.prior import GP
 
 
 class Actions(nn.Module, ABC):
@@ -100,6 +101,28 @@ class ComputedActions(Actions):
 
     def weights(self, dtype: torch.dtype) -> Float[Tensor, "n i"]:
         return self.S.to(dtype)
+
+
+class ActionRule(nn.Module, ABC):
+    """S as a function of the prior and the data, computed again at every evaluation of a loss.
+
+    A rule of your own needs ``num_actions`` and ``actions``. What depends on parameters (the rule's own, or those of
+    the prior) in a differentiable way is trained through; what is detached is held constant.
+    """
+
+    rate: float = 0.1
+    """Adam's learning rate of the rule's own parameters."""
+
+    @property
+    @abstractmethod
+    def num_actions(self) -> int:
+        """i, the budget."""
+
+    @abstractmethod
+    def actions(
+        self, prior: GP, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
+    ) -> ComputedActions:
+        """S at the prior's present hyperparameters, for these rows."""
 
 
 def column_norms(S: Float[Tensor, "n i"]) -> Float[Tensor, " i"]:

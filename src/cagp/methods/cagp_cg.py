@@ -25,11 +25,8 @@ class CaGPCG(Method):
     The paper's actions are the CG residuals, orthonormalised. These are the Lanczos vectors started at y - m, and are
     computed as such (the default policy): when the mean has converged, they still find what is left of the variance.
 
-    The gradient takes the actions as constants; ``CaGPOpt`` with ``KrylovActions`` does not. They are computed at every
-    evaluation of the objective, which is therefore a function of parameters and data alone. A line search then sees
-    values whose change is not quite what their gradients say. Keeping the actions fixed during a step would avoid that,
-    but ended higher as often as lower (docs/iterative.md). Starting from the last solution did not help: such actions
-    span less of the leading eigenvectors, and the bound suffers.
+    The gradient takes the actions as constants. They are computed at every evaluation of the objective, which is
+    therefore a function of parameters and data alone; docs/iterative.md has what else was tried.
 
     Args:
         prior: mean, kernel and noise, learned.

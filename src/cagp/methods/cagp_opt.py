@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cagp.action_rules import ActionRule
-from cagp.actions import Actions, BlockActions
+from cagp.actions import ActionRule, Actions, BlockActions
 from cagp.checks import check_count
 from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
@@ -37,7 +36,7 @@ class CaGPOpt(Method):
     Args:
         prior: mean, kernel and noise, learned.
         actions: the projections of the data, learned; usually from ``CaGPOpt.from_data``. Or a rule that computes them
-            from the prior and the data, e.g. ``PseudoInputActions``.
+            from the prior and the data.
         loss: "elbo" (the paper's recommendation), "projected" (the projected-data marginal likelihood) or "loo" (each
             target's density given the projections without it).
         max_bytes: limit for temporaries.

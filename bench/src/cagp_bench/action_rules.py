@@ -1,16 +1,15 @@
-"""Actions that depend on hyperparameters and data: pseudo-inputs, and Krylov spaces with exact gradients."""
+"""Actions that move with the hyperparameters: pseudo-inputs, and Krylov spaces with exact gradients."""
 
-from abc import ABC, abstractmethod
 from typing import final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from cagp.actions import Actions, ComputedActions
+from cagp.actions import ActionRule, ComputedActions
 from cagp.checks import check_first_order, check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES, precise_product
-from cagp.inducing import INDUCING_RATE, Choice, InducingPoints, choose_inducing_points
+from cagp.inducing import Choice, InducingPoints, choose_inducing_points
 from cagp.iterative import Lanczos, Stopping, iterate
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.prior import GP
@@ -18,28 +17,6 @@ from cagp.system import System
 
 DEPENDENT = 1e-10
 """Singular values of k(X, Z) below this share of the largest one are round-off: pseudo-inputs that add nothing."""
-
-
-class ActionRule(nn.Module, ABC):
-    """S as a function of the prior and the data, computed again at every evaluation of a loss.
-
-    A rule of your own needs ``num_actions`` and ``actions``. What depends on parameters (the rule's own, or those of
-    the prior) in a differentiable way is trained through; what is detached is held constant.
-    """
-
-    rate: float = INDUCING_RATE
-    """Adam's learning rate of the rule's own parameters."""
-
-    @property
-    @abstractmethod
-    def num_actions(self) -> int:
-        """i, the budget."""
-
-    @abstractmethod
-    def actions(
-        self, prior: GP, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> Actions:
-        """S at the prior's present hyperparameters, for these rows; the data are not checked."""
 
 
 @final
