@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from cagp.plots import INK, LINE_COLORS
-from cagp.plots.over_time import apart, label_beside, seconds_axis
+from cagp.plots import INK, LINE_COLORS, apart, label_beside, seconds_axis
 
 
 class Curve(NamedTuple):
