@@ -9,7 +9,7 @@ import pytest
 from processes import run_together
 
 from cagp.cli import main
-from cagp.data import tables
+from cagp.data import table_files
 
 RNG = np.random.default_rng(0)
 N = 300
@@ -133,14 +133,14 @@ def test_two_processes_end_together(folder, capsys, words):
 
 @pytest.mark.parametrize("command", ["fit", "predict"])
 def test_a_part_that_vanishes_while_the_table_is_read(folder, capsys, monkeypatch, command):
-    read = tables._parquet_pieces
+    read = table_files._parquet_pieces
 
     def vanishing(path, *arguments):
         if os.path.basename(path) == "part-0.parquet" and (folder / "parts" / BAD).exists():
             (folder / "parts" / BAD).unlink()
         return read(path, *arguments)
 
-    monkeypatch.setattr(tables, "_parquet_pieces", vanishing)
+    monkeypatch.setattr(table_files, "_parquet_pieces", vanishing)
     words = {"fit": ["fit", "parts", *FIT], "predict": ["predict", "ready.cagp", "parts", "--out", "p.csv", "--quiet"]}
     codes, printed = answer(words[command], 1, capsys)
     assert codes == [1], printed

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cagp.data import Encoder, TableWriter, pieces, read_table, stream_table, table_size
+from cagp.data import Encoder, TableWriter, read_table, stream_table, table_files, table_size
 from cagp.files import UNFINISHED
 
 FORMATS = ["t.csv", "t.csv.gz", "t.parquet"]
@@ -250,7 +250,7 @@ def test_paths_that_cannot_be_read(tmp_path):
 
 
 def test_wide_tables_come_in_pieces_of_fewer_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "CHUNK_CELLS", 12)
+    monkeypatch.setattr(table_files, "CHUNK_CELLS", 12)
     for name in FORMATS:
         with TableWriter(tmp_path / name) as writer:
             writer.write(FRAME)

@@ -15,7 +15,7 @@ from cagp.cli.options import parameters_of
 from cagp.cli.scores import Tally, tally_of
 from cagp.cli.sources import Part, Source, WholeTable, is_sharded, open_in_pieces, read_table_of, reason_for_pieces
 from cagp.cli.tables import Model, targets_of
-from cagp.data.tables import READABLE
+from cagp.data.table_files import READABLE
 from cagp.estimators import CaGPClassifier, CopiesWarning
 from cagp.files import checked_destination
 from cagp.likelihood_registry import GAUSSIAN

@@ -17,7 +17,7 @@ from cagp.cli.options import PREDICTIONS
 from cagp.cli.spreadsheets import Neutralised
 from cagp.cli.tables import Model, Piece, check_columns, pieces, warn_of_levels, warn_of_missing, warn_of_noise
 from cagp.data import TableWriter, stream_table
-from cagp.data.tables import CSV_ENDINGS
+from cagp.data.table_files import CSV_ENDINGS
 from cagp.estimators import CaGPClassifier, GPRegressor, load
 from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
 from cagp.progress import TableProgress

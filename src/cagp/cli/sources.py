@@ -23,8 +23,8 @@ from cagp.cli.tables import (
     warn_of_missing,
 )
 from cagp.data import MAX_LEVELS, Chunks, Encoder, encode_target, open_chunks
-from cagp.data.pieces import CSV_ENDINGS
 from cagp.data.splits import shared_groups
+from cagp.data.table_files import CSV_ENDINGS
 from cagp.data.tables import is_several_files, stream_table, table_parts, table_rows, table_size
 from cagp.estimators import CaGPClassifier, EncodedTable
 from cagp.estimators.agreement import gathered

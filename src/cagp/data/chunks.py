@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import pandas as pd
 
-from cagp.data.array_files import open_npy
-from cagp.data.pieces import CSV_ENDINGS, PathLike, ending_of
 from cagp.data.table_checks import listed
-from cagp.data.tables import rows_of_file, stream_parts, table_parts
+from cagp.data.table_files import CSV_ENDINGS, ending_of, open_npy, rows_of_file
+from cagp.data.tables import stream_parts, table_parts
+from cagp.files import PathLike
 
 CHUNK_ROWS = 65_536
 """Rows of a piece."""
@@ -29,21 +29,17 @@ class ChunkOfRows(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Chunks:
-    """A table in pieces, each with inputs and targets; made by ``open_chunks``, and taken by ``fit`` as ``X``."""
+    """A table in pieces, each with inputs and targets; made by ``open_chunks``, and taken by ``fit`` as ``X``.
+
+    ``read(text)`` goes through all pieces, in order, from the first row on; columns in ``text`` are read as text where
+    the table has no types (CSV).
+    """
 
     words: str  # what the table is called in messages
     num_rows: int | None  # None where only reading tells
-    reader: Callable[[Sequence[str]], Iterator[ChunkOfRows]]
-    has_types: bool  # False for CSV, where a column can be read as text
+    read: Callable[..., Iterator[ChunkOfRows]]
+    has_types: bool = True  # False for CSV, where a column can be read as text
     sharer: "Callable[[int, int], Chunks] | None" = None  # what ``part`` returns, where it knows better
-
-    def read(self, text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
-        """All pieces, in order, from the first row on.
-
-        Args:
-            text: columns to read as text where the table has no types (CSV).
-        """
-        return self.reader(text)
 
     def where(self, rows: Callable[[int, int], np.ndarray], num_rows: int | None) -> "Chunks":
         """Some of the rows.
@@ -53,7 +49,7 @@ class Chunks:
             num_rows: how many they are in all.
         """
 
-        def reader(text: Sequence[str]) -> Iterator[ChunkOfRows]:
+        def read(text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
             for chunk in self.read(text):
                 kept = rows(chunk.rows_from, chunk.rows_from + len(chunk.inputs))
                 if kept.all():
@@ -65,25 +61,22 @@ class Chunks:
         def sharer(part: int, num_parts: int) -> "Chunks":
             return self.part(part, num_parts).where(rows, None)
 
-        return Chunks(self.words, num_rows, reader, self.has_types, sharer)
+        return Chunks(self.words, num_rows, read, self.has_types, sharer)
 
     def part(self, part: int, num_parts: int) -> "Chunks":
         """One of several parts that together have all rows: some files of it, where these are Parquet; else pieces.
 
-        Rows keep their numbers.
-
-        Args:
-            part: its number, from 0.
+        Rows keep their numbers. Parts count from 0.
         """
         if num_parts == 1:
             return self
         if self.sharer is not None:
             return self.sharer(part, num_parts)
 
-        def reader(text: Sequence[str]) -> Iterator[ChunkOfRows]:
+        def read(text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
             return (chunk for number, chunk in enumerate(self.read(text)) if number % num_parts == part)
 
-        return Chunks(f"part {part + 1} of {num_parts} of {self.words}", None, reader, self.has_types)
+        return Chunks(f"part {part + 1} of {num_parts} of {self.words}", None, read, self.has_types)
 
 
 def open_chunks(
@@ -164,7 +157,8 @@ class _Columns(NamedTuple):
     def _split(self, frame: pd.DataFrame, first_row: int, words: str) -> ChunkOfRows:
         if self.target is None:
             raise ValueError(f"say with target which column to predict; {words} has {listed(frame.columns)}.")
-        targets = [self.target] if isinstance(self.target, str) else list(self.target)
+        is_one = isinstance(self.target, str)
+        targets = [self.target] if is_one else list(self.target)
         others = [*targets, *self.drop, *([] if self.noise is None else [self.noise])]
         absent = [name for name in others if name not in frame.columns]
         if absent:
@@ -173,17 +167,16 @@ class _Columns(NamedTuple):
         if inputs.shape[1] == 0:
             raise ValueError(f"no inputs are left: {words} has the columns {listed(frame.columns)}.")
         noise = None if self.noise is None else frame[self.noise].to_numpy()
-        return ChunkOfRows(inputs, frame[self.target if isinstance(self.target, str) else targets], noise, first_row)
+        return ChunkOfRows(inputs, frame[self.target if is_one else targets], noise, first_row)
 
 
 def _of_files(parts: Sequence[PathLike], words: str, columns: _Columns, rows: int, first_row: int = 0) -> Chunks:
-    def reader(text: Sequence[str]) -> Iterator[ChunkOfRows]:
+    def read(text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
         return columns.chunks((chunk.frame for chunk in stream_parts(parts, rows, text)), words, first_row)
 
     counts = [count for part in parts if (count := rows_of_file(part)) is not None]
-    has_types = ending_of(parts[0]) not in CSV_ENDINGS
     if len(counts) < len(parts):
-        return Chunks(words, None, reader, has_types)
+        return Chunks(words, None, read, has_types=ending_of(parts[0]) not in CSV_ENDINGS)
     ends = np.cumsum([0, *counts])
 
     def sharer(part: int, num_parts: int) -> Chunks:
@@ -195,7 +188,7 @@ def _of_files(parts: Sequence[PathLike], words: str, columns: _Columns, rows: in
         words_of_part = f"part {part + 1} of {num_parts} of {words}"
         return _of_files(parts[first : last + 1], words_of_part, columns, rows, first_row + int(ends[first]))
 
-    whole = Chunks(words, int(ends[-1]), reader, has_types, sharer)
+    whole = Chunks(words, int(ends[-1]), read, sharer=sharer)
     return whole
 
 
@@ -210,11 +203,11 @@ def _of_arrays(source: tuple[Any, ...], columns: _Columns, rows: int) -> Chunks:
         lengths = ", ".join(f"{name} has {len(array):,} rows" for name, array in zip(names, arrays, strict=True))
         raise ValueError(f"the arrays differ in their number of rows: {lengths}.")
 
-    def reader(_: Sequence[str]) -> Iterator[ChunkOfRows]:
+    def read(text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
         starts = range(0, num_rows, rows)
         return columns.chunks(tuple(np.array(a[k : k + rows]) for a in arrays) for k in starts)
 
-    return Chunks(names[0], num_rows, reader, has_types=True)
+    return Chunks(names[0], num_rows, read)
 
 
 def _of_pieces(source: Any, columns: _Columns) -> Chunks:
@@ -229,10 +222,10 @@ def _of_pieces(source: Any, columns: _Columns) -> Chunks:
             "function that makes it, e.g. open_chunks(make_pieces) instead of open_chunks(make_pieces())."
         )
 
-    def reader(_: Sequence[str]) -> Iterator[ChunkOfRows]:
+    def read(text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
         pieces = source() if callable(source) else source
         if not isinstance(pieces, Iterable):
             raise TypeError(f"the function returned a {type(pieces).__name__}, expected an iterator over pieces.")
         return columns.chunks(pieces)
 
-    return Chunks("the table", None, reader, has_types=True)
+    return Chunks("the table", None, read)

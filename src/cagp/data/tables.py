@@ -19,19 +19,17 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cagp.data.array_files import npy_pieces, npz_pieces, open_npy
-from cagp.data.csv_files import csv_pieces, with_dates
-from cagp.data.pieces import (
+from cagp.data.table_checks import check_duplicates, listed, names_of
+from cagp.data.table_files import (
     CSV_ENDINGS,
     READABLE,
-    PathLike,
-    Pieces,
     ending_of,
     is_standard,
-    rows_at_once,
+    pieces_of_file,
+    rows_of_file,
+    with_dates,
 )
-from cagp.data.table_checks import check_duplicates, listed, names_of
-from cagp.files import checked_destination, replacing
+from cagp.files import PathLike, checked_destination, replacing
 
 WRITABLE = [".csv", ".csv.gz", ".parquet"]
 
@@ -63,7 +61,7 @@ def read_table(path: PathLike, text: Sequence[str] = ()) -> pd.DataFrame:
         text: columns to read as text if the file has no types (CSV): those that a model knows as levels
             (``Encoder.text_names``), so that the level "007" does not become 7.
     """
-    parts = _checked_parts(path)
+    parts = table_parts(path)
     frames = [chunk.frame for chunk in _chunks(parts, None, text)]
     frame = frames[0] if len(frames) == 1 else pd.concat(frames)
     return with_dates(frame, text) if ending_of(parts[0]) in CSV_ENDINGS else frame
@@ -84,12 +82,12 @@ def stream_parts(parts: Sequence[PathLike], rows: int, text: Sequence[str] = ())
     """The same for a table whose files are known: a file that has vanished since is an error."""
     if rows < 1:
         raise ValueError(f"rows is {rows}, expected at least 1.")
-    return _chunks([_checked(part) for part in parts], rows, text)
+    return _chunks(parts, rows, text)
 
 
 def table_size(path: PathLike) -> int | None:
     """The size of the files of a table in bytes; None for stdin."""
-    return None if is_standard(path) else sum(os.stat(part).st_size for part in _checked_parts(path))
+    return None if is_standard(path) else sum(os.stat(part).st_size for part in table_parts(path))
 
 
 def table_rows(path: PathLike) -> int | None:
@@ -108,18 +106,18 @@ def is_several_files(path: PathLike) -> bool:
 def table_parts(path: PathLike) -> Sequence[PathLike]:
     """The files of a table, sorted by name: those in a folder, or those that match a pattern, or the file itself.
 
-    Names that begin with a point or an underscore do not count. All files have the same format.
+    Names that begin with a point or an underscore do not count. All files have the same format, and each can be opened.
     """
     if not is_several_files(path):
-        return [path]
+        return [_checked(path)]
     folder = Path(path)
     inside = folder.iterdir() if folder.is_dir() else map(Path, glob.glob(os.fspath(path), recursive=True))
     parts = sorted(part for part in inside if not part.name.startswith((".", "_")))
-    inner = [part for part in parts if part.is_dir()]
-    if inner:
+    parent = folder if folder.is_dir() else folder.parent
+    if inner := [part for part in parts if part.is_dir()]:
         raise ValueError(
             f"{path} has folders inside, such as {inner[0]}, which are not read; give a pattern for files alone, e.g. "
-            f"{(folder if folder.is_dir() else folder.parent) / '**' / '*.parquet'}."
+            f"{parent / '**' / '*.parquet'}."
         )
     if not parts:
         what = "the folder has no files" if folder.is_dir() else f"no file matches (looked from {Path.cwd()})"
@@ -129,9 +127,9 @@ def table_parts(path: PathLike) -> Sequence[PathLike]:
         first, second = list(endings.values())[:2]
         raise ValueError(
             f"{path} has files of several formats, such as {first} and {second}; give a pattern for one of them, e.g. "
-            f"{(folder if folder.is_dir() else folder.parent) / '*.parquet'}."
+            f"{parent / '*.parquet'}."
         )
-    return parts
+    return [_checked(part) for part in parts]
 
 
 class TableWriter:
@@ -147,10 +145,9 @@ class TableWriter:
 
     def __init__(self, path: PathLike):
         self._path = path
-        if is_standard(path):
-            return
-        _check_ending(path, WRITABLE, "written")
-        checked_destination(path)
+        if not is_standard(path):
+            _check_ending(path, WRITABLE, "written")
+            checked_destination(path)
 
     def __enter__(self) -> "TableWriter":
         self._columns: list[Any] = []
@@ -158,15 +155,15 @@ class TableWriter:
         self._parquet: pq.ParquetWriter | None = None
         if is_standard(self._path):
             self._text: Any = sys.stdout
+            self._stack.callback(sys.stdout.flush)
             return self
-        self._file = self._stack.enter_context(replacing(self._path))
-        if ending_of(self._path) == ".parquet":
-            return self
-        binary: Any = self._file
-        if ending_of(self._path).endswith(".gz"):
-            binary = self._stack.enter_context(gzip.GzipFile(filename="", fileobj=self._file, mode="wb", mtime=0))
-        self._text = io.TextIOWrapper(binary, encoding="utf-8", newline="")
-        self._stack.callback(self._text.detach)
+        self._file: Any = self._stack.enter_context(replacing(self._path))
+        if ending_of(self._path) != ".parquet":
+            binary = self._file
+            if ending_of(self._path).endswith(".gz"):
+                binary = self._stack.enter_context(gzip.GzipFile(filename="", fileobj=binary, mode="wb", mtime=0))
+            self._text = io.TextIOWrapper(binary, encoding="utf-8", newline="")
+            self._stack.callback(self._text.detach)
         return self
 
     def write(self, frame: pd.DataFrame) -> None:
@@ -183,7 +180,7 @@ class TableWriter:
                 f"{listed(self._columns)}; all frames must have the same columns."
             )
         frame = frame.loc[:, self._columns]
-        if not is_standard(self._path) and ending_of(self._path) == ".parquet":
+        if ending_of(self._path) == ".parquet":
             self._write_parquet(frame)
         else:
             frame.to_csv(self._text, index=False, header=first, lineterminator="\n")
@@ -199,21 +196,17 @@ class TableWriter:
                 "A column keeps the type it has in the first frame: convert it there, e.g. with .astype(float)."
             ) from error
         if self._parquet is None:
-            self._parquet = pq.ParquetWriter(self._file, table.schema)
-            self._stack.callback(self._parquet.close)
+            self._parquet = self._stack.enter_context(pq.ParquetWriter(self._file, table.schema))
         self._parquet.write_table(table)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if is_standard(self._path):
-            self._text.flush()
-        elif kind is None and not self._columns:
+        if kind is None and not self._columns and not is_standard(self._path):
             nothing = ValueError(f"{self._path} is not written: there were no rows.")
             self._stack.__exit__(ValueError, nothing, None)
             raise nothing
-        else:
-            self._stack.__exit__(kind, error, trace)
+        self._stack.__exit__(kind, error, trace)
 
 
 # ---- paths ----
@@ -225,11 +218,6 @@ def _check_ending(path: PathLike, endings: list[str], done: str) -> None:
             f"{path} cannot be {done}: the ending of its name is {ending_of(path)!r}, expected one of "
             f"{', '.join(endings)}."
         )
-
-
-def _checked_parts(path: PathLike) -> Sequence[PathLike]:
-    """The files of a table, each of which can be opened as one."""
-    return [_checked(part) for part in table_parts(path)]
 
 
 def _checked(path: PathLike) -> PathLike:
@@ -252,60 +240,19 @@ def _chunks(parts: Sequence[PathLike], rows: int | None, text: Sequence[str]) ->
     rows_from, names = 0, []
     for number, path in enumerate(parts):
         before = rows_from
-        with ExitStack() as stack:
-            for frame, fraction in _pieces(path, rows, text, stack):
-                if len(frame) == 0:
-                    continue
-                names = names or list(frame.columns)
-                if set(frame.columns) != set(names):
-                    raise ValueError(
-                        f"{path} has the columns {listed(frame.columns)}, {parts[0]} has {listed(names)}; the files of "
-                        "a table have the same columns."
-                    )
-                if len(parts) > 1:
-                    fraction = (number + (0.5 if fraction is None else fraction)) / len(parts)
-                index = pd.RangeIndex(rows_from, rows_from + len(frame))
-                yield Chunk(frame.set_axis(index, axis=0).loc[:, names], rows_from, fraction)
-                rows_from += len(frame)
+        for frame, fraction in pieces_of_file(_checked(path), rows, text):
+            if len(frame) == 0:
+                continue
+            names = names or list(frame.columns)
+            if set(frame.columns) != set(names):
+                raise ValueError(
+                    f"{path} has the columns {listed(frame.columns)}, {parts[0]} has {listed(names)}; the files of "
+                    "a table have the same columns."
+                )
+            if len(parts) > 1:
+                fraction = (number + (0.5 if fraction is None else fraction)) / len(parts)
+            index = pd.RangeIndex(rows_from, rows_from + len(frame))
+            yield Chunk(frame.set_axis(index, axis=0).loc[:, names], rows_from, fraction)
+            rows_from += len(frame)
         if rows_from == before:
             raise ValueError(f"{path} has no rows.")
-
-
-def _pieces(path: PathLike, rows: int | None, text: Sequence[str], stack: ExitStack) -> Pieces:
-    """Pieces of a file of at most ``rows`` rows, or one piece for None."""
-    ending = ending_of(path)
-    if ending == ".npy":
-        return npy_pieces(path, rows)
-    if ending in CSV_ENDINGS:
-        return csv_pieces(path, rows, text, stack)
-    return (npz_pieces if ending == ".npz" else _parquet_pieces)(path, rows, stack)
-
-
-# ---- Parquet ----
-
-
-def _parquet_pieces(path: PathLike, rows: int | None, stack: ExitStack) -> Pieces:
-    try:
-        file = stack.enter_context(pq.ParquetFile(os.fspath(path)))
-        names = file.schema_arrow.names
-        check_duplicates(names, str(path))
-        num_rows, done = file.metadata.num_rows, 0
-        if num_rows == 0 or not names:
-            return
-        for table in [file.read()] if rows is None else file.iter_batches(rows_at_once(rows, len(names))):
-            done += table.num_rows
-            yield table.to_pandas(), done / num_rows
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as a Parquet file: {error}") from error
-
-
-def rows_of_file(path: PathLike) -> int | None:
-    """The number of rows, where a file says it: Parquet and NPY."""
-    if ending_of(_checked(path)) == ".npy":
-        return len(open_npy(path))
-    if ending_of(path) != ".parquet":
-        return None
-    try:
-        return pq.read_metadata(os.fspath(path)).num_rows
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as a Parquet file: {error}") from error
