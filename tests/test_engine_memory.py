@@ -100,10 +100,13 @@ def test_tiles_fit_the_memory_budget_forward_and_backward(kind):
 def test_compiled_dense_products_fit_the_memory_budget(monkeypatch):
     inputs = Inputs("RBF", 300, 40, 2, torch.float64)
     tiles = []
-    matrix = CompiledBackend.matrix
-    monkeypatch.setattr(
-        CompiledBackend, "matrix", lambda self, k, X, Z: tiles.append(len(X) * len(Z)) or matrix(self, k, X, Z)
-    )
+    product = CompiledBackend.product
+
+    def recorded(self, kernel, X, Z, W, *limits):
+        tiles.extend([len(X) * len(Z)] if W is None else [])
+        return product(self, kernel, X, Z, W, *limits)
+
+    monkeypatch.setattr(CompiledBackend, "product", recorded)
     inputs.value_and_gradients(inputs.product("dense", backend=COMPILED, max_bytes=80_000), "dense")
     assert len(tiles) > 2
     assert max(tiles) * 8 <= 80_000

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cagp.actions import BlockActions
 from cagp.engine import COMPILED, TORCH, BlockWeights, kernel_product
-from cagp.engine.product import round_off
+from cagp.engine.dispatch import round_off
 from cagp.kernels import RBF, Constant, Cosine, Kernel, Linear, Matern32, Periodic, RationalQuadratic, Scale
 
 

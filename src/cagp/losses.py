@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.actions import Actions
-from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, precise_product
-from cagp.engine.tiles import recomputed
+from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, precise_product, recomputed
 from cagp.linalg import row_moments, safe_cholesky
 from cagp.prior import GP
 from cagp.projection import Projection, check_projection, noise_gram, project, support_product

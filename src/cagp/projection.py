@@ -8,8 +8,7 @@ from torch import Tensor
 
 from cagp.actions import Actions
 from cagp.checks import check_data
-from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, precise_product
-from cagp.engine.tiles import recomputed
+from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, precise_product, recomputed
 from cagp.kernels import Kernel
 from cagp.linalg import safe_cholesky
 from cagp.prior import GP

@@ -1,10 +1,17 @@
 """How kernels are evaluated on many rows: by a backend, compiled CPU code where it applies and torch for the rest."""
 
-from cagp.engine.backend import NEGLIGIBLE, Backend, LocalMoments
-from cagp.engine.choice import BACKENDS, backend_for, choose_backend
+from cagp.engine.backend import NEGLIGIBLE, Backend, LocalMoments, LocalRows, recomputed
 from cagp.engine.compiled_backend import COMPILED, INSTRUCTION_SETS, CompiledBackend
-from cagp.engine.conditionals import local_density, local_moments
-from cagp.engine.product import DEFAULT_MAX_BYTES, kernel_product, precise_product
+from cagp.engine.dispatch import (
+    BACKENDS,
+    DEFAULT_MAX_BYTES,
+    backend_for,
+    choose_backend,
+    kernel_product,
+    local_density,
+    local_moments,
+    precise_product,
+)
 from cagp.engine.row_tree import OrderedRows, RowTree, column_means, spatial_order
 from cagp.engine.torch_backend import TORCH, TorchBackend
 from cagp.engine.weights import BlockWeights
@@ -20,6 +27,7 @@ __all__ = [
     "BlockWeights",
     "CompiledBackend",
     "LocalMoments",
+    "LocalRows",
     "OrderedRows",
     "RowTree",
     "TorchBackend",
@@ -30,5 +38,6 @@ __all__ = [
     "local_density",
     "local_moments",
     "precise_product",
+    "recomputed",
     "spatial_order",
 ]

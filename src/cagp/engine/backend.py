@@ -1,10 +1,13 @@
 """The interface of a backend: everything in this package that evaluates kernels on many rows goes through one."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from cagp.engine.weights import BlockWeights
 from cagp.kernels import Kernel
@@ -12,6 +15,18 @@ from cagp.kernels import Kernel
 NEGLIGIBLE = 256
 """Conditionals leave a row out when its variance given the rows before it is below this times round-off of its prior
 variance; the same constant as in src/native/conditionals.h."""
+
+
+class LocalRows(NamedTuple):
+    """The test points of ``local_moments``, their rows, and what is known of these; float64 but for inputs."""
+
+    points: Float[Tensor, "t d"]
+    X: Float[Tensor, "n d"]
+    neighbours: Int[Tensor, "t k"]  # -1 for none
+    noise: Float[Tensor, "t k"]
+    residual: Float[Tensor, "t k"] | Float[Tensor, " n"]  # that of all rows is a constant, in the dtype of X
+    gram: Float[Tensor, "t k k"] | None
+    cross: Float[Tensor, "t k"] | None
 
 
 class LocalMoments(NamedTuple):
@@ -26,10 +41,10 @@ class LocalMoments(NamedTuple):
 class Backend(ABC):
     """One way to compute kernel products, conditionals and nearest rows: a value without state.
 
-    To add a backend, write a final class in a file of its own and name its value in ``BACKENDS`` of ``choice.py``. All
-    methods but ``unsupported_reason`` are called only with kernels and inputs for which that returned None. Arguments
-    are checked, and tensors may have any strides. Results are differentiable once in everything that is not an integer,
-    except where a method says otherwise.
+    To add a backend, write a final class in a file of its own and name its value in ``BACKENDS`` of ``dispatch.py``.
+    All methods but ``unsupported_reason`` are called only with kernels and inputs for which that returned None.
+    Arguments are checked, and tensors may have any strides. Results are differentiable once in everything that is not
+    an integer, except where a method says otherwise.
     """
 
     name: ClassVar[str]
@@ -48,20 +63,16 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def matrix(self, kernel: Kernel, X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
-        """k(X, Z)."""
-
-    @abstractmethod
     def product(
         self,
         kernel: Kernel,
         X: Float[Tensor, "n d"],
         Z: Float[Tensor, "m d"],
-        W: Float[Tensor, "m c"] | BlockWeights,
+        W: Float[Tensor, "m c"] | BlockWeights | None,
         max_bytes: int,
         tolerance: float,
     ) -> Float[Tensor, "n c"]:
-        """k(X, Z) W with no more than ``max_bytes`` of temporaries, or one row of k(X, Z).
+        """k(X, Z) W with no more than ``max_bytes`` of temporaries, or one row of k(X, Z); k(X, Z) without ``W``.
 
         Args:
             tolerance: with block-sparse ``W``, values of the kernel that are at most this times its variance may be
@@ -69,22 +80,8 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def conditionals(
-        self,
-        kernel: Kernel,
-        points: Float[Tensor, "t d"],
-        X: Float[Tensor, "n d"],
-        neighbours: Int[Tensor, "t k"],
-        noise: Float[Tensor, "t k"],
-        residual: Float[Tensor, "t k"] | Float[Tensor, " n"],
-        gram: Float[Tensor, "t k k"] | None,
-        cross: Float[Tensor, "t k"] | None,
-    ) -> LocalMoments:
-        """The moments of ``local_moments`` in float64; mean and explained are differentiable in all but ``X``.
-
-        Values of neighbours are float64, those of rows have the dtype of ``X``. A ``residual`` of shape (n,) is a
-        constant.
-        """
+    def conditionals(self, kernel: Kernel, rows: LocalRows) -> LocalMoments:
+        """``local_moments``; mean and explained are differentiable in all but ``X``."""
 
     def density(
         self,
@@ -95,7 +92,7 @@ class Backend(ABC):
         neighbours: Int[Tensor, "t k"],
         noise: Float[Tensor, ""],
     ) -> Float[Tensor, ""] | None:
-        """The sum of ``local_density`` in one sweep; None where this backend has no such sweep."""
+        """``local_density``; None where this backend has no such sweep."""
         return None
 
     @abstractmethod
@@ -113,3 +110,15 @@ class Backend(ABC):
             left_out: a row for each point that does not count.
             before: only rows of ``X`` before this one count.
         """
+
+
+def recomputed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """``function(*tensors)``, whose intermediates are not kept: they are computed again for the gradient."""
+    if not torch.is_grad_enabled():
+        return function(*tensors)
+    return checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False)
+
+
+def by_rows(function: Callable[[Tensor], Tensor], X: Tensor, rows: int) -> Tensor:
+    """``function`` applied to tiles of ``rows`` rows of ``X``, whose intermediates are recomputed for the gradient."""
+    return torch.cat([recomputed(function, tile) for tile in X.split(rows)])

@@ -1,18 +1,16 @@
 """The compiled backend: the C++ code of src/native as differentiable torch functions, on the CPU."""
 
 import importlib
+import math
 import warnings
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.checks import check_first_order
-from cagp.engine.backend import Backend, LocalMoments
-from cagp.engine.tiles import by_rows
+from cagp.engine.backend import Backend, LocalMoments, LocalRows, by_rows
 from cagp.engine.weights import BlockWeights
 from cagp.kernels import Kernel, kernel_class
 
@@ -40,15 +38,9 @@ INSTRUCTION_SETS: tuple[str, ...] = () if _native is None else tuple(_native.ins
 _TILE_ELEMENTS = 2**21
 
 
-class _Kind(NamedTuple):
-    """How the compiled module knows a class of kernels."""
-
-    number: int
-    has_alpha: bool  # whether it has a parameter ``alpha`` besides the lengthscales
-
-
-_KINDS: dict[type[Kernel], _Kind] = {
-    kernel_class(name): _Kind(number, has_alpha)
+# The number of each compiled class of kernels, and whether it has a parameter ``alpha`` besides the lengthscales.
+_KINDS: dict[type[Kernel], tuple[int, bool]] = {
+    kernel_class(name): (number, has_alpha)
     for number, (name, has_alpha) in enumerate([] if _native is None else _native.kernels())
 }
 
@@ -61,6 +53,19 @@ class _Stationary(NamedTuple):
     alpha: Tensor | None
     scale: Tensor | None  # None for one
     part: Kernel  # the stationary kernel itself
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> "_Stationary":
+        """A kernel for which ``unsupported_reason`` has no reason."""
+        ((scale, part),) = kernel.linear_parts()
+        kind, has_alpha = _KINDS[type(part)]
+        parameters: Any = part
+        return cls(kind, parameters.lengthscale, parameters.alpha if has_alpha else None, scale, part)
+
+    @property
+    def parameters(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Lengthscale, alpha and scale."""
+        return self.lengthscale, self.alpha, torch.ones((), dtype=torch.float64) if self.scale is None else self.scale
 
 
 @final
@@ -102,97 +107,54 @@ class CompiledBackend(Backend):
             return f"the data are {str(X.dtype).removeprefix('torch.')}"
         return None
 
-    def matrix(self, kernel: Kernel, X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
-        """k(X, Z). Time O(n m d), memory O(n m): the result."""
-        k = _stationary(kernel)
-        return _times(k.scale, _Matrix.apply(X, Z, k.lengthscale, k.alpha, k.kind, self.instruction_set))
-
     def product(
-        self,
-        kernel: Kernel,
-        X: Float[Tensor, "n d"],
-        Z: Float[Tensor, "m d"],
-        W: Float[Tensor, "m c"] | BlockWeights,
-        max_bytes: int,
-        tolerance: float,
-    ) -> Float[Tensor, "n c"]:
+        self, kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeights | None, max_bytes: int, tolerance: float
+    ) -> Tensor:
         """Block-sparse ``W`` in one sweep, time O(n m d); dense ``W`` in tiles by BLAS, time O(n m (d + c)).
 
         With block-sparse ``W``, where ``Z`` is ``X``, each pair of rows is evaluated once. A block is left out for a
         panel of nearby rows, up to 32 of them, if no point of its bounding box is within the support radius of theirs.
         """
-        if not isinstance(W, BlockWeights):
-            elements = min(_TILE_ELEMENTS, max_bytes // (4 * X.element_size()))
-            return by_rows(lambda tile: self.matrix(kernel, tile, Z) @ W, X, max(1, elements // Z.shape[0]))
-        k = _stationary(kernel)
-        arguments = (X, None if Z is X else Z, k.lengthscale, k.alpha, W.values, W.offsets)
-        radius = k.part.support_radius(tolerance)
-        return _times(k.scale, _BlockProduct.apply(*arguments, k.kind, self.instruction_set, radius))
+        if isinstance(W, Tensor):
+            rows = max(1, min(_TILE_ELEMENTS, max_bytes // (4 * X.element_size())) // len(Z))
+            return by_rows(lambda tile: self.product(kernel, tile, Z, None, max_bytes, tolerance) @ W, X, rows)
+        k = _Stationary.of(kernel)
+        if W is None:
+            radius, pair, weights = math.inf, (X, Z), (None, None)
+        else:
+            radius, pair, weights = k.part.support_radius(tolerance), (X, None if Z is X else Z), W
+        out = _Product.apply(k.kind, self.instruction_set, radius, *pair, k.lengthscale, k.alpha, *weights)
+        return out if k.scale is None else k.scale.to(out) * out
 
-    def conditionals(
-        self,
-        kernel: Kernel,
-        points: Float[Tensor, "t d"],
-        X: Float[Tensor, "n d"],
-        neighbours: Int[Tensor, "t k"],
-        noise: Float[Tensor, "t k"],
-        residual: Float[Tensor, "t k"] | Float[Tensor, " n"],
-        gram: Float[Tensor, "t k k"] | None,
-        cross: Float[Tensor, "t k"] | None,
-    ) -> LocalMoments:
+    def conditionals(self, kernel: Kernel, rows: LocalRows) -> LocalMoments:
         """One sweep. Time O(t k² (d + k)), memory O(t (k + d))."""
-        k = _stationary(kernel)
-        values = (noise, residual, gram, cross)
-        arguments = (points, X.detach(), neighbours, *values, k.lengthscale, k.alpha, _number(k.scale))
-        needed = _Needed(*(torch.is_grad_enabled() and v is not None and v.requires_grad for v in arguments))
-        return LocalMoments(*_Conditionals.apply(k.kind, self.instruction_set, needed, *arguments))
+        k = _Stationary.of(kernel)
+        rows = rows._replace(X=rows.X.detach())
+        found = _Conditionals.apply(k.kind, self.instruction_set, torch.is_grad_enabled(), *rows, *k.parameters)
+        return LocalMoments(*found)
 
     def density(
-        self,
-        kernel: Kernel,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        rows: Int[Tensor, " t"],
-        neighbours: Int[Tensor, "t k"],
-        noise: Float[Tensor, ""],
-    ) -> Float[Tensor, ""] | None:
+        self, kernel: Kernel, X: Tensor, y: Tensor, rows: Tensor, neighbours: Tensor, noise: Tensor
+    ) -> Tensor | None:
         """Time O(t k² (d + k)), memory O(k² + k d) per thread."""
-        k = _stationary(kernel)
-        parameters = (noise, k.lengthscale, k.alpha, _number(k.scale))
-        slopes = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in parameters)
-        return _Density.apply(k.kind, self.instruction_set, slopes, X, y, rows, neighbours, *parameters)
+        k = _Stationary.of(kernel)
+        arguments = (X, y, rows, neighbours, noise, *k.parameters)
+        return _Density.apply(k.kind, self.instruction_set, torch.is_grad_enabled(), *arguments)
 
-    def nearest(
-        self,
-        points: Float[Tensor, "t d"],
-        X: Float[Tensor, "n d"],
-        k: int,
-        left_out: Int[Tensor, " t"] | None,
-        before: Int[Tensor, " t"] | None,
-    ) -> Int[Tensor, "t k"]:
+    def nearest(self, points: Tensor, X: Tensor, k: int, left_out: Tensor | None, before: Tensor | None) -> Tensor:
         """All distances, none of them kept. Time O(t n d), memory O(t k): the result."""
         rows = torch.empty(len(points), k, dtype=torch.long)
-        _native.nearest(*_arrays(points, X, left_out, before, rows), torch.get_num_threads(), self.instruction_set)
+        run("nearest", points, X, left_out, before, rows, torch.get_num_threads(), self.instruction_set)
         return rows
 
 
 COMPILED = CompiledBackend(INSTRUCTION_SETS[-1] if INSTRUCTION_SETS else None)
 
 
-def _stationary(kernel: Kernel) -> _Stationary:
-    """A kernel for which ``unsupported_reason`` has no reason."""
-    ((scale, part),) = kernel.linear_parts()
-    kind: _Kind = _KINDS[type(part)]
-    parameters: Any = part
-    return _Stationary(kind.number, parameters.lengthscale, parameters.alpha if kind.has_alpha else None, scale, part)
-
-
-def _times(scale: Tensor | None, out: Tensor) -> Tensor:
-    return out if scale is None else scale.to(out) * out
-
-
-def _number(scale: Tensor | None) -> Tensor:
-    return torch.ones((), dtype=torch.float64) if scale is None else scale
+def run(function: str, *arguments: Any) -> None:
+    """Call a compiled function with tensors as it takes them: contiguous, without gradients, as views of NumPy."""
+    arrays = (v.detach().contiguous().numpy() if isinstance(v, Tensor) else v for v in arguments)
+    getattr(_native, function)(*arrays)
 
 
 def _alpha(alpha: Tensor | None) -> float:
@@ -200,180 +162,81 @@ def _alpha(alpha: Tensor | None) -> float:
     return 1.0 if alpha is None else float(alpha)
 
 
-def _arrays(*tensors: Tensor | None) -> list[Any]:
-    """The tensors as the compiled code takes them fastest: contiguous, without their gradients, as views of NumPy."""
-    return [None if tensor is None else tensor.detach().contiguous().numpy() for tensor in tensors]
-
-
-# ---- products ----
+def _like(values: Tensor, parameter: Tensor | None) -> Tensor | None:
+    """The gradient of a parameter, if there is one, in its shape and dtype."""
+    return None if parameter is None else values.reshape(parameter.shape).to(parameter)
 
 
 def _scaled(X: Tensor, Z: Tensor | None, lengthscale: Tensor) -> tuple[Tensor, Tensor | None]:
     """Both inputs in lengthscale units, with the origin moved to the data so that no digits are lost far from it."""
     origin, lengthscale = (X if Z is None else Z).mean(0), lengthscale.to(X)
-    X = ((X - origin) / lengthscale).contiguous()
-    return X, None if Z is None else ((Z - origin) / lengthscale).contiguous()
+    return (X - origin) / lengthscale, None if Z is None else (Z - origin) / lengthscale
 
 
-class _Gradients:
-    """Contiguous buffers for what the compiled gradients return, and their conversion from lengthscale units."""
+class _Product(torch.autograd.Function):
+    """k(X, Z), or k(X, Z) W with ``values`` and ``offsets`` of block-sparse W. ``Z`` is None where it is X."""
 
-    def __init__(self, X: Tensor, Z: Tensor | None, lengthscale: Tensor, need_X: bool, need_Z: bool):
-        self.lengthscale = lengthscale
-        self.square = torch.zeros(X.shape[1], dtype=torch.float64)
-        self.alpha = torch.zeros(1, dtype=torch.float64)
-        self.X = X.new_zeros(X.shape) if need_X and Z is not None else None
-        if Z is None:  # the product of X with itself: one gradient, returned where that of Z would be
-            self.Z = X.new_zeros(X.shape) if need_X else None
-        else:
-            self.Z = Z.new_zeros(Z.shape) if need_Z else None
-
-    def unscaled(self, alpha: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:
-        """Gradients of X, Z, lengthscale and alpha: ∂r²/∂ℓ = -2 difference² / ℓ, differences in lengthscale units."""
-        lengthscale = self.lengthscale
-        grad_X = None if self.X is None else self.X / lengthscale.to(self.X)
-        grad_Z = None if self.Z is None else self.Z / lengthscale.to(self.Z)
-        grad_alpha = None if alpha is None else self.alpha.reshape(alpha.shape).to(alpha)
-        return grad_X, grad_Z, -2 * self.square.to(lengthscale) / lengthscale, grad_alpha
-
-
-class _Matrix(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, X: Tensor, Z: Tensor, lengthscale: Tensor, alpha: Tensor | None, kind: int, instruction_set: str
-    ) -> Tensor:
-        ctx.save_for_backward(X, Z, lengthscale, alpha)
-        ctx.kind, ctx.instruction_set = kind, instruction_set
-        out = X.new_empty(X.shape[0], Z.shape[0])
-        inputs = _arrays(*_scaled(X, Z, lengthscale))
-        _native.matrix(kind, *inputs, _alpha(alpha), out.numpy(), torch.get_num_threads(), instruction_set)
-        return out
-
-    @staticmethod
-    def backward(ctx, *grad_outputs: Tensor):
-        check_first_order()
-        X, Z, lengthscale, alpha = ctx.saved_tensors
-        gradients = _Gradients(X, Z, lengthscale, *ctx.needs_input_grad[:2])
-        _native.matrix_gradient(
-            ctx.kind,
-            *_arrays(*_scaled(X, Z, lengthscale)),
-            _alpha(alpha),
-            *_arrays(grad_outputs[0], gradients.square, gradients.alpha, gradients.X, gradients.Z),
-            torch.get_num_threads(),
-            ctx.instruction_set,
-        )
-        return *gradients.unscaled(alpha), None, None
-
-
-class _BlockProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx,
-        X: Tensor,
-        Z: Tensor | None,
-        lengthscale: Tensor,
-        alpha: Tensor | None,
-        values: Tensor,
-        offsets: Tensor,
-        kind: int,
-        instruction_set: str,
-        radius: float,
+        ctx, kind: int, instruction_set: str, radius: float, X: Tensor, Z, lengthscale: Tensor, alpha, values, offsets
     ) -> Tensor:
         ctx.save_for_backward(X, Z, lengthscale, alpha, values, offsets)
         ctx.kind, ctx.instruction_set, ctx.radius = kind, instruction_set, radius
-        out = X.new_empty(X.shape[0], offsets.shape[0] - 1)
-        _native.block(
-            kind,
-            *_arrays(*_scaled(X, Z, lengthscale)),
-            _alpha(alpha),
-            *_arrays(values, offsets, out),
-            torch.get_num_threads(),
-            instruction_set,
-            radius,
-        )
+        inputs = (kind, *_scaled(X, Z, lengthscale), _alpha(alpha))
+        if values is None:
+            out = X.new_empty(len(X), len(Z))
+            run("matrix", *inputs, out, torch.get_num_threads(), instruction_set)
+        else:
+            out = X.new_empty(len(X), len(offsets) - 1)
+            run("block", *inputs, values, offsets, out, torch.get_num_threads(), instruction_set, radius)
         return out
 
     @staticmethod
     def backward(ctx, *grad_outputs: Tensor):
         check_first_order()
         X, Z, lengthscale, alpha, values, offsets = ctx.saved_tensors
-        gradients = _Gradients(X, Z, lengthscale, *ctx.needs_input_grad[:2])
-        grad_values = values.new_empty(values.shape)
-        _native.block_gradient(
-            ctx.kind,
-            *_arrays(*_scaled(X, Z, lengthscale)),
-            _alpha(alpha),
-            *_arrays(values, offsets, grad_outputs[0]),
-            *_arrays(gradients.square, gradients.alpha, grad_values, gradients.X, gradients.Z),
-            torch.get_num_threads(),
-            ctx.instruction_set,
-            ctx.radius,
-        )
-        grad_X, grad_Z, grad_lengthscale, grad_alpha = gradients.unscaled(alpha)
-        if Z is None:
-            grad_X, grad_Z = grad_Z, None
-        return grad_X, grad_Z, grad_lengthscale, grad_alpha, grad_values, None, None, None, None
-
-
-# ---- conditionals ----
-
-
-class _Needed(NamedTuple):
-    """Which arguments need a gradient, in the order in which ``_Conditionals`` takes them."""
-
-    points: bool
-    X: bool
-    neighbours: bool
-    noise: bool
-    residual: bool
-    gram: bool
-    cross: bool
-    lengthscale: bool
-    alpha: bool
-    scale: bool
-
-    @property
-    def slopes(self) -> bool:
-        """Whether the slopes of the kernel are needed."""
-        return self.points or self.lengthscale or self.alpha or self.scale
+        need_X, need_Z = ctx.needs_input_grad[3:5]
+        of_square, of_alpha = torch.zeros(X.shape[1], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+        of_X = X.new_zeros(X.shape) if need_X else None
+        of_Z = Z.new_zeros(Z.shape) if need_Z else None
+        # The product of X with itself has one gradient, which is returned where that of Z would be.
+        pair = (None, of_X) if Z is None else (of_X, of_Z)
+        inputs = (ctx.kind, *_scaled(X, Z, lengthscale), _alpha(alpha))
+        machine, of_values = (torch.get_num_threads(), ctx.instruction_set), None
+        if values is None:
+            run("matrix_gradient", *inputs, grad_outputs[0], of_square, of_alpha, *pair, *machine)
+        else:
+            of_values = values.new_empty(values.shape)
+            weights = (values, offsets, grad_outputs[0], of_square, of_alpha, of_values)
+            run("block_gradient", *inputs, *weights, *pair, *machine, ctx.radius)
+        # ∂r²/∂ℓ = -2 difference² / ℓ, with differences in lengthscale units.
+        of_lengthscale = -2 * of_square.to(lengthscale) / lengthscale
+        of_X, of_Z = (None if grad is None else grad / lengthscale.to(grad) for grad in (of_X, of_Z))
+        return None, None, None, of_X, of_Z, of_lengthscale, _like(of_alpha, alpha), of_values, None
 
 
 class _Conditionals(torch.autograd.Function):
     """Of all that a forward pass computes, gradients need C⁻¹r, C⁻¹c and each test point's slopes in the parameters."""
 
     @staticmethod
-    def forward(
-        ctx,
-        kind: int,
-        instruction_set: str,
-        needed: _Needed,
-        points,
-        X,
-        neighbours,
-        noise,
-        residual,
-        gram,
-        cross,
-        lengthscale,
-        alpha,
-        scale,
-    ) -> LocalMoments:
+    def forward(ctx, kind: int, instruction_set: str, recorded: bool, *tensors) -> LocalMoments:
+        points, X, neighbours, noise, residual, gram, cross, lengthscale, alpha, scale = tensors
+        needed = [recorded and need for need in ctx.needs_input_grad[3:]]
         (t, k), d = neighbours.shape, X.shape[1]
-        empty = partial(torch.empty, dtype=torch.float64)
+
+        def empty(*shape: int, wanted: bool = True) -> Any:
+            return torch.empty(shape, dtype=torch.float64) if wanted else None
+
         moments = LocalMoments(*(empty(t) for _ in LocalMoments._fields))
-        solutions = [empty(t, k) if any(needed) else None for _ in range(2)]
-        of_parameters = empty(t, 2, d + 2) if needed.slopes else None
-        of_points = empty(t, 2, d) if needed.points else None
-        saved = (*solutions, of_parameters, of_points)
-        _native.conditionals(
-            kind,
-            *_arrays(points, X, lengthscale.reciprocal(), neighbours),
-            _alpha(alpha),
-            float(scale),
-            noise.detach().numpy(),
-            *_arrays(*((residual, None) if residual.ndim == 2 else (None, residual)), gram, cross, *moments, *saved),
-            torch.get_num_threads(),
-            instruction_set,
+        solutions = [empty(t, k, wanted=any(needed)) for _ in range(2)]
+        of_parameters = empty(t, 2, d + 2, wanted=needed[0] or any(needed[7:]))
+        saved = (*solutions, of_parameters, empty(t, 2, d, wanted=needed[0]))
+        run(
+            "conditionals",
+            *(kind, points, X, lengthscale.reciprocal(), neighbours, _alpha(alpha), float(scale)),
+            noise.detach().numpy(),  # which may be one number, repeated
+            *((residual, None) if residual.ndim == 2 else (None, residual)),
+            *(gram, cross, *moments, *saved, torch.get_num_threads(), instruction_set),
         )
         ctx.needed, ctx.dtype = needed, X.dtype
         ctx.save_for_backward(lengthscale, alpha, scale, *saved)
@@ -384,29 +247,19 @@ class _Conditionals(torch.autograd.Function):
     def backward(ctx, *grad_outputs: Tensor):
         check_first_order()
         lengthscale, alpha, scale, *saved = ctx.saved_tensors
-        needed: _Needed = ctx.needed
-        solution, d = saved[0], len(lengthscale)
-        t, k = solution.shape
-        parameters = torch.zeros(d + 2, dtype=torch.float64) if needed.slopes else None
-        gradients = [
-            solution.new_empty(shape) if wanted else None
-            for wanted, shape in (
-                (needed.points, (t, d)),
-                (needed.noise, (t, k)),
-                (needed.residual, (t, k)),
-                (needed.gram, (t, k, k)),
-                (needed.cross, (t, k)),
-            )
-        ]
-        _native.conditionals_gradient(
-            *_arrays(*saved[:2], *grad_outputs[:2], *saved[2:], parameters, *gradients), torch.get_num_threads()
+        (t, k), d = saved[0].shape, len(lengthscale)
+        of_parameters = None if saved[2] is None else torch.zeros(d + 2, dtype=torch.float64)
+        shapes = ((t, d), (t, k), (t, k), (t, k, k), (t, k))  # of points, noise, residual, gram and cross
+        needed = (ctx.needed[0], *ctx.needed[3:7])
+        of_points, *of_values = (
+            saved[0].new_empty(shape) if need else None for need, shape in zip(needed, shapes, strict=True)
         )
+        gradients = (of_parameters, of_points, *of_values)
+        run("conditionals_gradient", *saved[:2], *grad_outputs[:2], *saved[2:], *gradients, torch.get_num_threads())
         of_lengthscale = of_alpha = of_scale = None
-        if parameters is not None:
-            of_lengthscale = (-2 * parameters[:d] / lengthscale).to(lengthscale)
-            of_alpha = None if alpha is None else parameters[d].reshape(alpha.shape).to(alpha)
-            of_scale = parameters[d + 1].reshape(scale.shape).to(scale)
-        of_points, *of_values = gradients
+        if of_parameters is not None:
+            of_lengthscale = (-2 * of_parameters[:d] / lengthscale).to(lengthscale)
+            of_alpha, of_scale = _like(of_parameters[d], alpha), _like(of_parameters[d + 1], scale)
         of_points = None if of_points is None else of_points.to(ctx.dtype)
         return None, None, None, of_points, None, None, *of_values, of_lengthscale, of_alpha, of_scale
 
@@ -415,21 +268,12 @@ class _Density(torch.autograd.Function):
     """The gradient is found together with the value, and kept for the backward pass."""
 
     @staticmethod
-    def forward(
-        ctx, kind: int, instruction_set: str, slopes: bool, X, y, rows, neighbours, noise, lengthscale, alpha, scale
-    ) -> Tensor:
+    def forward(ctx, kind: int, instruction_set: str, recorded: bool, *tensors) -> Tensor:
+        X, y, rows, neighbours, noise, lengthscale, alpha, scale = tensors
         sums = torch.zeros(X.shape[1] + 4, dtype=torch.float64)
-        _native.density(
-            kind,
-            *_arrays(rows, X, y, lengthscale.reciprocal(), neighbours),
-            _alpha(alpha),
-            float(scale),
-            float(noise),
-            slopes,
-            sums.numpy(),
-            torch.get_num_threads(),
-            instruction_set,
-        )
+        inputs = (rows, X, y, lengthscale.reciprocal(), neighbours, _alpha(alpha), float(scale), float(noise))
+        slopes = recorded and any(ctx.needs_input_grad[3:])
+        run("density", kind, *inputs, slopes, sums, torch.get_num_threads(), instruction_set)
         ctx.save_for_backward(sums, noise, lengthscale, alpha, scale)
         return sums[0].clone()
 
@@ -439,11 +283,5 @@ class _Density(torch.autograd.Function):
         sums, noise, lengthscale, alpha, scale = ctx.saved_tensors
         gradients = sums[1:] * grad_outputs[0]
         of_squares, of_alpha, of_scale, of_noise = gradients.split([len(lengthscale), 1, 1, 1])
-        of_lengthscale = -2 * of_squares / lengthscale
-        return (
-            *(None,) * 7,
-            of_noise.reshape(noise.shape),
-            of_lengthscale,
-            None if alpha is None else of_alpha.reshape(alpha.shape),
-            of_scale.reshape(scale.shape),
-        )
+        of_parameters = (-2 * of_squares / lengthscale, _like(of_alpha, alpha), _like(of_scale, scale))
+        return *(None,) * 7, _like(of_noise, noise), *of_parameters

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float32, Int, Int32
 from torch import Tensor
 
-from cagp.engine.compiled_backend import _arrays, _native
+from cagp.engine.compiled_backend import _native, run
 
 CHUNK_ROWS = 2**18
 """Rows that are converted to float64 at a time."""
@@ -22,13 +22,6 @@ class OrderedRows(NamedTuple):
     least: Int32[Tensor, " nodes"]  # the first place in each node
     slots: Int32[Tensor, " n"]  # the slot of each row
     rows: Int32[Tensor, " n"]  # the rows in their order
-
-
-class _Found(NamedTuple):
-    """What a search found, and how many leaves it looked through."""
-
-    labels: Int[Tensor, "t k"]
-    visited: Int[Tensor, " t"]
 
 
 @final
@@ -65,14 +58,12 @@ class RowTree:
         nodes = _native.tree_nodes(n)
         unit = _unit(X, origin)
         points = torch.zeros(n * d + _native.tree_padding)
-        table = points[: n * d].view(n, d)
-        for start in range(0, n, CHUNK_ROWS):
-            part = slice(start, start + CHUNK_ROWS)
-            table[part] = (X[part].detach().double() - origin) / unit
+        for out, part in zip(points[: n * d].view(n, d).split(CHUNK_ROWS), X.split(CHUNK_ROWS), strict=True):
+            out.copy_((part.detach().double() - origin) / unit)
         rows, least = torch.empty(n, dtype=torch.int32), torch.empty(nodes, dtype=torch.int32)
         boxes = torch.empty(nodes, 2, d)
         scale = _scale(inverse_scale * unit, torch.ones(d, dtype=torch.bool))
-        _native.tree_build(*_arrays(points, rows, boxes, least, scale), torch.get_num_threads())
+        run("tree_build", points, rows, boxes, least, scale, torch.get_num_threads())
         return cls(points, rows, boxes, least, origin, unit, instruction_set)
 
     def nearest(
@@ -83,13 +74,14 @@ class RowTree:
         left_out: Int[Tensor, " t"] | None = None,
     ) -> Int[Tensor, "t k"]:
         """The ``k`` rows nearest to each point in these units, ties by row; -1 where there are fewer."""
-        return self._search(self._stored(points), inverse_scale, k, self.rows, self.least, left_out, None)[0]
+        stored = ((points.detach().double() - self.origin) / self.unit).float()
+        return self._search(stored, inverse_scale, k, self.rows, self.least, left_out, None)[0]
 
     def share_visited(self, inverse_scale: Float[Tensor, " d"], k: int, num_rows: int) -> float:
         """The share of all leaves that a search for ``k`` rows looks through, for some rows as test points."""
         slots = torch.arange(0, len(self.rows), max(1, len(self.rows) // num_rows))
-        found = self._search(self._at(slots), inverse_scale, k, self.rows, self.least, None, None)
-        return float(found.visited.double().mean()) / ((len(self.least) + 1) // 2)
+        _, visited = self._search(self._at(slots), inverse_scale, k, self.rows, self.least, None, None)
+        return float(visited.double().mean()) / ((len(self.least) + 1) // 2)
 
     def earlier(
         self, rows: Int[Tensor, " t"], ordered: OrderedRows, inverse_scale: Float[Tensor, " d"], k: int
@@ -103,15 +95,11 @@ class RowTree:
     def ordered(self, position: Int[Tensor, " n"]) -> OrderedRows:
         """What ``earlier`` needs to know of an order, given the place of every row. Memory 12 bytes a row."""
         labels = torch.empty_like(self.rows)
-        for start in range(0, len(labels), CHUNK_ROWS):
-            part = slice(start, start + CHUNK_ROWS)
-            labels[part] = position[self.rows[part].long()].int()
+        for out, rows in zip(labels.split(CHUNK_ROWS), self.rows.split(CHUNK_ROWS), strict=True):
+            out.copy_(position[rows.long()])
         least = torch.empty_like(self.least)
-        _native.tree_minima(*_arrays(labels, least), torch.get_num_threads())
+        run("tree_minima", labels, least, torch.get_num_threads())
         return OrderedRows(labels, least, _inverse(self.rows), _inverse(position))
-
-    def _stored(self, points: Tensor) -> Tensor:
-        return ((points.detach().double() - self.origin) / self.unit).float()
 
     def _at(self, slots: Tensor) -> Tensor:
         """The rows in these slots as they are stored: see src/native/tree.h for their places."""
@@ -123,35 +111,28 @@ class RowTree:
         return self.points[begin[:, None] * d + columns + (slots - begin)[:, None]]
 
     def _search(
-        self,
-        points: Tensor,
-        inverse_scale: Tensor,
-        k: int,
-        labels: Tensor,
-        least: Tensor,
-        left_out: Tensor | None,
-        before: Tensor | None,
-    ) -> "_Found":
+        self, points: Tensor, inverse_scale: Tensor, k: int, labels: Tensor, least: Tensor, left_out, before
+    ) -> tuple[Tensor, Tensor]:
+        """The labels of the rows that were found, and how many leaves each search looked through."""
         visited = torch.empty(len(points), dtype=torch.long)
         found = torch.empty(len(points), k, dtype=torch.long)
-        root = self.boxes[0]
-        scale = _scale(inverse_scale * self.unit, root[1] > root[0])
-        arrays = _arrays(self.points, labels, self.boxes, least, scale, points, left_out, before, found, visited)
-        _native.tree_nearest(*arrays, torch.get_num_threads(), self.instruction_set or "")
-        return _Found(found, visited)
+        scale = _scale(inverse_scale * self.unit, self.boxes[0, 1] > self.boxes[0, 0])
+        tree = (self.points, labels, self.boxes, least, scale)
+        machine = (torch.get_num_threads(), self.instruction_set or "")
+        run("tree_nearest", *tree, points, left_out, before, found, visited, *machine)
+        return found, visited
 
 
 def spatial_order(points: Float[Tensor, "t d"], inverse_scale: Float[Tensor, " d"]) -> Int[Tensor, " t"]:
     """An order of the points in which near ones follow each other: by the leaves of a tree of their own."""
-    origin = column_means(points)
-    return RowTree.of(points, inverse_scale, origin).rows.long()
+    return RowTree.of(points, inverse_scale, column_means(points)).rows.long()
 
 
 def column_means(X: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
     """The mean of every column, in float64, without a copy of the rows."""
     total = torch.zeros(X.shape[1], dtype=torch.float64, device=X.device)
-    for start in range(0, len(X), CHUNK_ROWS):
-        total += X[start : start + CHUNK_ROWS].detach().double().sum(0)
+    for part in X.split(CHUNK_ROWS):
+        total += part.detach().double().sum(0)
     return total / len(X)
 
 
@@ -159,11 +140,8 @@ def _unit(X: Tensor, origin: Tensor) -> Tensor:
     """A power of two for each column, by which its values come to lie between -1 and 1: float32 can hold them all."""
     if len(X) == 0:
         return torch.ones_like(origin)
-    low, high = (torch.full_like(origin, bound) for bound in (torch.inf, -torch.inf))
-    for start in range(0, len(X), CHUNK_ROWS):
-        least, most = X[start : start + CHUNK_ROWS].detach().aminmax(dim=0)
-        low, high = low.minimum(least.double()), high.maximum(most.double())
-    farthest = torch.maximum(high - origin, origin - low)
+    ends = torch.cat([torch.stack(part.detach().aminmax(dim=0)) for part in X.split(CHUNK_ROWS)])
+    farthest = (ends.double() - origin).abs().amax(0)
     # Rows that are not finite are an error of the build. A column that does not vary keeps its unit.
     measurable = (farthest > 0) & farthest.isfinite()
     return torch.where(measurable, torch.where(measurable, farthest, 1.0).log2().ceil().exp2(), 1.0)
@@ -180,7 +158,7 @@ def _scale(scale: Tensor, varies: Tensor) -> Tensor:
 
 def _inverse(permutation: Tensor) -> Tensor:
     out = torch.empty(len(permutation), dtype=torch.int32)
-    for start in range(0, len(permutation), CHUNK_ROWS):
-        part = permutation[start : start + CHUNK_ROWS].long()
-        out[part] = torch.arange(start, start + len(part), dtype=torch.int32)
+    places = torch.arange(len(permutation), dtype=torch.int32)
+    for rows, part in zip(permutation.split(CHUNK_ROWS), places.split(CHUNK_ROWS), strict=True):
+        out[rows.long()] = part
     return out

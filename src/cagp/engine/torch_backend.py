@@ -2,16 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from itertools import repeat
 from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.checks import check_first_order
-from cagp.engine.backend import NEGLIGIBLE, Backend, LocalMoments
-from cagp.engine.tiles import by_rows
+from cagp.engine.backend import NEGLIGIBLE, Backend, LocalMoments, LocalRows, by_rows
 from cagp.engine.weights import BlockWeights
 from cagp.kernels import Kernel
 
@@ -42,72 +39,43 @@ class TorchBackend(Backend):
     def unsupported_reason(self, kernel: Kernel | None, X: Tensor) -> str | None:
         return None
 
-    def matrix(self, kernel: Kernel, X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
-        """k(X, Z) by the kernel's own formula."""
-        return kernel(X, Z)
-
     def product(
-        self,
-        kernel: Kernel,
-        X: Float[Tensor, "n d"],
-        Z: Float[Tensor, "m d"],
-        W: Float[Tensor, "m c"] | BlockWeights,
-        max_bytes: int,
-        tolerance: float,
-    ) -> Float[Tensor, "n c"]:
-        """k(X, Z) W, of all rows at any distance.
+        self, kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeights | None, max_bytes: int, tolerance: float
+    ) -> Tensor:
+        """By the kernel's own formula, of all rows at any distance.
 
         Time O(n m (d + c)), O(n m d) for block-sparse W; memory O(tile + n c).
         """
+        if W is None:
+            return kernel(X, Z)
         if not isinstance(W, BlockWeights):
-            rows = _tile_rows(X.shape[0], Z.shape[0], X.element_size(), max_bytes)
-            return by_rows(lambda tile: kernel(tile, Z) @ W, X, rows)
+            return by_rows(lambda tile: kernel(tile, Z) @ W, X, _tile_rows(X, Z, max_bytes))
         index, mask = _padded(W)
         Z, values = Z[index], (W.values[index] * mask).view(W.num_columns, -1)
-        rows = _tile_rows(X.shape[0], Z.shape[0], X.element_size(), max_bytes)
-        return by_rows(
-            lambda tile: torch.einsum("riq,iq->ri", kernel(tile, Z).unflatten(1, values.shape), values), X, rows
-        )
 
-    def conditionals(
-        self,
-        kernel: Kernel,
-        points: Float[Tensor, "t d"],
-        X: Float[Tensor, "n d"],
-        neighbours: Int[Tensor, "t k"],
-        noise: Float[Tensor, "t k"],
-        residual: Float[Tensor, "t k"] | Float[Tensor, " n"],
-        gram: Float[Tensor, "t k k"] | None,
-        cross: Float[Tensor, "t k"] | None,
-    ) -> LocalMoments:
+        def of_tile(tile: Tensor) -> Tensor:
+            return torch.einsum("riq,iq->ri", kernel(tile, Z).unflatten(1, values.shape), values)
+
+        return by_rows(of_tile, X, _tile_rows(X, Z, max_bytes))
+
+    def conditionals(self, kernel: Kernel, rows: LocalRows) -> LocalMoments:
         """On a CPU in tiles; elsewhere all test points at once, which keeps such a device busy."""
-        if residual.ndim == 1:
-            residual = residual[neighbours.clamp_min(0)]
-        t, k = neighbours.shape
-        rows = max(1, TORCH_ENTRIES // max(1, k) ** 2) if X.device.type == "cpu" else t
-        if t <= rows:
-            return _conditionals(kernel, points, X, neighbours, noise, residual, gram, cross)
-        arguments = (points, neighbours, noise, residual, gram, cross)
-        parts = [repeat(None) if value is None else value.split(rows) for value in arguments]
-        tiles = [_conditionals(kernel, tile, X, near, *values) for tile, near, *values in zip(*parts, strict=False)]
-        return LocalMoments(*(torch.cat(moments) for moments in zip(*tiles, strict=True)))
+        if rows.residual.ndim == 1:
+            rows = rows._replace(residual=rows.residual[rows.neighbours.clamp_min(0)])
+        t, k = rows.neighbours.shape
+        size = max(1, TORCH_ENTRIES // max(1, k) ** 2) if rows.X.device.type == "cpu" else t
+        if t <= size:
+            return _conditionals(kernel, rows)
+        split = {name: value.split(size) for name, value in rows._asdict().items() if name != "X" and value is not None}
+        tiles = (rows._replace(**dict(zip(split, parts, strict=True))) for parts in zip(*split.values(), strict=True))
+        found = [_conditionals(kernel, tile) for tile in tiles]
+        return LocalMoments(*map(torch.cat, zip(*found, strict=True)))
 
-    def nearest(
-        self,
-        points: Float[Tensor, "t d"],
-        X: Float[Tensor, "n d"],
-        k: int,
-        left_out: Int[Tensor, " t"] | None,
-        before: Int[Tensor, " t"] | None,
-    ) -> Int[Tensor, "t k"]:
+    def nearest(self, points: Tensor, X: Tensor, k: int, left_out: Tensor | None, before: Tensor | None) -> Tensor:
         """All distances, a tile of points at a time. Time O(t n d)."""
-        every = torch.arange(len(points), device=points.device)
-        return torch.cat(
-            [
-                _nearest(points[tile], X, k, *(None if v is None else v[tile] for v in (left_out, before)))
-                for tile in every.split(max(1, NEAREST_ELEMENTS // max(1, len(X))))
-            ]
-        )
+        tiles = torch.arange(len(points), device=points.device).split(max(1, NEAREST_ELEMENTS // max(1, len(X))))
+        limits = [[None if v is None else v[tile] for v in (left_out, before)] for tile in tiles]
+        return torch.cat([_nearest(points[tile], X, k, *of) for tile, of in zip(tiles, limits, strict=True)])
 
 
 TORCH = TorchBackend()
@@ -116,13 +84,13 @@ TORCH = TorchBackend()
 # ---- products ----
 
 
-def _tile_rows(num_rows: int, num_columns: int, element_size: int, max_bytes: int) -> int:
+def _tile_rows(X: Tensor, Z: Tensor, max_bytes: int) -> int:
     """Rows per tile so that a tile and its temporaries fit ``max_bytes`` and, if possible, the cache."""
-    elements = min(max_bytes // (_TEMPORARIES * element_size), _CACHED_ELEMENTS)
-    return min(num_rows, max(1, elements // num_columns))
+    elements = min(max_bytes // (_TEMPORARIES * X.element_size()), _CACHED_ELEMENTS)
+    return max(1, elements // len(Z))
 
 
-def _padded(W: BlockWeights) -> tuple[Int[Tensor, " p"], Float[Tensor, " p"]]:
+def _padded(W: BlockWeights) -> tuple[Tensor, Tensor]:
     """Row indices with every block as long as the longest (a block's padding repeats its last row) and their mask."""
     position = torch.arange(max(1, int(W.sizes.max())), device=W.offsets.device)
     inside = position < W.sizes[:, None]
@@ -133,20 +101,19 @@ def _padded(W: BlockWeights) -> tuple[Int[Tensor, " p"], Float[Tensor, " p"]]:
 # ---- conditionals ----
 
 
-def _conditionals(kernel: Kernel, points, X, neighbours, noise, residual, gram, cross) -> LocalMoments:
+def _conditionals(kernel: Kernel, rows: LocalRows) -> LocalMoments:
+    points, X, neighbours, noise, residual, gram, cross = rows
     present = neighbours >= 0
     both = present[:, :, None] & present[:, None, :]
     near, points = X.detach()[neighbours.clamp_min(0)].double(), points.double()
-    residual = residual.double()
     K = torch.where(both, kernel(near, near), 0.0)
     c = torch.where(present, kernel(points[:, None, :], near)[:, 0, :], 0.0)
     C = K + torch.diag_embed(torch.where(present, noise, 1.0))
     smallest = NEGLIGIBLE * torch.finfo(C.dtype).eps * C.detach().diagonal(dim1=-2, dim2=-1)
-    if gram is not None:
-        C = C - torch.where(both, gram, 0.0)
-    if cross is not None:
-        c = c - torch.where(present, cross, 0.0)
-    return LocalMoments(*_Conditional.apply(C, c, torch.where(present, residual, 0.0), smallest, present.to(C)))
+    C = C if gram is None else C - torch.where(both, gram, 0.0)
+    c = c if cross is None else c - torch.where(present, cross, 0.0)
+    r = torch.where(present, residual.double(), 0.0)
+    return LocalMoments(*_Conditional.apply(C, c, r, smallest, present.to(C)))
 
 
 class _Conditional(torch.autograd.Function):

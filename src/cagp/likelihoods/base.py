@@ -1,10 +1,11 @@
 """What every likelihood is: a log density of a target given the function's value, and what follows from it."""
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable
 from statistics import NormalDist
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ from torch import Tensor, nn
 
 Values = Float[Tensor, " n"]
 Grid = Float[Tensor, "..."]
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 NODES = torch.linspace(-8, 8, 65, dtype=torch.float64)
 """Where integrals over a normal distribution are evaluated, in standard deviations from its mean. The trapezoid rule
 with equal steps converges faster than any power of the step for smooth integrands. Unlike Gauss-Hermite quadrature it
-stays accurate where the distribution is much wider than the link: with the logistic link
-and a standard deviation of 4, the relative error is below 1e-7."""
+stays accurate where the distribution is much wider than the link: with the logistic link and a standard deviation of 4,
+the relative error is below 1e-7."""
 
 LOG_WEIGHTS = torch.log_softmax(-NODES.square() / 2, 0)
 
@@ -32,6 +34,20 @@ MODE_STEPS = 30
 
 QUANTILE_STEPS, QUANTILE_TOLERANCE = 80, 1e-10
 """Of the search for a quantile: its steps at most, and the change that ends it, in standard deviations."""
+
+
+def in_tiles(method: Method) -> Method:
+    """A method of columns that sees ``TILE_ROWS`` of their rows at a time, in float64."""
+
+    @functools.wraps(method)
+    def tiled(self: Any, *columns: Tensor) -> Any:
+        tiles = zip(*(column.double().split(TILE_ROWS) for column in columns), strict=True)
+        found = [method(self, *tile) for tile in tiles]
+        if isinstance(found[0], Tensor):
+            return torch.cat(found)
+        return type(found[0])(*map(torch.cat, zip(*found, strict=True)))
+
+    return tiled  # pyright: ignore[reportReturnType]
 
 
 class Slopes(NamedTuple):
@@ -96,36 +112,27 @@ class Likelihood(nn.Module, ABC):
     # ---- expectations under q(f) = Normal(mean, variance) ----
 
     @torch.no_grad()
+    @in_tiles
     def site(self, y: Values, mean: Values, variance: Values) -> Site:
         """E_q[d log p / df] and -E_q[d² log p / df²], at least ``LEAST_PRECISION``; at variance zero, Newton's.
 
         Time O(n), memory O(tile).
         """
-        parts = [self._site(*tile) for tile in tiles(y, mean, variance)]
-        slope, precision = (torch.cat(column) for column in zip(*parts, strict=True))
-        return Site(slope, precision.clamp_min(LEAST_PRECISION))
-
-    def _site(self, y: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        if not bool(variance.any()):
+        if bool(variance.any()):
+            first, second = (average(slope) for slope in self.slopes(y[:, None], at_nodes(mean, variance)))
+        else:
             first, second = self.slopes(y, mean)
-            return first, -second
-        first, second = self.slopes(y[:, None], at_nodes(mean, variance))
-        weights = LOG_WEIGHTS.exp().to(mean)
-        return first @ weights, -(second @ weights)
+        return Site(first, (-second).clamp_min(LEAST_PRECISION))
 
+    @in_tiles
     def expected_log_density(self, y: Values, mean: Values, variance: Values) -> Values:
         """E_q[log p(y | f)], differentiable in the parameters of the likelihood."""
-        weights = LOG_WEIGHTS.exp().to(mean)
-        return torch.cat(
-            [self.log_density(y[:, None], at_nodes(m, v)) @ weights for y, m, v in tiles(y, mean, variance)]
-        )
+        return average(self.log_density(y[:, None], at_nodes(mean, variance)))
 
     @torch.no_grad()
+    @in_tiles
     def log_predictive(self, y: Values, mean: Values, variance: Values) -> Values:
         """log ∫ p(y | f) q(f) df, with nodes about the largest value of the integrand."""
-        return torch.cat([self._log_predictive(*tile) for tile in tiles(y, mean, variance)])
-
-    def _log_predictive(self, y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         variance = variance.clamp_min(1e-300)
         shift, width = self._mode(y, mean, variance)
         distance = shift[:, None] + width[:, None] * NODES.to(mean)  # from the mean, however small the variance is
@@ -134,10 +141,7 @@ class Likelihood(nn.Module, ABC):
         return torch.logsumexp(self.log_density(y[:, None], f) + prior, 1) + torch.log(step * width)
 
     def _mode(self, y: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """How far from the mean p(y | f) q(f) is largest, and how wide it is there, by Newton's method.
-
-        Steps have a bounded length.
-        """
+        """How far from the mean p(y | f) q(f) is largest, and how wide it is there, by Newton's method."""
         shift, std = torch.zeros_like(mean), variance.sqrt()
         for _ in range(MODE_STEPS):
             first, second = self.slopes(y, mean + shift)
@@ -148,22 +152,18 @@ class Likelihood(nn.Module, ABC):
         return shift, (1 / variance + (-second).clamp_min(0)).rsqrt()
 
     @torch.no_grad()
+    @in_tiles
     def predictive_moments(self, mean: Values, variance: Values) -> Moments:
         """Mean and variance of a new target: E[E[y | f]], and E[Var[y | f]] + Var[E[y | f]]."""
-        weights = LOG_WEIGHTS.exp().to(mean)
-        parts = []
-        for m, v in tiles(mean, variance):
-            given = self.moments(at_nodes(m, v))
-            average = given.mean @ weights
-            spread = (given.mean - average[:, None]).square() @ weights
-            parts.append((average, given.variance @ weights + spread))
-        return Moments(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        given = self.moments(at_nodes(mean, variance))
+        center = average(given.mean)
+        return Moments(center, average(given.variance) + average((given.mean - center[:, None]).square()))
 
     @torch.no_grad()
+    @in_tiles
     def predictive_noise(self, mean: Values, variance: Values) -> Values:
         """E[Var[y | f]]: the part of the variance of a new target that the function does not explain."""
-        weights = LOG_WEIGHTS.exp().to(mean)
-        return torch.cat([self.moments(at_nodes(m, v)).variance @ weights for m, v in tiles(mean, variance)])
+        return average(self.moments(at_nodes(mean, variance)).variance)
 
     def predictive_cdf(self, y: Values, mean: Values, variance: Values) -> Values:
         """P(Y ≤ y) of a new target Y: ∫ P(Y ≤ y | f) q(f) df."""
@@ -175,17 +175,12 @@ class Likelihood(nn.Module, ABC):
 
     @torch.no_grad()
     def predictive_quantile(self, probability: float, mean: Values, variance: Values) -> Values:
-        """The smallest y with P(Y ≤ y) ≥ probability, for each row, by Newton's method inside a bracket.
-
-        Cantelli's inequality gives the bracket: within √(p / (1-p)) standard deviations above the mean, and √((1-p) /
-        p) below. Time O(n) times the steps.
-        """
+        """The smallest y with P(Y ≤ y) ≥ probability, for each row, by Newton's method in Cantelli's bracket."""
         mean, variance = mean.double(), variance.double()
-        moments = self.predictive_moments(mean, variance)
-        std = moments.variance.sqrt()
-        low = moments.mean - math.sqrt((1 - probability) / probability) * std
-        high = moments.mean + math.sqrt(probability / (1 - probability)) * std
-        y = (moments.mean + NormalDist().inv_cdf(probability) * std).clamp(low, high)
+        center, spread = self.predictive_moments(mean, variance)
+        std = spread.sqrt()
+        low, high = cantelli_bracket(probability, center, std)
+        y = (center + NormalDist().inv_cdf(probability) * std).clamp(low, high)
         for _ in range(QUANTILE_STEPS):
             excess = self.predictive_cdf(y, mean, variance) - probability
             low, high = torch.where(excess < 0, y, low), torch.where(excess < 0, high, y)
@@ -215,16 +210,22 @@ class Likelihood(nn.Module, ABC):
 
 
 def at_nodes(mean: Values, variance: Values) -> Float[Tensor, "n k"]:
-    """The nodes of Normal(mean, variance), a row for each."""
-    return mean[:, None] + variance.clamp_min(0).sqrt()[:, None] * NODES.to(mean)
+    """The nodes of Normal(mean, variance), a row for each; differentiable at variance zero."""
+    return mean[:, None] + variance.clamp_min(1e-300).sqrt()[:, None] * NODES.to(mean)
+
+
+def average(at_nodes: Float[Tensor, "n k"]) -> Values:
+    """The mean over each row's distribution of what was evaluated at its nodes."""
+    return at_nodes @ LOG_WEIGHTS.exp().to(at_nodes)
+
+
+def cantelli_bracket(probability: float, mean: Values, std: Values) -> tuple[Values, Values]:
+    """Where a quantile lies, by Cantelli's inequality: √((1-p) / p) deviations below the mean to √(p / (1-p)) above."""
+    odds = probability / (1 - probability)
+    return mean - math.sqrt(1 / odds) * std, mean + math.sqrt(odds) * std
 
 
 def standard_gamma(shape: float, like: Grid, generator: torch.Generator | None) -> Grid:
     """Draws of Gamma(shape, 1), one for each element of ``like``."""
     seed = int(torch.randint(2**62, (1,), generator=generator))
     return torch.from_numpy(np.random.default_rng(seed).standard_gamma(shape, tuple(like.shape))).to(like)
-
-
-def tiles(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Some rows of every column at a time, in float64."""
-    return zip(*(column.double().split(TILE_ROWS) for column in columns), strict=True)

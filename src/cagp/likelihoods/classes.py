@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp.likelihoods.base import LOG_WEIGHTS, NODES, Grid, Likelihood, Moments, Slopes, Values, at_nodes, tiles
+from cagp.likelihoods.base import LOG_WEIGHTS, Grid, Likelihood, Moments, Slopes, Values, at_nodes, in_tiles
 
 Columns = Float[Tensor, "n q"]
 
@@ -55,8 +55,11 @@ class Bernoulli(Likelihood):
 
     def row_loss(self, y: Columns, mean: Columns, variance: Values) -> Values:
         """-log ∫ p(y | f) q(f) df, differentiable in mean and variance."""
-        f = mean + variance.clamp_min(1e-300).sqrt()[:, None] * NODES.to(mean)
-        return -torch.logsumexp(self.log_density(y, f) + LOG_WEIGHTS.to(mean), 1)
+        return -self._log_average(y[:, 0], mean[:, 0], variance)
+
+    def _log_average(self, y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """log ∫ p(y | f) q(f) df by the nodes of q, which are enough where the link is smooth on any scale."""
+        return torch.logsumexp(self.log_density(y[:, None], at_nodes(mean, variance)) + LOG_WEIGHTS.to(mean), 1)
 
     def log_probabilities(self, mean: Columns, variance: Values) -> Float[Tensor, "n c"]:
         """log ∫ p(y | f) q(f) df of y = 0 and y = 1."""
@@ -78,13 +81,10 @@ class Logit(Bernoulli):
         return Slopes(y - p, -p * torch.sigmoid(-f))
 
     @torch.no_grad()
+    @in_tiles
     def log_predictive(self, y: Values, mean: Values, variance: Values) -> Values:
-        """log ∫ σ(±f) q(f) df: the link is smooth on any scale, so that the nodes of q are enough."""
-        parts = [
-            torch.logsumexp(self.log_density(y[:, None], at_nodes(m, v)) + LOG_WEIGHTS.to(m), 1)
-            for y, m, v in tiles(y, mean, variance)
-        ]
-        return torch.cat(parts)
+        """log ∫ σ(±f) q(f) df."""
+        return self._log_average(y, mean, variance)
 
 
 @final

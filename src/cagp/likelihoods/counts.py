@@ -17,6 +17,8 @@ from cagp.likelihoods.base import (
     Site,
     Slopes,
     Values,
+    cantelli_bracket,
+    in_tiles,
     standard_gamma,
 )
 from cagp.parameters import Positive
@@ -66,9 +68,9 @@ class Counts(Likelihood):
 
     @torch.no_grad()
     def predictive_moments(self, mean: Values, variance: Values) -> Moments:
-        """M = exp(m + v/2), and M + (a exp(v) + exp(v) - 1) M²."""
+        """M = exp(m + v/2), and the noise + (exp(v) - 1) M²."""
         M, v = _exp(mean.double() + variance.double() / 2), variance.double().clamp(0, LARGEST_LOG_MEAN)
-        return Moments(M, M + (self._excess() * v.exp() + torch.expm1(v)) * M.square())
+        return Moments(M, self.predictive_noise(mean, variance) + torch.expm1(v) * M.square())
 
     @torch.no_grad()
     def predictive_noise(self, mean: Values, variance: Values) -> Values:
@@ -99,13 +101,13 @@ class Counts(Likelihood):
 
     @torch.no_grad()
     def predictive_quantile(self, probability: float, mean: Values, variance: Values) -> Values:
-        """The smallest count k with P(Y ≤ k) ≥ probability, by bisection in Cantelli's bracket (see ``Likelihood``)."""
+        """The smallest count k with P(Y ≤ k) ≥ probability, by bisection in Cantelli's bracket."""
         mean, variance = mean.double(), variance.double()
-        moments = self.predictive_moments(mean, variance)
-        std = moments.variance.sqrt().nan_to_num(LARGEST_COUNT, LARGEST_COUNT)
-        low = torch.floor(moments.mean - math.sqrt((1 - probability) / probability) * std).clamp(-1, LARGEST_COUNT) - 1
-        high = torch.ceil(moments.mean + math.sqrt(probability / (1 - probability)) * std).clamp(0, LARGEST_COUNT)
-        low = low.clamp_min(-1)  # P(Y ≤ low) is below the probability, P(Y ≤ high) is not
+        center, spread = self.predictive_moments(mean, variance)
+        std = spread.sqrt().nan_to_num(LARGEST_COUNT, LARGEST_COUNT)
+        low, high = cantelli_bracket(probability, center, std)
+        # P(Y ≤ low) is below the probability, P(Y ≤ high) is not.
+        low, high = (low.floor() - 1).clamp(-1, LARGEST_COUNT), high.ceil().clamp(0, LARGEST_COUNT)
         while bool((high - low > 1).any()):
             middle = torch.floor((low + high) / 2)
             reached = self.predictive_cdf(middle, mean, variance) >= probability
@@ -174,15 +176,16 @@ class Poisson(Counts):
         return Slopes(y - rate, -rate)
 
     @torch.no_grad()
+    @in_tiles
     def site(self, y: Values, mean: Values, variance: Values) -> Site:
         """y - exp(m + v/2) and exp(m + v/2), in closed form."""
-        rate = _exp(mean.double() + variance.double() / 2)
-        return Site(y.double() - rate, rate.clamp_min(LEAST_PRECISION))
+        rate = _exp(mean + variance / 2)
+        return Site(y - rate, rate.clamp_min(LEAST_PRECISION))
 
+    @in_tiles
     def expected_log_density(self, y: Values, mean: Values, variance: Values) -> Values:
         """y m - exp(m + v/2) - log y!, in closed form."""
-        y, mean = y.double(), mean.double()
-        return y * mean - _exp(mean + variance.double() / 2) - torch.lgamma(y + 1)
+        return y * mean - _exp(mean + variance / 2) - torch.lgamma(y + 1)
 
     def _excess(self) -> float:
         return 0.0

@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from cagp.likelihoods.base import Grid, Likelihood, Moments, Site, Values, standard_gamma, tiles
+from cagp.likelihoods.base import Grid, Likelihood, Moments, Site, Values, in_tiles, standard_gamma
 from cagp.parameters import Positive
 
 MIXTURE = torch.linspace(-24, 8, 193, dtype=torch.float64)
@@ -59,42 +59,34 @@ class StudentT(Likelihood):
         return s.square() * torch.exp(-u), torch.log_softmax(df / 2 * (u - u.exp()), 0)
 
     @torch.no_grad()
+    @in_tiles
     def log_predictive(self, y: Values, mean: Values, variance: Values) -> Values:
         """log ∫ Normal(y; m, v + s²/τ) p(τ) dτ, τ ~ Gamma(ν/2, ν/2): the integrand is smooth however small s is."""
         own, log_weights = self._mixture(mean)
-        parts = []
-        for target, m, v in tiles(y, mean, variance):
-            total = v[:, None] + own
-            normal = -0.5 * ((target - m).square()[:, None] / total + torch.log(2 * math.pi * total))
-            parts.append(torch.logsumexp(normal + log_weights, 1))
-        return torch.cat(parts)
+        total = variance[:, None] + own
+        normal = -0.5 * ((y - mean).square()[:, None] / total + torch.log(2 * math.pi * total))
+        return torch.logsumexp(normal + log_weights, 1)
 
     @torch.no_grad()
+    @in_tiles
     def predictive_cdf(self, y: Values, mean: Values, variance: Values) -> Values:
         """∫ Φ((y - m) / √(v + s²/τ)) p(τ) dτ."""
         own, log_weights = self._mixture(mean)
-        weights = log_weights.exp()
-        parts = [
-            torch.special.ndtr((target - m)[:, None] / torch.sqrt(v[:, None] + own)) @ weights
-            for target, m, v in tiles(y, mean, variance)
-        ]
-        return torch.cat(parts)
+        return torch.special.ndtr((y - mean)[:, None] / torch.sqrt(variance[:, None] + own)) @ log_weights.exp()
 
     @torch.no_grad()
+    @in_tiles
     def predictive_crps(self, y: Values, mean: Values, variance: Values) -> Values:
         """E|Y - y| - ½ E|Y - Y'|, both in closed form for a mixture of normals, Y' an independent copy of Y."""
         own, log_weights = self._mixture(mean, COARSE)
         weights = log_weights.exp()
+        std = torch.sqrt(variance[:, None] + own)
+        z = (y - mean)[:, None] / std
+        density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+        distance = (std * (z * torch.erf(z / math.sqrt(2)) + 2 * density)) @ weights
         pairs, both = (own[:, None] + own).reshape(-1), (weights[:, None] * weights).reshape(-1)
-        parts = []
-        for target, m, v in tiles(y, mean, variance):
-            std = torch.sqrt(v[:, None] + own)
-            z = (target - m)[:, None] / std
-            density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
-            distance = (std * (z * torch.erf(z / math.sqrt(2)) + 2 * density)) @ weights
-            among = [torch.sqrt(2 * part[:, None] + pairs) @ both for part in v.split(PAIR_ROWS)]
-            parts.append(distance - torch.cat(among) / math.sqrt(2 * math.pi))
-        return torch.cat(parts)
+        among = [torch.sqrt(2 * part[:, None] + pairs) @ both for part in variance.split(PAIR_ROWS)]
+        return distance - torch.cat(among) / math.sqrt(2 * math.pi)
 
     def moments(self, f: Grid) -> Moments:
         """f, and s² ν / (ν - 2)."""
