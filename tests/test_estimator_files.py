@@ -347,7 +347,7 @@ def test_memory_limits_the_number_of_actions(monkeypatch):
         CaGPRegressor("opt", n_actions=30, max_memory=13_000, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 30
     )
     units, rows = Units.learn(X, y, None)
-    task = task_of(CaGPRegressor(), RECIPES["auto"](), units, rows)
+    task = task_of(CaGPRegressor(), RECIPES["auto"], units, rows)
     for num_rows, expected in ((10_000, 512), (5, 1)):
         rows = Data(torch.zeros(num_rows, 2), torch.zeros(num_rows, 1))
         many = replace(task, data=rows, memory=2**40)

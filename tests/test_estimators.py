@@ -30,8 +30,7 @@ SMALL = {"n_actions": 8, "n_neighbors": 8, "n_inducing": 8}
 
 def used_by(method: str, **options) -> dict:
     """Those of the options that the method uses; the others would be an error."""
-    names = {option.name for option in RECIPES[method].options()}
-    return {name: value for name, value in options.items() if name in names}
+    return {name: value for name, value in options.items() if name in RECIPES[method].values}
 
 
 def small(method: str):

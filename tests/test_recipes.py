@@ -4,8 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from cagp import CaGPRegressor
 from cagp.cli import main
 from cagp.recipes import OPTIONS, RECIPES, Recipe, methods_for, recipe_for, users_of
 from cagp.recipes.options import N_NEIGHBORS, PARAMETERS, check_values, not_for
+from cagp.recipes.task import Fitted, Task
 
 CHANGED = {
     "n_actions": 7,
@@ -41,7 +41,7 @@ def test_the_table_is_complete():
         assert recipe.name == name
         assert recipe.words
         assert recipe.summary
-        assert {option.name for option in recipe.options()} <= set(OPTIONS)
+        assert recipe.values.keys() <= set(OPTIONS)
     for name, option in OPTIONS.items():
         assert parameters[name].default == option.default
         assert users_of(name), f"no method uses {name}"
@@ -55,7 +55,7 @@ def test_an_option_that_the_method_does_not_use_is_an_error(method, option, tmp_
     X, y = table()
     model = CaGPRegressor(method, max_epochs=1, **{option: CHANGED[option]})
     if method in users_of(option):
-        assert model._check().recipe(len(X)) == RECIPES[method](**{option: CHANGED[option]})
+        assert model._check().recipe(len(X)) == replace(RECIPES[method], **{option: CHANGED[option]})
         return
     words = f"{option} is {CHANGED[option]!r}, but method '{method}' does not use it"
     with pytest.raises(ValueError, match=words) as error:
@@ -99,24 +99,16 @@ def test_the_table_and_the_command_line_load_nothing_heavy():
     assert ended.returncode == 0, ended.stderr
 
 
-@dataclass(frozen=True)
-class Twice(Recipe):
-    """A method of one's own: local, under another name."""
-
-    n_neighbors: int = N_NEIGHBORS.field()
-
-    name: ClassVar[str] = "twice"
-    words: ClassVar[str] = "a method for this test"
-    summary: ClassVar[str] = "a summary for this test"
-
-    def train(self, task):
-        fitted = RECIPES["local"](n_neighbors=self.n_neighbors, local_scale=None).train(task)
-        return fitted._replace(method=self.name, choice="Chosen by this test.")
+def train(recipe: Recipe, task: Task) -> Fitted:
+    """The training code of a method of one's own: local, under another name."""
+    fitted = replace(RECIPES["local"], n_neighbors=recipe.n_neighbors, local_scale=None).train(task)
+    return fitted._replace(method=recipe.name, choice="Chosen by this test.")
 
 
-def test_a_new_method_is_one_class_and_one_line(tmp_path, monkeypatch, capsys):
+def test_a_new_method_is_one_function_and_one_entry(tmp_path, monkeypatch, capsys):
+    words = "a method for this test", "a summary for this test"
+    monkeypatch.setitem(RECIPES, "twice", Recipe("twice", __name__, *words, (N_NEIGHBORS,)))
     X, y = table(60)
-    monkeypatch.setitem(RECIPES, "twice", Twice)
     model = CaGPRegressor("twice", n_neighbors=6, max_epochs=2).fit(X, y)
     local = CaGPRegressor("local", n_neighbors=6, local_scale=None, max_epochs=2).fit(X, y)
     np.testing.assert_array_equal(model.predict(X, return_std=True), local.predict(X, return_std=True))

@@ -142,7 +142,7 @@ def test_the_variance_is_never_below_the_exact_one_where_that_is_promised(method
     """The prior mean is a fixed function: the exact variance is that of the kernel and the noise alone."""
     X, y = step_and_wave()
     Z, _ = step_and_wave(20, seed=2)
-    choices = {"local_scale": None} if "local_scale" in {o.name for o in RECIPES[method].options()} else {}
+    choices = {"local_scale": None} if "local_scale" in RECIPES[method].values else {}
     model = regressor(method, kernel="matern32", **choices).fit(X, y)
     assert model.posteriors_[0].never_below_exact == ("never below" in model.guarantee_)
     _, variance = dense(model, X, np.zeros(len(X)), Z)

@@ -14,7 +14,7 @@ CLASSES = "classes"
 
 
 def kind_of_targets(arguments: argparse.Namespace) -> str:
-    """What the targets are, see ``cagp.recipes.options.KINDS``."""
+    """What the targets are, see ``cagp.recipes.options.kind_of``."""
     if getattr(arguments, "classify", False):
         return CLASSES
     return kind_of(getattr(arguments, "likelihood", GAUSSIAN))
@@ -49,6 +49,6 @@ def check_model(arguments: argparse.Namespace, methods: Sequence[str]) -> None:
 def estimator(method: str, arguments: argparse.Namespace, **more: object) -> CaGPRegressor | CaGPClassifier:
     """An estimator that is not fitted yet, with the options that its method uses; ``more`` are further parameters."""
     make = CaGPClassifier if kind_of_targets(arguments) == CLASSES else CaGPRegressor
-    used = {option.name for option in RECIPES[method].options()} | (make().get_params().keys() - OPTIONS)
+    used = RECIPES[method].values.keys() | (make().get_params().keys() - OPTIONS)
     values = {name: value for name, value in parameters_of(arguments).items() if name in used}
     return make(method, **{**values, "categories": tuple(arguments.categories), **more})  # pyright: ignore

@@ -318,7 +318,7 @@ def reason_for_pieces(arguments: argparse.Namespace) -> str | None:
         return "Each process reads its part of the table, and tests on its part of the test rows."
     is_gaussian, needs_all = kind_of_targets(arguments) == GAUSSIAN, arguments.split.kind != "random"
     needs_all |= getattr(arguments, "mean", None) == "trees" or getattr(arguments, "copies", None) == "once"
-    if path == "-" or needs_all or RECIPES[arguments.method]().planned_bytes(1, 1, 1) is None:
+    if path == "-" or needs_all or not RECIPES[arguments.method].takes_chunks:
         return None
     if is_gaussian and is_several_files(path):
         return f"The table is {len(table_parts(path)):,} files, which are read in pieces."

@@ -147,7 +147,7 @@ def _key(task: Task, recipe: Recipe, likelihood: str) -> str:
     """The name of the folder for this fit's checkpoints; it depends on data, options and starting values."""
     tensors = [t for t in (*task.data, task.points, task.known, *task.kernel.state_dict().values()) if t is not None]
     kernel = [_described(part) for part in task.kernel.modules()]
-    plain = [recipe.name, vars(recipe), kernel, task.noise, task.from_data, task.seed, task.max_epochs]
+    plain = [recipe.name, recipe.values, kernel, task.noise, task.from_data, task.seed, task.max_epochs]
     arrays = [t.detach().cpu().numpy() for t in tensors]
     arrays += [] if task.rule.values is None else [task.rule.values]
     return fingerprint([*plain, task.mean, task.kernels, likelihood, task.rule.kind], *arrays)[:12]

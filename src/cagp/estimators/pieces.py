@@ -121,7 +121,7 @@ def learn_chunks(
 
 def _check(recipe: Recipe, mean: str) -> None:
     """Raise ValueError for what needs the table in memory."""
-    if recipe.planned_bytes(1, 1, 1) is None:
+    if not recipe.takes_chunks:
         raise ValueError(
             f'method "{recipe.name}" needs the whole table in memory: pass X and y as arrays or frames, or use "local" '
             'or "auto", which learn from a table in pieces.'
@@ -293,7 +293,6 @@ def _plan(limit: int, recipe: Recipe, scan: Scan, num_inputs: int, dtype: torch.
     num_targets = len(scan.target_names)
     num_rows = round(REGION * scan.num_rows) if in_parts else scan.num_rows
     needed = recipe.planned_bytes(num_rows, num_inputs, num_targets)
-    assert needed is not None
     width = num_inputs + num_targets * (2 if scan.has_noise else 1)
     held = {"the program": current_memory(), **needed}
     if in_parts:

@@ -20,7 +20,6 @@ from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
 from cagp.recipes import Recipe, nearest
 from cagp.recipes.checks import check_neighbours
-from cagp.recipes.table import Local
 from cagp.recipes.task import Fitted, Task
 from cagp.shards import RegionPosterior, Regions, Shard, exchange_rows, halo_width, sample_of_parts
 from cagp.storage import fingerprint, write_atomically
@@ -30,7 +29,7 @@ PROCESSES = "processes.json"
 """Beside the checkpoints of a fit in regions: how many processes it has."""
 
 
-def learn_regions(options: FitOptions, recipe: Local, chunks: Chunks, seed: int, ranks: Ranks) -> Prepared:
+def learn_regions(options: FitOptions, recipe: Recipe, chunks: Chunks, seed: int, ranks: Ranks) -> Prepared:
     """The units of the whole table, a sample of its rows, and CaGP-Local in regions; on all processes.
 
     Args:
@@ -45,7 +44,7 @@ def learn_regions(options: FitOptions, recipe: Local, chunks: Chunks, seed: int,
     sample = sample_of_parts(torch.cat([part.X, part.y[:, None]], 1), ranks)
     # Starting values come from rows of all regions.
     few = MappedRows(sample[:, :-1].contiguous(), sample[:, -1:].contiguous(), None, rows.scratch, rows.num_missing)
-    in_regions = InRegions(recipe, part, num_rows, units, options.checkpoint_dir)
+    in_regions = replace(recipe, trainer=InRegions(part, num_rows, units, options.checkpoint_dir).train)
     return Prepared(units, few, in_regions, num_rows, notes, scales)
 
 
@@ -59,34 +58,30 @@ class _Part(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class InRegions(Recipe):
+class InRegions:
     """CaGP-Local in regions: every process learns from its part of a table, and answers a region of the inputs."""
 
-    name, words, summary = Local.name, Local.words, Local.summary
-    shares_rows = True
-    local: Local
     part: _Part  # of this process
     num_rows: int  # of all processes
     units: Units
     checkpoint_dir: str | Path | None
 
-    def default_dtype(self, num_rows: int) -> str:
-        return self.local.default_dtype(num_rows)
-
-    def train(self, task: Task) -> Fitted:
+    def train(self, recipe: Recipe, task: Task) -> Fitted:
         """Learn hyperparameters together, and condition on the rows of a region.
 
         Args:
             task: with a sample of the rows of all regions.
         """
-        recipe, part, ranks = self.local, self.part, task.ranks
+        part, ranks = self.part, task.ranks
         neighbours = nearest.Neighbours.of(recipe.n_neighbors, recipe.objective)
         if task.kernel.decays(part.X.shape[1]) is False:
             raise ValueError(
                 "the kernel does not decay with distance, and no process has rows that are far apart; with shards=True "
                 "use one that does, e.g. matern32."
             )
-        task = replace(task, folder=None if self.checkpoint_dir is None else self._folder(self.checkpoint_dir, task))
+        task = replace(
+            task, folder=None if self.checkpoint_dir is None else self._folder(self.checkpoint_dir, recipe, task)
+        )
         priors = task.priors()
         (method,) = nearest.local_methods(task, priors, neighbours)
         shard = self._shard(part, None, method.num_neighbours_predict, ranks)[0]
@@ -138,12 +133,12 @@ class InRegions(Recipe):
             **changes,
         )
 
-    def _folder(self, checkpoint_dir: str | Path, task: Task) -> Path:
+    def _folder(self, checkpoint_dir: str | Path, recipe: Recipe, task: Task) -> Path:
         """The folder of this fit; ValueError on all processes if it was begun by another number of processes."""
         # Other numbers of processes add up in another order: digits that this changes do not count.
         scaler = [[f"{value:.6g}" for value in part.tolist()] for part in self.units.scaler]
         kernel = [type(part).__name__ for part in task.kernel.modules()]
-        plain = [self.name, vars(self.local), kernel, task.seed, task.max_epochs, self.num_rows]
+        plain = [recipe.name, recipe.values, kernel, task.seed, task.max_epochs, self.num_rows]
         plain += [self.units.encoder.names_out, scaler]
         folder = Path(checkpoint_dir) / f"regions-{fingerprint(plain)[:12]}"
         task.ranks.from_first(lambda: {"checked": _check_number(folder, task.ranks.size)})

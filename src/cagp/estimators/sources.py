@@ -18,7 +18,6 @@ from cagp.estimators.rows import Prepared, missing_words
 from cagp.estimators.target_kinds import TargetKind
 from cagp.estimators.units import EncodedTable, Units
 from cagp.ranks import Ranks
-from cagp.recipes.table import Local
 
 
 class Source(ABC):
@@ -89,7 +88,7 @@ class OnDisk(Source):
 
     def prepare(self, kind: TargetKind, options: FitOptions, seed: int, ranks: Ranks) -> Prepared:
         recipe = kind.recipe(0)
-        if self.in_regions and isinstance(recipe, Local):
+        if self.in_regions and recipe.name == "local":
             part = self.chunks.part(ranks.rank, ranks.size) if self.is_shared else self.chunks
             return learn_regions(options, recipe, part, seed, ranks)
         prepared = learn_chunks(options, recipe, self.chunks, seed, ranks)
@@ -108,7 +107,7 @@ def table_source(
     Args:
         name: of the class of the estimator.
     """
-    in_regions = bool(getattr(kind.recipe(0), "shards", False))
+    in_regions = kind.recipe(0).shards
     if isinstance(X, Chunks):
         if y is not None:
             raise ValueError("y is given beside a table in pieces, which has its own targets; leave y out.")

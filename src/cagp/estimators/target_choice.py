@@ -40,7 +40,7 @@ def choose_transforms(
         logs = [True] * len(names)
         notes = [f"{name} is fitted on a log scale: predictions are lognormal." for name in names]
     elif model.target == "auto" and rows.noise is None:
-        has_scale = getattr(recipe, "local_scale", None) is not None and len(rows.inputs) > limits.EXACT_ROWS
+        has_scale = recipe.values.get("local_scale") is not None and len(rows.inputs) > limits.EXACT_ROWS
         max_time = seconds_of(model.max_time)
 
         def decide(j: int) -> tuple[bool, str | None]:

@@ -138,7 +138,7 @@ class TargetKind:
             raise ValueError(
                 f"y has {rows.num_targets} targets; with a likelihood that is not Gaussian, fit one model for each."
             )
-        check_neighbours(getattr(self.recipe(rows.num_rows), "n_neighbors", "auto"), rows.num_rows)
+        check_neighbours(self.recipe(rows.num_rows).n_neighbors, rows.num_rows)
         y = rows.targets[:, 0]
         likelihood_class(self.likelihood)().check(torch.from_numpy(y))
         if self.targets == "counts":

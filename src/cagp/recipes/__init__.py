@@ -4,66 +4,10 @@
 read them, and neither imports torch. ``train`` goes from a ``Task`` to a ``Fitted``; the other modules are its steps.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from cagp.likelihood_registry import GAUSSIAN
-from cagp.recipes.base import Recipe
 from cagp.recipes.options import OPTIONS, Option
-from cagp.recipes.table import RECIPES
-
-
-def recipe_for(method: str, options: Mapping[str, Any]) -> Recipe:
-    """The recipe of a method with these values of options.
-
-    Raises ValueError for an unknown method, for a value that an option does not accept, and for an option that the
-    method does not use, unless it has its default value.
-    """
-    if not isinstance(method, str) or method not in RECIPES:
-        raise ValueError(f"method is {method!r}, expected one of {', '.join(RECIPES)}.")
-    recipe = RECIPES[method]
-    used = {option.name for option in recipe.options()}
-    for name, value in options.items():
-        OPTIONS[name].check(value)
-        if name not in used and value != OPTIONS[name].default:
-            raise ValueError(
-                f"{name} is {value!r}, but method {method!r} does not use it ({name} is for "
-                f"{', '.join(users_of(name))}). Remove {name}, or choose one of these methods."
-            )
-    return recipe(**{name: _plain(value) for name, value in options.items() if name in used})
-
-
-def check_processes(recipe: Recipe, num_processes: int) -> None:
-    """Raise ValueError where several processes are to share the work of a method that cannot be shared."""
-    if num_processes > 1 and not recipe.shares_rows:
-        able = ", ".join(f'"{name}"' for name, other in RECIPES.items() if other.shares_rows)
-        raise ValueError(
-            f'method is "{recipe.name}", which trains in one process, and {num_processes} were started; use one of '
-            f"{able}, or start a single process."
-        )
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of NumPy, as grid searches give them, as Python's."""
-    return value.item() if hasattr(value, "item") else value
-
-
-def method_words(method: str) -> str:
-    """What a method is, in words; its name where this version of cagp does not know it."""
-    return RECIPES[method].words if method in RECIPES else method
-
-
-def users_of(option: str) -> list[str]:
-    """The names of the methods that use an option."""
-    return [name for name, recipe in RECIPES.items() if option in {o.name for o in recipe.options()}]
-
-
-def methods_for(kind: str) -> tuple[str, ...]:
-    """The names of the methods for a kind of targets, see ``options.KINDS``."""
-    if kind == GAUSSIAN:
-        return tuple(RECIPES)
-    return ("auto", *(name for name, recipe in RECIPES.items() if recipe.takes_likelihoods))
-
+from cagp.recipes.table import RECIPES, Recipe, check_processes, method_words, methods_for, recipe_for, users_of
 
 SITES_GUARANTEE = (
     "Given the sites, the variance of the latent function is never below that of all rows with the same sites and "
@@ -113,6 +57,7 @@ __all__ = [
     "RECIPES",
     "Option",
     "Recipe",
+    "check_processes",
     "guarantee_words",
     "method_words",
     "methods_for",

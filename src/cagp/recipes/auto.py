@@ -20,7 +20,7 @@ from cagp.recipes.local import UNKNOWN_DECAY, shared_actions
 from cagp.recipes.nearest import Neighbours
 from cagp.recipes.opt import started_at, train_opt
 from cagp.recipes.search import Effort, Search, average_words
-from cagp.recipes.table import Auto
+from cagp.recipes.table import Recipe
 from cagp.recipes.task import RESIDUAL_START, Fitted, Learned, Task
 from cagp.recipes.trials import FEW_ROWS, Candidate, EachRow, HeldOutRows, Mean, Trial
 from cagp.recipes.validation import Parts, hold_out
@@ -68,7 +68,7 @@ MOST_EXACT = 8000
 """Up to this many rows, predictions at given hyperparameters use all of them: one factorisation takes seconds."""
 
 
-def train(recipe: Auto, task: Task) -> Fitted:
+def train(recipe: Recipe, task: Task) -> Fitted:
     """Exact for few rows; else local with the kernel, mean and neighbours that predict held-out rows best."""
     n, effort = task.num_rows, EFFORTS[recipe.effort]
     if task.is_long_range:
@@ -91,7 +91,7 @@ def train(recipe: Auto, task: Task) -> Fitted:
     return _nearest_rows(recipe, task, search, best)
 
 
-def planned_bytes(recipe: Auto, num_rows: int, num_inputs: int, num_targets: int) -> dict[str, int]:
+def planned_bytes(recipe: Recipe, num_rows: int, num_inputs: int, num_targets: int) -> dict[str, int]:
     """As for nearest rows; the numbers of the rows that are not held out besides."""
     tries_order = recipe.objective == "ordered" or (recipe.objective == "auto" and EFFORTS[recipe.effort].objectives)
     needed = nearest.planned_bytes(num_rows, num_inputs, num_targets, tries_order)
@@ -101,7 +101,7 @@ def planned_bytes(recipe: Auto, num_rows: int, num_inputs: int, num_targets: int
 # ---- kernels that link rows at any distance ----
 
 
-def _long_range(recipe: Auto, task: Task) -> Fitted:
+def _long_range(recipe: Recipe, task: Task) -> Fitted:
     """Hyperparameters from rows near and far; predictions from all rows, or from shared actions and nearest rows."""
     n, neighbours = task.num_rows, Neighbours.of(recipe.n_neighbors, recipe.objective)
     reason = "the kernel links rows at any distance"
@@ -211,7 +211,7 @@ def _on_all_rows(search: Search, validation: HeldOutRows, best: Trial) -> tuple[
     return last, trial
 
 
-def _nearest_rows(recipe: Auto, task: Task, search: Search, best: Trial) -> Fitted:
+def _nearest_rows(recipe: Recipe, task: Task, search: Search, best: Trial) -> Fitted:
     """The best with all rows, after a comparison with shared actions, or its average with another model."""
     method = _compare_methods(recipe, task, search, best)
     average = None
@@ -254,7 +254,7 @@ METHOD_REASONS = {
 }
 
 
-def _compare_methods(recipe: Auto, task: Task, search: Search, best: Trial) -> _Method:
+def _compare_methods(recipe: Recipe, task: Task, search: Search, best: Trial) -> _Method:
     """Whether shared actions replace nearest rows, or help them, at the hyperparameters of the best model."""
     num_actions, interrupted = number_of_actions(recipe.n_actions, task), "the fit was interrupted before other methods"
     if search.interrupted:
@@ -280,7 +280,7 @@ def _compare_methods(recipe: Auto, task: Task, search: Search, best: Trial) -> _
     return _Method(name, reason, scores[name])
 
 
-def _actions_to_learn(recipe: Auto, search: Search, best: Trial) -> BlockActions:
+def _actions_to_learn(recipe: Recipe, search: Search, best: Trial) -> BlockActions:
     """Shared actions on the rows to learn from."""
     learning = search.validation.learning
     num_shared = number_of_actions(recipe.n_actions, learning)
@@ -288,7 +288,7 @@ def _actions_to_learn(recipe: Auto, search: Search, best: Trial) -> BlockActions
 
 
 def _conditioned(
-    recipe: Auto, task: Task, search: Search, trial: Trial, result: FitResult, is_hybrid: bool = False
+    recipe: Recipe, task: Task, search: Search, trial: Trial, result: FitResult, is_hybrid: bool = False
 ) -> Fitted:
     """Nearest rows at the hyperparameters of a trial, with all rows; for the hybrid beside shared actions."""
     residual, shared = _residual(task, search, trial.candidate.mean), None

@@ -9,7 +9,7 @@ from cagp.methods.cholesky import memory_needed
 from cagp.prior import GP
 from cagp.quantities import bytes_of
 from cagp.recipes.long_range import start_of_periods
-from cagp.recipes.table import Exact
+from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
 
 PRIOR_SCALE = 1.5
@@ -21,12 +21,12 @@ NEAR_GAIN = 0.002
 """Nats per row: less than half of what decides between two models. Heuristic; docs/benchmarks.md has the evidence."""
 
 
-def method(recipe: Exact, task: Task, prior: GP) -> Method:
+def method(recipe: Recipe, task: Task, prior: GP) -> Method:
     """Exact inference."""
     return CholeskyGP(prior, task.max_bytes)
 
 
-def train(recipe: Exact, task: Task) -> Fitted:
+def train(recipe: Recipe, task: Task) -> Fitted:
     """L-BFGS on -log p(y): a smooth loss of few parameters whose evaluations are expensive."""
     return train_exact(task)
 

@@ -7,21 +7,21 @@ from torch import Tensor
 from cagp.inducing import InducingPoints, choose_inducing_points
 from cagp.methods import SGPR, SVGP, MultiTarget
 from cagp.prior import GP
-from cagp.recipes.table import SGPRRecipe, SVGPRecipe
+from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
 
 START_SHARE = 0.3
 """The share of the time that is left which the choice of inducing points may take."""
 
 
-def train(recipe: SGPRRecipe | SVGPRecipe, task: Task) -> Fitted:
+def train(recipe: Recipe, task: Task) -> Fitted:
     """A method for each target, all with the same inducing points; fewer points where there are fewer rows.
 
     SGPR uses all rows at every step, SVGP minibatches with natural gradients of its Gaussian.
     """
 
     def make(prior: GP, Z: Tensor | InducingPoints) -> SGPR | SVGP:
-        if isinstance(recipe, SGPRRecipe):
+        if recipe.name == "sgpr":
             return SGPR(prior, Z, task.max_bytes)
         return SVGP(prior, Z, seed=task.seed, max_bytes=task.max_bytes)
 

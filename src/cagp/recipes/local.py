@@ -7,7 +7,7 @@ from cagp.recipes import long_range, nearest
 from cagp.recipes.actions import constant_actions, number_of_actions
 from cagp.recipes.checks import check_neighbours
 from cagp.recipes.nearest import Neighbours
-from cagp.recipes.table import Hybrid, Local
+from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
 
 LIKELIHOOD_FACTOR = 4
@@ -25,7 +25,7 @@ UNKNOWN_DECAY = (
 """What the fit report says where nearest rows may not be enough."""
 
 
-def train(recipe: Local | Hybrid, task: Task) -> Fitted:
+def train(recipe: Recipe, task: Task) -> Fitted:
     """Minibatches of rows, each predicted from its neighbours; rows at any distance too if the kernel links them.
 
     The shared actions of the hybrid play no part in training.
@@ -33,7 +33,7 @@ def train(recipe: Local | Hybrid, task: Task) -> Fitted:
     check_neighbours(recipe.n_neighbors, task.num_rows)
     neighbours, shared, about = Neighbours.of(recipe.n_neighbors, recipe.objective), None, []
     learned = long_range.learn(task, neighbours) if task.is_long_range else nearest.learn(task, neighbours)
-    if isinstance(recipe, Hybrid):
+    if recipe.name == "hybrid":
         shared, words = shared_actions(recipe.n_actions, task, learned.priors[0])
         about = [words]
     elif task.is_long_range:
@@ -57,7 +57,7 @@ def shared_actions(n_actions: int | str, task: Task, prior: GP) -> tuple[BlockAc
 # ---- any likelihood ----
 
 
-def method(recipe: Local | Hybrid, task: Task, prior: GP, shared: BlockActions | None = None) -> Method:
+def method(recipe: Recipe, task: Task, prior: GP, shared: BlockActions | None = None) -> Method:
     """CaGP-Local as it learns from sites: ordered, since its sum is then the log density of all sites."""
     count = Neighbours.of(recipe.n_neighbors).in_training
     return CaGPLocal(
@@ -71,14 +71,14 @@ def method(recipe: Local | Hybrid, task: Task, prior: GP, shared: BlockActions |
     )
 
 
-def predicting_method(recipe: Local | Hybrid, task: Task, prior: GP) -> Method:
+def predicting_method(recipe: Recipe, task: Task, prior: GP) -> Method:
     """The same, for the hybrid with shared actions."""
-    if isinstance(recipe, Local):
+    if recipe.name == "local":
         return method(recipe, task, prior)
     num_shared = number_of_actions(recipe.n_actions, task)
     return method(recipe, task, prior, constant_actions(prior.kernel, task.data, num_shared, task.seed))
 
 
-def planned_bytes(recipe: Local, num_rows: int, num_inputs: int, num_targets: int) -> dict[str, int]:
+def planned_bytes(recipe: Recipe, num_rows: int, num_inputs: int, num_targets: int) -> dict[str, int]:
     """An index of the rows for each target, and what a step takes."""
     return nearest.planned_bytes(num_rows, num_inputs, num_targets, recipe.objective == "ordered")

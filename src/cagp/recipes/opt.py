@@ -17,7 +17,7 @@ from cagp.recipes import long_range
 from cagp.recipes.actions import Minibatches, number_of_actions
 from cagp.recipes.checks import check_neighbours
 from cagp.recipes.nearest import Neighbours, local_methods
-from cagp.recipes.table import Opt
+from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Learned, Task
 from cagp.recipes.validation import hold_out
 from cagp.starting import LOCAL_STEPS
@@ -30,7 +30,7 @@ START_SHARE, FINAL_VALIDATIONS = 0.3, 6
 """With a time limit: the share of the time for the starting values, and the validations that fit in after training."""
 
 
-def method(recipe: Opt, task: Task, prior: GP) -> Method:
+def method(recipe: Recipe, task: Task, prior: GP) -> Method:
     """Actions and hyperparameters, learned together."""
     return _methods(recipe.n_actions, task, [prior]).parts[0]
 
@@ -59,7 +59,7 @@ def sharing_actions(first: CaGPOpt, priors: list[GP]) -> MultiTarget:
     return MultiTarget([first, *(CaGPOpt(prior, first.actions, first.loss, **options) for prior in priors[1:])])
 
 
-def train(recipe: Opt, task: Task) -> Fitted:
+def train(recipe: Recipe, task: Task) -> Fitted:
     """With many rows: from the hyperparameters of a short fit of CaGP-Local, validated on held-out rows."""
     if task.num_rows <= limits.EXACT_ROWS:
         return train_opt(task, task.priors(), recipe.n_actions)
@@ -77,7 +77,7 @@ def train(recipe: Opt, task: Task) -> Fitted:
     return fitted._replace(held=parts.rows[fitted.held], notes=[*notes, *fitted.notes])
 
 
-def _learned_locally(recipe: Opt, train: Task) -> Learned:
+def _learned_locally(recipe: Recipe, train: Task) -> Learned:
     priors = train.priors()
     several = MultiTarget(local_methods(train, priors, Neighbours.of(recipe.n_neighbors)))
     reserve = 0.0 if train.max_time is None else (1 - START_SHARE) * train.time_left()

@@ -4,10 +4,9 @@ Each entry has a name, a default, a check, a help text and the kinds of targets 
 the estimators and the command line read it. Nothing here imports torch, so that help texts and errors come at once.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
@@ -15,18 +14,14 @@ from cagp import kernel_registry
 from cagp.likelihood_registry import GAUSSIAN, LIKELIHOODS, likelihoods_of
 from cagp.quantities import bytes_of, seconds_of
 
-TARGET_SCALES = ("auto", "identity", "log")
-"""On which scale targets are fitted, see ``cagp.data.transforms``: values that users can choose."""
-
 DEFAULT_NEIGHBORS = 32
 """In training, unless the user or the method "auto" chooses otherwise."""
 
 KINDS = (GAUSSIAN, "numbers", "counts", "classes")
-"""Kinds of targets: numbers with Gaussian noise, or what a likelihood of the registry is for."""
 
 
 def kind_of(likelihood: str) -> str:
-    """The kind of the targets of a likelihood."""
+    """The kind of the targets of a likelihood: with Gaussian noise, or what the registry says that it is for."""
     return GAUSSIAN if likelihood == GAUSSIAN else LIKELIHOODS[likelihood].targets
 
 
@@ -75,20 +70,6 @@ class Option:
         """Whether a value is the default, or has the same effect as leaving the option out."""
         silent = (self.default, *self.neutral)
         return any(value is other or (type(value) is type(other) and value == other) for other in silent)
-
-    def from_text(self, text: str) -> Any:
-        """The value that the text stands for; an argparse error where it stands for none."""
-        try:
-            value = self.parse(text)
-        except (ValueError, KeyError):
-            value = text
-        if not self.accepts(value):
-            raise argparse.ArgumentTypeError(f"it is {text!r}, expected {self.expected.replace('None', 'none')}")
-        return value
-
-    def field(self) -> Any:
-        """The field of a recipe that holds a value of this option."""
-        return field(default=self.default, metadata={"option": self})
 
 
 def is_positive_integer(value: Any) -> bool:
@@ -147,7 +128,7 @@ _INTEGER_OR_AUTO: dict[str, Any] = {
     "parse": _integer_or_auto,
 }
 
-# ---- options of methods: fields of recipes ----
+# ---- options of methods ----
 
 N_ACTIONS = Option(
     "n_actions", "auto", "N", 'number of actions, or "auto": one for eight rows, at most 512', **_INTEGER_OR_AUTO
@@ -226,7 +207,7 @@ MEAN = _one_of(
 )
 TARGET = _one_of(
     "target",
-    TARGET_SCALES,
+    ("auto", "identity", "log"),
     "NAME",
     "fit the target as it is (identity) or its logarithm (log); auto: the logarithm of a positive, skewed target where "
     "that predicts held-out training rows better",

@@ -1,160 +1,219 @@
 """The methods that a user can choose, and their options. Nothing here imports torch: help and errors come at once."""
 
-# pyright: reportGeneralTypeIssues=false
-# (``trained_by`` implements the abstract ``train``, which pyright does not see.)
-
-from dataclasses import dataclass
-from typing import ClassVar, final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, final
 
 from cagp import limits
-from cagp.recipes.base import Recipe, trained_by
-from cagp.recipes.options import EFFORT, LOCAL_SCALE, N_ACTIONS, N_INDUCING, N_NEIGHBORS, OBJECTIVE, SHARDS
+from cagp.likelihood_registry import GAUSSIAN
+from cagp.recipes.options import (
+    EFFORT,
+    LOCAL_SCALE,
+    N_ACTIONS,
+    N_INDUCING,
+    N_NEIGHBORS,
+    OBJECTIVE,
+    OPTIONS,
+    SHARDS,
+    Option,
+)
+
+if TYPE_CHECKING:
+    from cagp.methods import Method
+    from cagp.prior import GP
+    from cagp.recipes.task import Fitted, Task
+
+SMALL = 10_000
+"""Up to this many rows, methods that use float32 for speed use float64."""
 
 
 @final
 @dataclass(frozen=True)
-@trained_by("cagp.recipes.auto")
-class Auto(Recipe):
-    """The model that suits the table."""
+class Recipe:
+    """A method with values for its options; options that it does not use have their defaults.
 
-    n_actions: int | str = N_ACTIONS.field()
-    n_neighbors: int | str = N_NEIGHBORS.field()
-    local_scale: float | str | None = LOCAL_SCALE.field()
-    objective: str = OBJECTIVE.field()
-    effort: str = EFFORT.field()
+    Its training code is loaded when it is needed, since it imports torch. The module has ``train(recipe, task)``; for
+    any likelihood ``method(recipe, task, prior)``, and ``predicting_method`` if that differs; for rows on disk
+    ``planned_bytes``.
+    """
 
-    name: ClassVar[str] = "auto"
-    words: ClassVar[str] = "the model that predicts held-out training rows best"
-    summary: ClassVar[str] = (
-        f"exact up to {limits.EXACT_ROWS:,} rows; beyond, the model that predicts held-out training rows best"
-    )
-    chooses_mean: ClassVar[bool] = True
-    shares_rows: ClassVar[bool] = True
-    takes_chunks: ClassVar[bool] = True
+    name: str
+    module: str  # with the training code
+    words: str  # what was fitted, for reports: "Fitted: ..."
+    summary: str  # one line for the help of the command line
+    options: tuple[Option, ...] = ()  # that the method uses
+    fast_dtype: bool = False  # whether dtype="auto" is float32 beyond ``SMALL`` rows
+    shares_rows: bool = False  # whether several processes can share the work of ``train``
+    chooses_mean: bool = False  # whether ``train`` sees to the prior mean that the task asks for
+    takes_likelihoods: bool = False  # whether it has a ``method`` for targets of any likelihood
+    takes_chunks: bool = False  # whether rows may stay on disk
+    trainer: "Callable[[Recipe, Task], Fitted] | None" = None  # instead of ``train`` of the module
 
+    n_actions: int | str = N_ACTIONS.default
+    n_neighbors: int | str = N_NEIGHBORS.default
+    local_scale: float | str | None = LOCAL_SCALE.default
+    objective: str = OBJECTIVE.default
+    effort: str = EFFORT.default
+    n_inducing: int = N_INDUCING.default
+    shards: bool = SHARDS.default
 
-@final
-@dataclass(frozen=True)
-@trained_by("cagp.recipes.exact")
-class Exact(Recipe):
-    """All rows, by Cholesky factorisation."""
+    @property
+    def values(self) -> dict[str, Any]:
+        """The options that the method uses, by their names, with their values."""
+        return {option.name: getattr(self, option.name) for option in self.options}
 
-    name: ClassVar[str] = "exact"
-    words: ClassVar[str] = "an exact Gaussian process (Cholesky factorisation)"
-    summary: ClassVar[str] = "all rows, by Cholesky factorisation: a few thousand rows"
-    takes_likelihoods: ClassVar[bool] = True
+    def default_dtype(self, num_rows: int) -> str:
+        """What ``dtype="auto"`` means for a table of this size."""
+        return "float32" if self.fast_dtype and num_rows > SMALL else "float64"
 
+    def train(self, task: "Task") -> "Fitted":
+        """Learn hyperparameters from the rows of the task, and condition on them."""
+        return (self.trainer or import_module(self.module).train)(self, task)
 
-@final
-@dataclass(frozen=True)
-@trained_by("cagp.recipes.opt")
-class Opt(Recipe):
-    """Learned actions, shared by all test points."""
+    def method(self, task: "Task", prior: "GP") -> "Method":
+        """The method that learns hyperparameters where the noise of each row is known; see ``cagp.sites``."""
+        return import_module(self.module).method(self, task, prior)
 
-    n_actions: int | str = N_ACTIONS.field()
-    n_neighbors: int | str = N_NEIGHBORS.field()
+    def predicting_method(self, task: "Task", prior: "GP") -> "Method":
+        """The method that predicts with the hyperparameters that ``method`` has learned."""
+        code = import_module(self.module)
+        return getattr(code, "predicting_method", code.method)(self, task, prior)
 
-    name: ClassVar[str] = "opt"
-    words: ClassVar[str] = "CaGP-Opt, a computation-aware Gaussian process with learned actions"
-    summary: ClassVar[str] = "learned actions (CaGP-Opt)"
-    fast_dtype: ClassVar[bool] = True
-    shares_rows: ClassVar[bool] = True
-    takes_likelihoods: ClassVar[bool] = True
-
-
-@final
-@dataclass(frozen=True)
-@trained_by("cagp.recipes.cg")
-class ConjugateGradients(Recipe):
-    """The actions of conjugate gradients."""
-
-    n_actions: int | str = N_ACTIONS.field()
-
-    name: ClassVar[str] = "cg"
-    words: ClassVar[str] = "CaGP-CG, a computation-aware Gaussian process with the actions of conjugate gradients"
-    summary: ClassVar[str] = "the actions of conjugate gradients (CaGP-CG): time O(n²)"
-    fast_dtype: ClassVar[bool] = True
-    takes_likelihoods: ClassVar[bool] = True
+    def planned_bytes(self, num_rows: int, num_inputs: int, num_targets: int) -> dict[str, int]:
+        """What training on rows that stay on disk holds in memory, by purpose."""
+        return import_module(self.module).planned_bytes(self, num_rows, num_inputs, num_targets)
 
 
-@final
-@dataclass(frozen=True)
-@trained_by("cagp.recipes.local")
-class Local(Recipe):
-    """The nearest rows of each test point."""
-
-    n_neighbors: int | str = N_NEIGHBORS.field()
-    local_scale: float | str | None = LOCAL_SCALE.field()
-    objective: str = OBJECTIVE.field()
-    shards: bool = SHARDS.field()
-
-    name: ClassVar[str] = "local"
-    words: ClassVar[str] = "CaGP-Local, which predicts each test point from its nearest rows"
-    summary: ClassVar[str] = "the nearest rows of each test point: any number of rows"
-    shares_rows: ClassVar[bool] = True
-    takes_likelihoods: ClassVar[bool] = True
-    takes_chunks: ClassVar[bool] = True
-
-
-@final
-@dataclass(frozen=True)
-@trained_by("cagp.recipes.local")
-class Hybrid(Recipe):
-    """The nearest rows of each test point, and actions that all test points share."""
-
-    n_actions: int | str = N_ACTIONS.field()
-    n_neighbors: int | str = N_NEIGHBORS.field()
-    local_scale: float | str | None = LOCAL_SCALE.field()
-    objective: str = OBJECTIVE.field()
-
-    name: ClassVar[str] = "hybrid"
-    words: ClassVar[str] = "the hybrid of CaGP-Local and shared actions"
-    summary: ClassVar[str] = "nearest rows, and actions that all test points share"
-    shares_rows: ClassVar[bool] = True
-    takes_likelihoods: ClassVar[bool] = True
-
-
-@final
-@dataclass(frozen=True)
-@trained_by("cagp.recipes.inducing")
-class SGPRRecipe(Recipe):
-    """Inducing points with the best Gaussian in closed form."""
-
-    n_inducing: int = N_INDUCING.field()
-
-    name: ClassVar[str] = "sgpr"
-    words: ClassVar[str] = "SGPR, a Gaussian process seen through inducing points"
-    summary: ClassVar[str] = "inducing points (SGPR)"
-    fast_dtype: ClassVar[bool] = True
-
-
-@final
-@dataclass(frozen=True)
-@trained_by("cagp.recipes.inducing")
-class SVGPRecipe(Recipe):
-    """Inducing points with a learned Gaussian."""
-
-    n_inducing: int = N_INDUCING.field()
-
-    name: ClassVar[str] = "svgp"
-    words: ClassVar[str] = "SVGP, a variational Gaussian process with inducing points"
-    summary: ClassVar[str] = "inducing points, trained on minibatches (SVGP)"
-    fast_dtype: ClassVar[bool] = True
-    shares_rows: ClassVar[bool] = True
-
-
-@final
-@dataclass(frozen=True)
-@trained_by("cagp.recipes.cg")
-class CGGPRecipe(Recipe):
-    """All rows, by preconditioned conjugate gradients, in float64."""
-
-    name: ClassVar[str] = "cggp"
-    words: ClassVar[str] = "an exact Gaussian process with solves by conjugate gradients"
-    summary: ClassVar[str] = "all rows, by conjugate gradients (CGGP): time O(n²)"
-
-
-RECIPES: dict[str, type[Recipe]] = {
+RECIPES = {
     recipe.name: recipe
-    for recipe in (Auto, Exact, Opt, ConjugateGradients, Local, Hybrid, SGPRRecipe, SVGPRecipe, CGGPRecipe)
+    for recipe in (
+        Recipe(
+            "auto",
+            "cagp.recipes.auto",
+            "the model that predicts held-out training rows best",
+            f"exact up to {limits.EXACT_ROWS:,} rows; beyond, the model that predicts held-out training rows best",
+            (N_ACTIONS, N_NEIGHBORS, LOCAL_SCALE, OBJECTIVE, EFFORT),
+            chooses_mean=True,
+            shares_rows=True,
+            takes_chunks=True,
+        ),
+        Recipe(
+            "exact",
+            "cagp.recipes.exact",
+            "an exact Gaussian process (Cholesky factorisation)",
+            "all rows, by Cholesky factorisation: a few thousand rows",
+            takes_likelihoods=True,
+        ),
+        Recipe(
+            "opt",
+            "cagp.recipes.opt",
+            "CaGP-Opt, a computation-aware Gaussian process with learned actions",
+            "learned actions (CaGP-Opt)",
+            (N_ACTIONS, N_NEIGHBORS),
+            fast_dtype=True,
+            shares_rows=True,
+            takes_likelihoods=True,
+        ),
+        Recipe(
+            "cg",
+            "cagp.recipes.cg",
+            "CaGP-CG, a computation-aware Gaussian process with the actions of conjugate gradients",
+            "the actions of conjugate gradients (CaGP-CG): time O(n²)",
+            (N_ACTIONS,),
+            fast_dtype=True,
+            takes_likelihoods=True,
+        ),
+        Recipe(
+            "local",
+            "cagp.recipes.local",
+            "CaGP-Local, which predicts each test point from its nearest rows",
+            "the nearest rows of each test point: any number of rows",
+            (N_NEIGHBORS, LOCAL_SCALE, OBJECTIVE, SHARDS),
+            shares_rows=True,
+            takes_likelihoods=True,
+            takes_chunks=True,
+        ),
+        Recipe(
+            "hybrid",
+            "cagp.recipes.local",
+            "the hybrid of CaGP-Local and shared actions",
+            "nearest rows, and actions that all test points share",
+            (N_ACTIONS, N_NEIGHBORS, LOCAL_SCALE, OBJECTIVE),
+            shares_rows=True,
+            takes_likelihoods=True,
+        ),
+        Recipe(
+            "sgpr",
+            "cagp.recipes.inducing",
+            "SGPR, a Gaussian process seen through inducing points",
+            "inducing points (SGPR)",
+            (N_INDUCING,),
+            fast_dtype=True,
+        ),
+        Recipe(
+            "svgp",
+            "cagp.recipes.inducing",
+            "SVGP, a variational Gaussian process with inducing points",
+            "inducing points, trained on minibatches (SVGP)",
+            (N_INDUCING,),
+            fast_dtype=True,
+            shares_rows=True,
+        ),
+        Recipe(
+            "cggp",
+            "cagp.recipes.cg",
+            "an exact Gaussian process with solves by conjugate gradients",
+            "all rows, by conjugate gradients (CGGP): time O(n²)",
+        ),
+    )
 }
+"""The methods by their names, with the defaults of their options."""
+
+
+def recipe_for(method: str, options: Mapping[str, Any]) -> Recipe:
+    """The recipe of a method with these values of options.
+
+    Raises ValueError for an unknown method, for a value that an option does not accept, and for an option that the
+    method does not use, unless it has its default value.
+    """
+    if not isinstance(method, str) or method not in RECIPES:
+        raise ValueError(f"method is {method!r}, expected one of {', '.join(RECIPES)}.")
+    recipe, used = RECIPES[method], {}
+    for name, value in options.items():
+        OPTIONS[name].check(value)
+        if name in recipe.values:
+            used[name] = value.item() if hasattr(value, "item") else value  # grid searches give numbers of NumPy
+        elif value != OPTIONS[name].default:
+            raise ValueError(
+                f"{name} is {value!r}, but method {method!r} does not use it ({name} is for "
+                f"{', '.join(users_of(name))}). Remove {name}, or choose one of these methods."
+            )
+    return replace(recipe, **used)
+
+
+def check_processes(recipe: Recipe, num_processes: int) -> None:
+    """Raise ValueError where several processes are to share the work of a method that cannot be shared."""
+    if num_processes > 1 and not recipe.shares_rows:
+        able = ", ".join(f'"{name}"' for name, other in RECIPES.items() if other.shares_rows)
+        raise ValueError(
+            f'method is "{recipe.name}", which trains in one process, and {num_processes} were started; use one of '
+            f"{able}, or start a single process."
+        )
+
+
+def method_words(method: str) -> str:
+    """What a method is, in words; its name where this version of cagp does not know it."""
+    return RECIPES[method].words if method in RECIPES else method
+
+
+def users_of(option: str) -> list[str]:
+    """The names of the methods that use an option."""
+    return [name for name, recipe in RECIPES.items() if option in recipe.values]
+
+
+def methods_for(kind: str) -> tuple[str, ...]:
+    """The names of the methods for a kind of targets, see ``options.kind_of``."""
+    return tuple(
+        name for name, recipe in RECIPES.items() if kind == GAUSSIAN or name == "auto" or recipe.takes_likelihoods
+    )

@@ -13,8 +13,8 @@ from typing import Any
 from cagp.comparison import Gains
 from cagp.likelihoods import Bernoulli
 from cagp.recipes import with_scores, with_sites
-from cagp.recipes.base import Recipe
 from cagp.recipes.means import with_mean
+from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
 from cagp.recipes.validation import hold_out
 

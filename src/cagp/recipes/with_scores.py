@@ -10,9 +10,9 @@ from cagp.likelihoods import ClassLikelihood
 from cagp.methods import CaGPLocal, CaGPOpt, MultiTarget, ScoreRegression
 from cagp.posteriors import Posterior, predict_columns
 from cagp.prior import GP, GaussianNoise, KnownNoise
-from cagp.recipes.base import Recipe
 from cagp.recipes.means import trees_of, words_of
 from cagp.recipes.opt import sharing_actions
+from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
 from cagp.starting import start_from_data
 
@@ -51,8 +51,7 @@ def train(recipe: Recipe, task: Task, name: str = "") -> Fitted:
         loss = float(weight @ likelihood.row_loss(task.y, offset, torch.zeros_like(offset[:, 0])) / weight.sum())
         notes.append(words_of(fitted, task, f"log loss of their out-of-fold predictions is {loss:.4f}"))
     outputscale, step = STARTS[task.mean]
-    chosen = getattr(recipe, "n_neighbors", "auto")
-    count = NEIGHBORS if isinstance(chosen, str) else int(chosen)
+    count = NEIGHBORS if isinstance(recipe.n_neighbors, str) else int(recipe.n_neighbors)
     local = CaGPLocal(_prior(task, outputscale), count, seed=task.seed, max_bytes=task.max_bytes)
     scores = ScoreRegression(local, likelihood, offset, weight, step).to(task.X.device)
     labels = task.with_targets(task.y)

@@ -12,8 +12,8 @@ from cagp.likelihoods import Likelihood
 from cagp.methods import MultiTarget
 from cagp.notices import collected
 from cagp.prior import GP, KnownNoise
-from cagp.recipes.base import Recipe
 from cagp.recipes.means import trees_of, words_of
+from cagp.recipes.table import Recipe
 from cagp.recipes.task import RESIDUAL_START, Fitted, Task
 from cagp.sites import SitesWarning, WithLikelihood
 from cagp.starting import start_from_data
