@@ -108,7 +108,7 @@ def test_missing_values_of_every_type(values):
     rows, numbers = complete.stand_ins(complete.codes(pd.DataFrame({"q": values})))
     assert not np.isnan(rows).any()
     assert set(rows[numbers == 1, 0]) == set(rows[numbers != 1, 0])  # both known values
-    assert encoder.missing_words(codes).startswith("Missing values: 'q' in 1 of 3 rows.")
+    assert encoder.missing_words(codes)[0].startswith("Missing values: 'q' in 1 of 3 rows.")
     with pytest.raises(ValueError, match="column 'q' has only missing values"):
         Encoder.fit(pd.DataFrame({"q": values.iloc[[1, 1]]}))
 

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -55,12 +55,13 @@ def kind_of(values: pd.Series, name: str) -> str:
     )
 
 
-class _Cells(NamedTuple):
+@dataclass
+class _Cells:
     """How often a value occurs."""
 
-    count: int
     first_row: int
-    count_kept: int  # in rows to learn from
+    count: int = 0
+    count_kept: int = 0  # in rows to learn from
 
 
 class ColumnScan:
@@ -84,7 +85,6 @@ class ColumnScan:
 
         Args:
             kept: which of them are rows to learn from; None for all. Others decide what the column holds, no more.
-            rows_from: the number of the first one.
         """
         kind = kind_of(values, self.name)
         if self._as_levels and kind in (DATETIME, TIMEDELTA):
@@ -97,9 +97,9 @@ class ColumnScan:
         self._kind = self._kind if kind == EMPTY else kind
         if kind == DATETIME:
             self._zones |= time_zones(values)
-        present = values.notna().to_numpy()
-        self._num_kept += len(values) if kept is None else int(kept.sum())
-        self._num_present += int((present if kept is None else present & kept).sum())
+        kept = np.ones(len(values), dtype=bool) if kept is None else kept
+        self._num_kept += int(kept.sum())
+        self._num_present += int((values.notna().to_numpy() & kept).sum())
         if self._has_levels and kind != EMPTY:
             self._is_text |= not self._as_levels and not isinstance(values.dtype, pd.CategoricalDtype)
             self._count(values, kept, rows_from)
@@ -108,11 +108,11 @@ class ColumnScan:
     def _has_levels(self) -> bool:
         return self._kind == LEVELS or (self._as_levels and self._kind != EMPTY)
 
-    def _count(self, values: pd.Series, kept: np.ndarray | None, rows_from: int) -> None:
+    def _count(self, values: pd.Series, kept: np.ndarray, rows_from: int) -> None:
         if self._text is not None:
             return
         if len(self._cells) > MOST_VALUES:
-            self._text, self._cells = self._column_of_all_rows(), {}
+            self._text, self._cells = self._read_as(), {}
             if self._text.kind == LEVELS:
                 raise ValueError(
                     f"column {self.name!r} has more than {MOST_VALUES:,} levels: it looks like an identifier or free "
@@ -123,14 +123,15 @@ class ColumnScan:
         _check_codes(self.name, distinct)
         rows = np.flatnonzero(codes >= 0)
         counts = np.bincount(codes[rows], minlength=len(distinct))
-        counts_kept = counts if kept is None else np.bincount(codes[rows[kept[rows]]], minlength=len(distinct))
+        counts_kept = np.bincount(codes[rows[kept[rows]]], minlength=len(distinct))
         first = rows_from + rows[np.unique(codes[rows], return_index=True)[1]]
-        for value, count, row, count_kept in zip(distinct, counts, first, counts_kept, strict=True):
-            old = self._cells.get(value, _Cells(0, int(row), 0))
-            self._cells[value] = _Cells(old.count + int(count), old.first_row, old.count_kept + int(count_kept))
+        for value, row, count, count_kept in zip(distinct, first, counts, counts_kept, strict=True):
+            cells = self._cells.setdefault(value, _Cells(int(row)))
+            cells.count += int(count)
+            cells.count_kept += int(count_kept)
 
-    def _column_of_all_rows(self) -> Column:
-        """The name, kind, levels and format of the column; a column of missing values counts as numbers."""
+    def _read_as(self) -> Column:
+        """The column but for its levels; one of missing values counts as numbers."""
         if self._text is not None:
             return self._text
         kind, form = NUMBER if self._kind == EMPTY else self._kind, ""
@@ -138,27 +139,17 @@ class ColumnScan:
             distinct = list(self._cells)
             text = format_of(pd.Series(distinct, dtype=object).astype(str), self.name) if self._is_text else None
             if text is None:
-                return Column(self.name, LEVELS, tuple(self._levels()))
+                self._check_levels()
+                return Column(self.name, LEVELS)
             kind, form = text.kind, text.name
             if kind == DATETIME:
                 self._zones |= time_zones(pd.Series(distinct, dtype=object))
         zone = one_zone(self.name, self._zones) if kind == DATETIME else ""
         return Column(self.name, kind, format=form, time_zone=zone)
 
-    def _levels(self) -> list[str]:
-        levels = sorted(map(_label, self._cells))
-        if self._is_text:
-            _check_text(self.name, levels, self._cells)
-        if len(set(levels)) < len(levels):
-            twice = next(level for level in levels if levels.count(level) > 1)
-            raise ValueError(
-                f"column {self.name!r} has the level {twice!r} in several types; convert its categories to one type."
-            )
-        return levels
-
     def column(self) -> Column:
         """The column as the rows to learn from show it: its kind, levels, and whether values are missing."""
-        column = self._column_of_all_rows()
+        column = self._read_as()
         if self._num_present == 0:
             raise ValueError(f"column {self.name!r} has only missing values in the rows to learn from; drop it.")
         column = column._replace(missing=self._num_present < self._num_kept)
@@ -169,6 +160,38 @@ class ColumnScan:
         if len(levels) > MAX_LEVELS:  # of those that are as frequent, the first by name
             common = tuple(sorted(sorted(levels, key=lambda level: -counts[level])[:MAX_LEVELS]))
         return column._replace(levels=levels, common=common)
+
+    def _check_levels(self) -> None:
+        """Raise ValueError for levels whose meaning only the user knows."""
+        name, levels = self.name, sorted(map(_label, self._cells))
+        if len(set(levels)) < len(levels):
+            twice = next(level for level in levels if levels.count(level) > 1)
+            raise ValueError(
+                f"column {name!r} has the level {twice!r} in several types; convert its categories to one type."
+            )
+        if self._is_text and levels and all(map(is_number, levels)):
+            raise ValueError(
+                f"column {name!r} holds numbers as text, e.g. {levels[0]!r}: use pandas.to_numeric if they are "
+                f"quantities, categories=[{name!r}] if they are codes."
+            )
+        if not self._is_text or len(levels) <= MAX_LEVELS:
+            return
+        remedy = f"If its values do occur again in other rows, pass categories=[{name!r}] (--categories in a command)."
+        num_values = sum(cells.count for cells in self._cells.values())
+        for looks_right, what in ((is_number, "numbers"), (is_date, "dates")):
+            odd = {value: cells for value, cells in self._cells.items() if not looks_right(str(value))}
+            if odd and 2 * sum(cells.count for cells in odd.values()) <= num_values:
+                value, cells = next(iter(odd.items()))
+                raise ValueError(
+                    f"column {name!r} holds text that mostly looks like {what}; {short(str(value))} at row "
+                    f"{cells.first_row} does not. Correct such cells or leave them empty, and convert the column. "
+                    f"{remedy}"
+                )
+        if 2 * len(levels) > num_values:
+            raise ValueError(
+                f"column {name!r} has {len(levels):,} levels in {num_values:,} rows: it looks like an identifier or "
+                f"free text, from which nothing can be learned for other rows. Drop it. {remedy}"
+            )
 
 
 class MixedKindsError(ValueError):
@@ -188,11 +211,7 @@ def quantile_stride(num_rows: int) -> int:
 
 
 def with_quantiles(column: Column, values: np.ndarray) -> Column:
-    """The column with its quantiles, where it has any: values that occur, in the middle of parts of equal probability.
-
-    Args:
-        values: of every ``quantile_stride``-th row.
-    """
+    """The column with its quantiles, where it has any: values in the middle of parts of equal probability."""
     if column.missing or column.kind in (LEVELS, EXPOSURE):
         return column
     probabilities = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
@@ -201,10 +220,7 @@ def with_quantiles(column: Column, values: np.ndarray) -> Column:
 
 
 def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarray:
-    """The column as one number for each row, (n,); NaN for missing values.
-
-    Levels become their places 0, 1, 2, ...; those that did not occur at fit get the next number.
-    """
+    """The column as one number for each row, NaN for missing values; of levels, their places, or L for unknown ones."""
     kind, expected = kind_of(values, column.name), NUMBER if column.kind == EXPOSURE else column.kind
     if expected == DATETIME and kind in (DATETIME, LEVELS):
         _check_zone(column, values)
@@ -212,13 +228,13 @@ def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarra
         return _level_codes(column, values)
     if kind == LEVELS and (expected == DATETIME or column.format):
         values, kind = _read(column, values, rows_from), expected
-    if kind not in (expected, EMPTY):
+    if kind == EMPTY:
+        return np.full(len(values), np.nan)
+    if kind != expected:
         raise ValueError(
             f"column {column.name!r} holds {WORDS[kind]}, at fit it held {WORDS[expected]}"
             f"{first_text(values, rows_from) if kind == LEVELS else ''}; convert it."
         )
-    if kind == EMPTY:
-        return np.full(len(values), np.nan)
     if kind == NUMBER:
         return numbers_of(values, column.name, rows_from)
     if kind == DATETIME:
@@ -230,25 +246,18 @@ def expanded_column(column: Column, codes: np.ndarray) -> np.ndarray:
     """The inputs that the column becomes, (n, number of its names_out)."""
     if column.kind == EXPOSURE:
         return np.empty((len(codes), 0))
-    parts = [_expanded_levels(column, codes) if column.kind == LEVELS else codes[:, None]]
-    parts += [np.isnan(codes)[:, None]] if column.missing else []
-    return np.concatenate(parts, axis=1, dtype=np.float64)
+    inputs = _expanded_levels(column, codes) if column.kind == LEVELS else codes[:, None]
+    return np.column_stack([inputs, np.isnan(codes)]) if column.missing else inputs
 
 
 def is_unknown(column: Column, codes: np.ndarray) -> np.ndarray:
-    """Where the column has what fit has not seen: a level, or a missing value where none was missing.
-
-    A single level tells nothing about others, which stay as they are.
-    """
+    """Where the column lacks a value though it never did at fit, or has an unknown level beside several known ones."""
     unknown = codes == len(column.levels) if len(column.levels) > 1 else np.zeros(len(codes), dtype=bool)
     return unknown if column.missing else unknown | np.isnan(codes)
 
 
 def stand_ins(column: Column) -> np.ndarray:
-    """The codes of values seen at fit that stand in for an unknown one: quantiles, or levels.
-
-    Of many levels, these are the common ones and one of the others.
-    """
+    """The codes of quantiles or levels that stand in for an unknown value; of many levels, one that is not common."""
     if column.kind != LEVELS:
         return np.array(column.quantiles)
     if not column.common:
@@ -310,40 +319,6 @@ def _check_codes(name: str, levels: Any) -> None:
 def _without_point(label: str) -> str:
     """Another name for a level: "1.0" is how a file may have the code 1 if other rows lack theirs."""
     return re.sub(r"^([+-]?\d+)\.0*$", r"\1", label)
-
-
-def _check_text(name: str, levels: list[str], cells: dict[Any, _Cells]) -> None:
-    """Raise ValueError for text whose meaning only the user knows."""
-    if levels and all(is_number(level) for level in levels):
-        raise ValueError(
-            f"column {name!r} holds numbers as text, e.g. {levels[0]!r}: use pandas.to_numeric if they are quantities, "
-            f"categories=[{name!r}] if they are codes."
-        )
-    if len(levels) <= MAX_LEVELS:
-        return
-    remedy = f"If its values do occur again in other rows, pass categories=[{name!r}] (--categories in a command)."
-    for looks_right, what in ((is_number, "numbers"), (is_date, "dates")):
-        odd = _odd_cell(cells, looks_right)
-        if odd is not None:
-            raise ValueError(
-                f"column {name!r} holds text that mostly looks like {what}; {odd} does not. Correct such cells or "
-                f"leave them empty, and convert the column. {remedy}"
-            )
-    num_values = sum(cell.count for cell in cells.values())
-    if 2 * len(levels) > num_values:
-        raise ValueError(
-            f"column {name!r} has {len(levels):,} levels in {num_values:,} rows: it looks like an identifier or free "
-            f"text, from which nothing can be learned for other rows. Drop it. {remedy}"
-        )
-
-
-def _odd_cell(cells: dict[Any, _Cells], looks_right: Callable[[str], bool]) -> str | None:
-    """The first cell that is not like most of the others, and its row; None where there are none or many."""
-    odd = {value: cell for value, cell in cells.items() if not looks_right(str(value))}
-    if not odd or 2 * sum(cell.count for cell in odd.values()) > sum(cell.count for cell in cells.values()):
-        return None
-    value = next(iter(odd))
-    return f"{short(str(value))} at row {odd[value].first_row}"
 
 
 # ---- dates and durations ----

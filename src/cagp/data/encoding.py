@@ -31,6 +31,9 @@ from cagp.data.table_checks import (
 )
 from cagp.data.text_values import TEXT_FORMATS
 
+PLAIN = {NUMBER, EXPOSURE}
+"""Kinds of columns that an array of numbers holds as they are."""
+
 MOST_NAMES = 8
 """Columns that a sentence lists."""
 
@@ -42,27 +45,12 @@ often through the stand-ins of each."""
 class Encoder:
     """Turns frames, arrays, tensors and lists into float64 matrices, always in the same way; made by ``fit``.
 
-    - Numbers stay as they are; integers that float64 cannot hold are an error. True and False become 1 and 0, dates
-      become days since 1970 (in UTC if they have a time zone), durations become days. Dates have a time zone at fit and
-      later, or never.
-    - Text and categories become a 0/1 column for each level that occurs at fit, in sorted order. Two levels become one
-      column, that of the second. Of more than 20 levels, the 20 most frequent ones have a column each, and the others
-      share one. Categories of other types are compared as text: 1, 1.0 and "1" are the same level.
-    - A level that did not occur at fit is in none of these columns; of two levels, it is half way between them; of more
-      than 20, it is among the others. Regressors predict such rows with levels of fit in its place (``stand_ins``).
-    - A column that has missing values at fit gets a further 0/1 column, "NAME is missing". A missing number stays NaN,
-      which ``Standardizer`` puts at the mean of the training rows; a missing level is in none of the columns of its
-      levels. Regressors predict rows that lack a value in a column that had them all at fit with values of fit in
-      its place (``stand_ins``), as they do for unknown levels.
-    - Text becomes dates if all of it is in one of the formats 2024-03-31 (ISO 8601), 31.03.2024, 31/03/2024,
-      03/31/2024, 31-03-2024, 03-31-2024, 2024/03/31 or 2024.03.31, each with or without a time; it becomes numbers if
-      all of it has decimal commas ("3,14"). Text that can be read in two ways is an error.
-    - Text that consists of numbers ("1.5") is an error: it could mean quantities or codes, and only the user knows.
-      So is text of which more than half of the rows, and more than 20, have a level of their own: an identifier.
-    - Arrays hold numbers, dates or durations; text needs a frame.
+    Numbers stay as they are, dates and durations become days, and levels (text, categories) become 0/1 columns; a
+    column that lacked values at fit gets another, "NAME is missing". The page on data frames has the whole table. What
+    has no clear meaning is an error that names column and row, which count from 0.
 
     Columns of frames are matched by name, in any order, and additional columns are ignored. Columns are matched by
-    position if the table is not a frame, or was not one at fit. Rows in error messages count from 0.
+    position if the table is not a frame, or was not one at fit.
 
     There are two steps. ``codes`` has one number for each cell, with NaN for missing values and levels as 0, 1, 2, ...,
     for methods that know categories, e.g. trees. ``expand`` turns codes into the inputs of a Gaussian process.
@@ -117,12 +105,12 @@ class Encoder:
         (place,) = column_places("exposure", [exposure], names, by_position=not self._has_names)
         if len(names) == 1:
             raise ValueError("X has no column besides the exposure; add one to predict from.")
-        column = self.columns[place]
+        column, columns = self.columns[place], list(self.columns)
         if column.kind != NUMBER:
             raise ValueError(f"the exposure, column {column.name!r}, holds {WORDS[column.kind]}, expected numbers.")
         check_exposure(codes[:, place], column.name, 0)
-        exposed = Column(column.name, EXPOSURE, format=column.format)
-        return Encoder([*self.columns[:place], exposed, *self.columns[place + 1 :]], self._has_names)
+        columns[place] = Column(column.name, EXPOSURE, format=column.format)
+        return Encoder(columns, self._has_names)
 
     @property
     def exposure_name(self) -> str | None:
@@ -141,11 +129,7 @@ class Encoder:
         return codes, None
 
     def with_quantiles(self, codes: Float64[np.ndarray, "m c"]) -> "Encoder":
-        """The same encoder with the quantiles of its columns.
-
-        Args:
-            codes: of every ``quantile_stride``-th row to learn from.
-        """
+        """The same encoder with quantiles, from the codes of every ``quantile_stride``-th row to learn from."""
         return Encoder([with_quantiles(c, codes[:, j]) for j, c in enumerate(self.columns)], self._has_names)
 
     @property
@@ -174,9 +158,7 @@ class Encoder:
         return tuple(j for j, column in enumerate(self.columns) if column.kind == LEVELS)
 
     def transform(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n p"]:
-        """The rows of ``X`` as inputs of a Gaussian process: ``expand(codes(X))``.
-
-        Writable; shares memory with ``X`` if that already is such a matrix.
+        """The rows of ``X`` as inputs of a Gaussian process: ``expand(codes(X))``, which may be ``X`` itself.
 
         Args:
             rows_from: the number of the first row, for error messages about a table that comes in pieces.
@@ -184,10 +166,7 @@ class Encoder:
         return self.expand(self.codes(X, rows_from))
 
     def codes(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n c"]:
-        """The rows of ``X`` in compact form, with a column for each column of the table; NaN for missing values.
-
-        The L levels of a column are 0 to L - 1; L is a level that did not occur at fit.
-        """
+        """A number for each cell: NaN for missing values, 0 to L - 1 for levels, L for one that fit did not see."""
         codes = self._read(as_table(X), rows_from)
         for j, column in enumerate(self.columns):
             if column.kind == EXPOSURE:
@@ -196,10 +175,7 @@ class Encoder:
         return codes
 
     def expand(self, codes: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, "n p"]:
-        """The inputs for rows in the form of ``codes``: 0/1 columns for levels and for missing values.
-
-        Numbers stay as they are, NaN where they are missing.
-        """
+        """The inputs for rows in the form of ``codes``; a missing number stays NaN."""
         if not any(column.kind in (LEVELS, EXPOSURE) or column.missing for column in self.columns):
             return codes
         parts = [expanded_column(column, codes[:, j]) for j, column in enumerate(self.columns)]
@@ -210,10 +186,9 @@ class Encoder:
     ) -> tuple[Float64[np.ndarray, "m c"], Int64[np.ndarray, " m"]]:
         """The rows, where a value is unknown once with each of its stand-ins in its place; and their numbers.
 
-        Unknown are levels that did not occur at fit, and missing values in columns that had none. Their stand-ins are
-        all levels that have an input, and quantiles of numbers. Where several values of a row are unknown, all
-        combinations of their stand-ins are taken. Where these are many, each column goes several times through its
-        stand-ins, in random orders of its own: columns then vary nearly independently.
+        Unknown are levels that did not occur at fit, and missing values in columns that had none. Of several in a row,
+        all combinations are taken; where these are many, each column goes several times through its stand-ins, in
+        random orders of its own: columns then vary nearly independently.
         """
         unknown = {j: is_unknown(column, codes[:, j]) for j, column in enumerate(self.columns)}
         unknown = {j: rows for j, rows in unknown.items() if rows.any()}
@@ -238,11 +213,11 @@ class Encoder:
         return replaced, numbers
 
     def num_unknown(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
-        """In how many rows each column of levels has a level that did not occur at fit; only columns with such rows."""
+        """In how many rows columns have a level that did not occur at fit; only columns with such rows."""
         return self._counted({j: codes[:, j] == len(self.columns[j].levels) for j in self.categorical})
 
     def num_missing(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
-        """In how many rows each column that had no missing value at fit has one; only columns with such rows."""
+        """The same of values that are missing in columns that had them all at fit."""
         return self._counted({j: np.isnan(codes[:, j]) for j, c in enumerate(self.columns) if not c.missing})
 
     def _counted(self, rows: dict[int, Bool[np.ndarray, " n"]]) -> dict[str, int]:
@@ -252,29 +227,27 @@ class Encoder:
         """A frame with dates and numbers for text columns that are read as such; any other table as it is."""
         if not isinstance(frame, pd.DataFrame) or not self._has_names:
             return frame
-        place = {name: j for j, name in enumerate(names_of(frame))}
-        columns = [frame.iloc[:, j] for j in range(frame.shape[1])]
-        for column in self.columns:
-            j = place.get(column.name)
-            if j is None or column.kind not in (NUMBER, DATETIME) or kind_of(columns[j], column.name) != LEVELS:
-                continue
-            values = TEXT_FORMATS[column.format].read(columns[j])
-            columns[j] = values if column.kind == NUMBER else values.dt.tz_localize(None)
+        known = {column.name: column for column in self.columns if column.kind in (NUMBER, DATETIME)}
+        columns = _columns(frame)
+        for j, name in enumerate(names_of(frame)):
+            if name in known and kind_of(columns[j], name) == LEVELS:
+                values = TEXT_FORMATS[known[name].format].read(columns[j])
+                columns[j] = values if known[name].kind == NUMBER else values.dt.tz_localize(None)
         return pd.concat(columns, axis=1).set_axis(frame.columns, axis=1)
 
-    def missing_words(self, codes: Float64[np.ndarray, "n c"]) -> str | None:
-        """How many values are missing in which columns, in one sentence; None where there are none."""
-        counts = np.isnan(codes).sum(axis=0)
-        return self.missing_in_words(counts, len(codes)) if counts.any() else None
+    def missing_words(self, codes: Float64[np.ndarray, "n c"]) -> list[str]:
+        """How many values are missing in which columns, in a sentence; none where none are missing."""
+        return self.missing_in_words(np.isnan(codes).sum(axis=0), len(codes))
 
-    def missing_in_words(self, counts: Int64[np.ndarray, " c"], num_rows: int) -> str:
-        """The same for a number of missing values in each column, of which one at least is not zero."""
+    def missing_in_words(self, counts: Int64[np.ndarray, " c"], num_rows: int) -> list[str]:
+        """The same for a number of missing values in each column."""
         parts = [f"{column.name!r} in {n:,}" for column, n in zip(self.columns, counts, strict=True) if n]
         rest = f" and {len(parts) - MOST_NAMES:,} more columns" if len(parts) > MOST_NAMES else ""
-        return (
+        words = (
             f"Missing values: {', '.join(parts[:MOST_NAMES])}{rest} of {num_rows:,} rows. Each of these columns has "
             "a further input that says where."
         )
+        return [words] if parts else []
 
     def state(self) -> dict[str, Any]:
         """The whole encoder as dicts, lists, text and booleans, for ``from_state``."""
@@ -290,35 +263,35 @@ class Encoder:
 
     def _read(self, table: Table, rows_from: int) -> Float64[np.ndarray, "n c"]:
         """The codes of a table, before any check of values."""
-        if isinstance(table, pd.DataFrame):
-            parts = [table.iloc[:, j] for j in self._places(table)]
-        else:
-            self._check_width(table.shape[1])
-            if table.dtype.kind == "f" and all(column.kind in (NUMBER, EXPOSURE) for column in self.columns):
-                return table
-            parts = [pd.Series(table[:, j]) for j in range(table.shape[1])]
+        columns = self._ours(table)
+        if isinstance(table, np.ndarray) and table.dtype.kind == "f" and {c.kind for c in self.columns} <= PLAIN:
+            return table
         codes = np.empty((len(table), len(self.columns)))
-        for j, (column, values) in enumerate(zip(self.columns, parts, strict=True)):
+        for j, (column, values) in enumerate(zip(self.columns, columns, strict=True)):
             codes[:, j] = column_codes(column, values, rows_from)
         return codes
 
-    def _places(self, frame: pd.DataFrame) -> list[int]:
-        """Where the columns of fit are in this frame."""
-        if not self._has_names:
-            self._check_width(frame.shape[1])
-            return list(range(frame.shape[1]))
-        place = {name: j for j, name in enumerate(names_of(frame))}
-        absent = [column.name for column in self.columns if column.name not in place]
-        if absent:
-            raise ValueError(f"X has no {columns_text(absent)}, which fit had; its columns are {listed(place)}.")
-        return [place[column.name] for column in self.columns]
-
-    def _check_width(self, width: int) -> None:
-        if width != len(self.columns):
+    def _ours(self, table: Table) -> list[pd.Series]:
+        """The columns of fit in this table."""
+        columns, ours = _columns(table), [column.name for column in self.columns]
+        if isinstance(table, pd.DataFrame) and self._has_names:
+            found = dict(zip(names_of(table), columns, strict=True))
+            absent = [name for name in ours if name not in found]
+            if absent:
+                raise ValueError(f"X has no {columns_text(absent)}, which fit had; its columns are {listed(found)}.")
+            return [found[name] for name in ours]
+        if len(columns) != len(ours):
             raise ValueError(
-                f"X has {width} features, but Encoder is expecting {len(self.columns)} features as input: "
-                f"the columns of fit, {listed(column.name for column in self.columns)}."
+                f"X has {len(columns)} features, but Encoder is expecting {len(ours)} features as input: "
+                f"the columns of fit, {listed(ours)}."
             )
+        return columns
+
+
+def _columns(table: Table) -> list[pd.Series]:
+    if isinstance(table, pd.DataFrame):
+        return [table.iloc[:, j] for j in range(table.shape[1])]
+    return [pd.Series(column) for column in table.T]
 
 
 def _rounds(count: int, length: int, seed: int) -> Int64[np.ndarray, " k"]:
@@ -339,7 +312,7 @@ class EncoderScan:
     def __init__(self, categories: Sequence[Any] = ()):
         self._categories = categories
         self._has_names = False
-        self._scans: list[ColumnScan] = []
+        self._scans: dict[str, ColumnScan] = {}
 
     def add(self, X: Any, kept: Bool[np.ndarray, " n"] | None = None, rows_from: int = 0) -> None:
         """Further rows.
@@ -349,28 +322,25 @@ class EncoderScan:
             rows_from: the number of the first one, for error messages.
         """
         table = as_table(X)
-        is_frame = isinstance(table, pd.DataFrame)
         if kept is not None and len(kept) != len(table):
             raise ValueError(
                 f"Found input variables with inconsistent numbers of samples: X has {len(table):,} rows, "
                 f"y has {len(kept):,}."
             )
+        is_frame = isinstance(table, pd.DataFrame)
         names = names_of(table) if is_frame else tuple(f"x{j}" for j in range(table.shape[1]))
         if not self._scans:
             chosen = column_places("categories", self._categories, names, by_position=not is_frame)
             self._has_names = is_frame
-            self._scans = [ColumnScan(name, j in chosen) for j, name in enumerate(names)]
-        before = [scan.name for scan in self._scans]
-        if is_frame != self._has_names or sorted(names) != sorted(before):
+            self._scans = {name: ColumnScan(name, j in chosen) for j, name in enumerate(names)}
+        if is_frame != self._has_names or self._scans.keys() != set(names):
             raise ValueError(
-                f"the rows from {rows_from} on have the columns {listed(names)}, those before had {listed(before)}; "
-                "all parts of a table have the same columns."
+                f"the rows from {rows_from} on have the columns {listed(names)}, those before had "
+                f"{listed(self._scans)}; all parts of a table have the same columns."
             )
-        place = {name: j for j, name in enumerate(names)}
-        for scan in self._scans:
-            j = place[scan.name]
-            scan.add(table.iloc[:, j] if is_frame else pd.Series(table[:, j]), kept, rows_from)
+        for name, values in zip(names, _columns(table), strict=True):
+            self._scans[name].add(values, kept, rows_from)
 
     def encoder(self) -> Encoder:
         """The encoder for tables like this one, but for quantiles: see ``Encoder.with_quantiles``."""
-        return Encoder([scan.column() for scan in self._scans], self._has_names)
+        return Encoder([scan.column() for scan in self._scans.values()], self._has_names)

@@ -72,12 +72,10 @@ class ColumnMoments(NamedTuple):
     @classmethod
     def of(cls, values: Float[Tensor, "n *d"]) -> "ColumnMoments":
         """The statistics of these rows."""
-        n = len(values)
+        n, nothing = len(values), values.new_zeros(values.shape[1:])
         if n == 0:
-            nothing = values.new_zeros(values.shape[1:])
             return cls(nothing, nothing, nothing, nothing + torch.inf, nothing - torch.inf)
-        mean = values.mean(0)
-        std = _deviation(values) if n > 1 else torch.zeros_like(mean)
+        mean, std = values.mean(0), _deviation(values) if n > 1 else nothing
         moments = cls(torch.full_like(mean, n), mean, std, values.amin(0), values.amax(0))
         for j in mean.isnan().nonzero().flatten().tolist():
             present = cls.of(values[~values[:, j].isnan(), j])

@@ -37,8 +37,7 @@ def split(num_rows: int, test_fraction: float, seed: int = 0, *, time: Any = Non
 def split_by_time(values: Any, test_fraction: float) -> Split:
     """The latest rows as the test part, both parts from the earliest row to the latest.
 
-    Rows at the same time stay together. The cut is where the test part is nearest to its share; of two such cuts, the
-    later one.
+    Rows at the same time stay together. The cut is where the test part is nearest to its share, or the later of two.
 
     Args:
         values: a number, date or duration for each row; none missing.
@@ -49,9 +48,8 @@ def split_by_time(values: Any, test_fraction: float) -> Split:
 def split_by_group(values: Any, test_fraction: float, seed: int = 0) -> Split:
     """Whole groups of rows as the test part, drawn by seed; both parts in the order of the rows.
 
-    Groups are drawn one after the other and taken if they fit into the share; at the end the smallest group that is
-    left comes in if that brings the test part nearer to its share. A group that is much larger than the test part is
-    therefore trained on.
+    A group that is drawn is taken if it fits into the share; at the end the smallest group that is left comes in if
+    that brings the test part nearer to its share. So a group much larger than the test part is trained on.
 
     Args:
         values: numbers, text or dates that are the same for the rows of a group; none missing.
@@ -91,7 +89,10 @@ class RowRule:
             raise ValueError(f"{kind} has {len(values)} values, expected {num_rows}: one for each row of X.")
         column = _column(values).iloc[kept]
         name = kind if column.name is None else f"column {column.name!r}"
-        return cls(kind, _times(column, name) if kind == "time" else _groups(column, name), name)
+        if kind == "time":
+            return cls(kind, _times(column, name), name)
+        _check_present(column, name)
+        return cls(kind, pd.factorize(column)[0], name)
 
     def take(self, rows: Int[np.ndarray, " m"]) -> "RowRule":
         """The rule for some of the rows; at random if these no longer differ."""
@@ -162,32 +163,21 @@ class RowRule:
         # Where one time has nearly all rows, it is a fold, and the other times are another.
         return fold if fold.any() else (place == len(distinct) - 1).astype(np.int64)
 
-    def words(self) -> list[str]:
-        """Which rows validate models, for the fit report; nothing for random rows."""
-        if self.values is None:
-            return []
-        if self.kind == "time":
-            return ["Models are validated on the latest rows, which they predict from earlier rows."]
-        return [
-            f"Models are validated on whole groups, of {len(np.unique(self.values)):,}, which they predict from rows "
-            "of other groups."
-        ]
-
 
 def validation_rule(
     num_rows: int, kept: Int[np.ndarray, " n"], time: Any = None, group: Any = None
 ) -> tuple[RowRule, list[str]]:
-    """The rule that a user asks for, and what the fit report says about it.
-
-    Args:
-        num_rows: of the user's table, each with a time or a group.
-        kept: the numbers of those rows of the table that are trained on; only these need a time or a group.
-    """
+    """The rule that a user asks for, for those rows of a table that are kept, and what the fit report says about it."""
     wanted = RowRule.of(time, group, num_rows, kept)
     rule = wanted.take(np.arange(len(kept)))
     if wanted.kind != rule.kind:
         return rule, [f"All training rows have one {wanted.kind}: validation rows are drawn at random."]
-    return rule, rule.words()
+    if rule.values is None:
+        return rule, []
+    which, others = "the latest rows", "earlier rows"
+    if rule.kind == "group":
+        which, others = f"whole groups, of {len(np.unique(rule.values)):,}", "rows of other groups"
+    return rule, [f"Models are validated on {which}, which they predict from {others}."]
 
 
 def _column(values: Any) -> pd.Series:
@@ -195,28 +185,21 @@ def _column(values: Any) -> pd.Series:
     return values if isinstance(values, pd.Series) else pd.Series(as_array(values, "the column of the split"))
 
 
-def _groups(series: pd.Series, name: str) -> Int[np.ndarray, " n"]:
-    """The number of the group of each row, from 0 in the order of their first rows."""
-    _check_present(series, name)
-    return pd.factorize(series)[0]
-
-
 def _times(series: pd.Series, name: str) -> Float64[np.ndarray, " n"]:
     """Numbers, or days for dates and durations; text is read as the encoder reads it."""
-    kind, text = kind_of(series, str(series.name)), None
+    title, form = str(series.name), ""
+    kind = kind_of(series, title)
     if kind == LEVELS and not isinstance(series.dtype, pd.CategoricalDtype):
-        text = format_of(series.dropna().astype(str), str(series.name))
-        kind = kind if text is None else text.kind
+        text = format_of(series.dropna().astype(str), title)
+        kind, form = (kind, "") if text is None else (text.kind, text.name)
     if kind == LEVELS:
         raise ValueError(
             f"{name} holds text or categories{first_text(series, 0)}; time needs numbers or dates. Write dates like "
             "2024-03-31, or convert them with pandas.to_datetime."
         )
     _check_present(series, name)
-    zone = one_zone(str(series.name), time_zones(series)) if kind == DATETIME else ""
-    return column_codes(
-        Column(str(series.name), kind, format="" if text is None else text.name, time_zone=zone), series, 0
-    )
+    zone = one_zone(title, time_zones(series)) if kind == DATETIME else ""
+    return column_codes(Column(title, kind, format=form, time_zone=zone), series, 0)
 
 
 def _check_present(series: pd.Series, name: str) -> None:

@@ -22,9 +22,7 @@ def as_table(X: Any) -> Table:
 
     Raises ValueError for tables without columns or rows, and for frames in which columns have the same name.
     """
-    check_dense(X, "X")
-    if not isinstance(X, pd.DataFrame) and hasattr(X, "to_pandas"):  # frames of other libraries
-        X = X.to_pandas()
+    X = plain(X, "X")
     array = X if isinstance(X, pd.DataFrame) else as_array(X, "X")
     if isinstance(array, np.ndarray) and array.dtype.names is not None and array.ndim == 1:
         array = pd.DataFrame(array)
@@ -41,9 +39,8 @@ def as_table(X: Any) -> Table:
         )
     if array.dtype.kind in "OSUV":
         array = _object_numbers(array)
-    if array.dtype.kind in "iu":
-        for j in range(array.shape[1]):
-            check_integers(array[:, j], f"x{j}", "categories with a pandas DataFrame")
+    for j in range(array.shape[1]) if array.dtype.kind in "iu" else ():
+        check_integers(array[:, j], f"x{j}", "categories with a pandas DataFrame")
     dtype: Any = None if array.dtype.kind in "mM" else np.float64
     array = check_array(array, dtype=dtype, ensure_all_finite=False, input_name="X")
     # Torch accepts neither read-only memory nor negative strides.
@@ -51,12 +48,15 @@ def as_table(X: Any) -> Table:
     return array if min(array.strides) >= 0 else array.copy()
 
 
-def check_dense(values: Any, name: str) -> None:
-    """Raise TypeError for sparse matrices and tensors."""
+def plain(values: Any, name: str) -> Any:
+    """The values, as a frame if they are one of another library; TypeError for sparse matrices and tensors."""
+    if hasattr(values, "to_pandas") and not isinstance(values, pd.DataFrame | pd.Series):
+        return values.to_pandas()
     if sparse.issparse(values):
         raise TypeError(f"{name} is a sparse matrix, expected a dense one: use {name}.toarray(), if memory allows.")
     if isinstance(values, torch.Tensor) and values.layout != torch.strided:
         raise TypeError(f"{name} is a sparse tensor, expected a dense one: use {name}.to_dense(), if memory allows.")
+    return values
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
@@ -79,15 +79,11 @@ def check_integers(values: np.ndarray, name: str, as_codes: str, rows_from: int 
     Args:
         as_codes: how to take the column as codes, which stay distinct.
     """
-    if values.dtype.kind in "iu":
-        if values.dtype.itemsize < 8 or len(values) == 0:
-            return
-        if int(values.min()) >= -(2**53) and int(values.max()) <= 2**53:
-            return
+    if values.dtype == object:
+        lost = np.array([_is_lost(value) for value in values], dtype=bool)
+    elif values.dtype.kind in "iu" and values.dtype.itemsize == 8:
         with np.errstate(invalid="ignore"):
             lost = values.astype(np.float64).astype(values.dtype) != values
-    elif values.dtype == object:
-        lost = np.array([_is_lost(value) for value in values], dtype=bool)
     else:
         return
     if lost.any():
@@ -107,18 +103,12 @@ def _is_lost(value: Any) -> bool:
     return int(value) == value and int(float(value)) != int(value)
 
 
-def numbers_of(values: pd.Series, name: str | None = None, rows_from: int = 0) -> np.ndarray:
-    """Numbers and booleans as float64: NaN for missing values, infinity for what is too large for float64.
-
-    Args:
-        name: of the column, for the error that integers do not fit into float64; None for that of the series.
-    """
+def numbers_of(values: pd.Series, name: str, rows_from: int = 0) -> np.ndarray:
+    """Numbers and booleans as float64: NaN for missing values, infinity for what is too large for float64."""
     if isinstance(values.dtype, np.dtype) and values.dtype != object:
         array = values.to_numpy()
     else:
-        array = values.to_numpy(dtype=object)
-        array = np.where(values.isna().to_numpy(), np.nan, array)
-    name = str(values.name) if name is None else name
+        array = np.where(values.isna().to_numpy(), np.nan, values.to_numpy(dtype=object))
     check_integers(array, name, f"categories=[{name!r}] (--categories in a command)", rows_from)
     with np.errstate(over="ignore"):
         try:
@@ -129,11 +119,9 @@ def numbers_of(values: pd.Series, name: str | None = None, rows_from: int = 0) -
 
 def _object_numbers(array: np.ndarray) -> np.ndarray:
     """An array of Python objects as float64; TypeError unless all are numbers, booleans or missing values."""
-    if array.dtype.kind in "SU":
-        array = array.astype(object)
     numbers = np.empty(array.shape)
     for j in range(array.shape[1]):
-        values = pd.Series(array[:, j], dtype=object)
+        values = pd.Series(array[:, j].astype(object), dtype=object)
         if pd.api.types.infer_dtype(values, skipna=True) == "complex":
             raise ValueError(f"Complex data not supported: column x{j} of X holds complex numbers.")
         missing = values.isna().tolist()
@@ -194,14 +182,14 @@ def check_values(codes: Float64[np.ndarray, "n c"], names: Sequence[str], rows_f
     least, largest = np.fmin.reduce(codes, axis=None), np.fmax.reduce(codes, axis=None)
     if not (least < -LARGEST or largest > LARGEST):  # NaN where all values are missing
         return
-    large = np.abs(codes) > LARGEST
+    infinite = np.isinf(codes)
     sentences = []
     for what, wrong, remedy in (
-        ("infinite values (inf)", np.isinf(codes), "Replace them or drop the rows."),
+        ("infinite values (inf)", infinite, "Replace them"),
         (
             f"values beyond {LARGEST:g}, whose squares overflow",
-            large & np.isfinite(codes),
-            "Rescale the column or drop the rows.",
+            (np.abs(codes) > LARGEST) & ~infinite,
+            "Rescale the column",
         ),
     ):
         places = [
@@ -209,8 +197,7 @@ def check_values(codes: Float64[np.ndarray, "n c"], names: Sequence[str], rows_f
             for name, rows in zip(names, wrong.T, strict=True)
             if rows.any()
         ]
-        if places:
-            sentences.append(f"X has {what}: {', '.join(places)}. {remedy}")
+        sentences += [f"X has {what}: {', '.join(places)}. {remedy} or drop the rows."] if places else []
     raise ValueError(" ".join(sentences))
 
 

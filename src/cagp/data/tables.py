@@ -1,8 +1,4 @@
-"""Tables in files: CSV, Parquet, NPY and NPZ are read at once or in pieces; CSV and Parquet are written in pieces.
-
-CSV keeps every bit of a float64: numbers are written with the fewest digits that identify them (Python's repr), and
-read by a parser that rounds correctly.
-"""
+"""Tables in files: CSV, Parquet, NPY and NPZ are read at once or in pieces; CSV and Parquet are written in pieces."""
 
 import glob
 import gzip
@@ -47,15 +43,14 @@ def read_table(path: PathLike, text: Sequence[str] = ()) -> pd.DataFrame:
 
     - CSV (.csv, .tsv, .txt, each also with .gz, and "-" for stdin): UTF-8, with names in the first line. The separator
       is the comma, tab or semicolon, whichever is most frequent in the first line. A text column becomes dates if all
-      its values are dates in the format of ISO 8601 (2024-03-31, 2024-03-31T12:00:00).
+      its values are dates in the format of ISO 8601 (2024-03-31, 2024-03-31T12:00:00). Numbers keep every bit.
     - Parquet (.parquet): an index stored by pandas is ignored.
     - NPZ (.npz): an array X (n, d) becomes the columns x0, x1, ..., or those named by an array ``names``. An array y,
       (n,) or (n, q), becomes y, or y0, y1, ..., or is named by the last entries of ``names``. Other arrays with one
       dimension become columns, those with none or several are ignored.
     - NPY (.npy): a matrix becomes the columns x0, x1, ...
 
-    A folder or a pattern like "parts/*.parquet" is one table, whose files follow each other by name: see
-    ``table_parts``.
+    A folder or a pattern like "parts/*.parquet" is one table, whose files follow each other by name.
 
     Args:
         text: columns to read as text if the file has no types (CSV): those that a model knows as levels
@@ -70,10 +65,9 @@ def read_table(path: PathLike, text: Sequence[str] = ()) -> pd.DataFrame:
 def stream_table(path: PathLike, rows: int = 65536, text: Sequence[str] = ()) -> Iterator[Chunk]:
     """The table of ``read_table`` in pieces of at most ``rows`` rows, in order.
 
-    A CSV column has the type that its values in the piece suggest: integers in one piece may be text in the next. An
-    ``Encoder`` accepts either, or says which row it cannot encode; pass its levels as ``text``. Dates stay text.
-    Memory O(piece), except for an NPZ array in Fortran order, which is read at once, and row groups of Parquet files,
-    which are held in their compressed form.
+    A CSV column has the type that its values in the piece suggest, and dates stay text; an ``Encoder`` accepts either
+    if its levels are read as ``text``. Memory O(piece), except for an NPZ array in Fortran order, which is read at
+    once, and row groups of Parquet files, which are held in their compressed form.
     """
     return stream_parts(table_parts(path), rows, text)
 
@@ -139,8 +133,7 @@ class TableWriter:
             for chunk in stream_table("inputs.csv"):
                 writer.write(predictions_for(chunk.frame))
 
-    The rows go to a temporary file in the same folder. It gets its final name when everything is written and on the
-    disk, and is removed after an error. So the file is complete or does not exist, and an older file survives errors.
+    The file is complete or does not exist, and an older file survives errors: see ``cagp.files.replacing``.
     """
 
     def __init__(self, path: PathLike):

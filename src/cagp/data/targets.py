@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float64
 
 from cagp.column_kinds import DATETIME, LEVELS, TIMEDELTA, WORDS
 from cagp.data.column_values import EMPTY, first_text, kind_of
-from cagp.data.table_checks import LARGEST, as_array, check_dense, check_duplicates, names_of, numbers_of
+from cagp.data.table_checks import LARGEST, as_array, check_duplicates, names_of, numbers_of, plain
 from cagp.data.text_values import with_decimal_commas_read
 
 
@@ -25,22 +25,18 @@ def encode_target(y: Any, name: str = "y") -> Target:
     """The targets as float64, their names, and the rows in which they are missing; only numbers and booleans.
 
     Args:
-        name: how error messages call the targets; also the name of targets that have no name.
+        name: what error messages call the targets; also the name of targets that have none.
     """
     target = encode_target_rows(y, name)
-    values = target.values[:, None] if target.values.ndim == 1 else target.values
-    for j, column in enumerate(target.names):
-        if np.isnan(values[:, j]).all():
+    values = target.values.reshape(len(target.missing), -1)
+    for column, absent in zip(target.names, np.isnan(values).T, strict=True):
+        if absent.all():
             raise ValueError(f"Input {name} contains only NaN in column {column!r}: there is nothing to learn from.")
     return target
 
 
 def encode_target_rows(y: Any, name: str = "y", rows_from: int = 0) -> Target:
-    """The same for some rows of a table, of which all may lack a target.
-
-    Args:
-        rows_from: the number of the first row, for error messages.
-    """
+    """The same for rows of a table from one number on, of which all may lack a target."""
     if y is None:
         raise ValueError(f"This regressor requires y to be passed, but the target {name} is None.")
     frame = _target_frame(y, name)
@@ -49,8 +45,7 @@ def encode_target_rows(y: Any, name: str = "y", rows_from: int = 0) -> Target:
     names = names_of(frame)
     check_duplicates(names, name)
     values = np.stack([_target_values(frame.iloc[:, j], names[j], name) for j in range(len(names))], axis=1)
-    for j, column in enumerate(names):
-        wrong = np.abs(values[:, j]) > LARGEST
+    for column, wrong in zip(names, (np.abs(values) > LARGEST).T, strict=True):
         if wrong.any():
             raise ValueError(
                 f"Input {name} contains infinity or a value too large for dtype('float64'): column {column!r} has "
@@ -63,9 +58,7 @@ def encode_target_rows(y: Any, name: str = "y", rows_from: int = 0) -> Target:
 
 
 def _target_frame(y: Any, name: str) -> pd.DataFrame:
-    check_dense(y, name)
-    if not isinstance(y, pd.DataFrame | pd.Series) and hasattr(y, "to_pandas"):
-        y = y.to_pandas()
+    y = plain(y, name)
     if isinstance(y, pd.DataFrame):
         return y
     if isinstance(y, pd.Series):
@@ -75,9 +68,7 @@ def _target_frame(y: Any, name: str) -> pd.DataFrame:
         raise ValueError(
             f"{name} should be a 1d array, or a 2d array with a column for each target; it has shape {array.shape}."
         )
-    if array.ndim == 1:
-        return pd.DataFrame({name: array})
-    width = array.shape[1]
+    width = 1 if array.ndim == 1 else array.shape[1]
     return pd.DataFrame(array, columns=[name] if width == 1 else [f"{name}{j}" for j in range(width)])
 
 

@@ -49,9 +49,10 @@ def _date_format(name: str) -> TextFormat:
     pattern = re.escape(name)
     for part, expression in PARTS.items():
         pattern = pattern.replace(part, expression)
-    pattern, words = (rf"\s*{pattern}{TIME}\s*", f"dates as {name}") if name else (ISO_DATE, "dates")
     example = "dates like 2024-03-31 or 2024-03-31T12:00:00, or convert them with pandas.to_datetime"
-    return TextFormat(name, DATETIME, pattern, words, example)
+    if not name:
+        return TextFormat("", DATETIME, ISO_DATE, "dates", example)
+    return TextFormat(name, DATETIME, rf"\s*{pattern}{TIME}\s*", f"dates as {name}", example)
 
 
 DATES = [_date_format(name) for name in ("", *DATE_FORMATS)]

@@ -134,8 +134,7 @@ def _check(recipe: Recipe, mean: str) -> None:
 
 def _notes(mean: str, scan: "Scan", moments: "Moments") -> list[str]:
     notes = missing_words(scan.num_missing, scan.num_rows, len(scan.target_names))
-    if moments.missing.any():
-        notes.append(scan.encoder.missing_in_words(moments.missing, scan.num_rows))
+    notes += scan.encoder.missing_in_words(moments.missing, scan.num_rows)
     if mean == "auto":
         notes.append("The prior mean is zero: trees would need the table in memory, and were not tried.")
     return [*notes, "Rows that are copies of others were not looked for: that would need the table in memory."]

@@ -53,8 +53,7 @@ class InMemory(Source):
     def prepare(self, kind: TargetKind, options: FitOptions, seed: int, ranks: Ranks) -> Prepared:
         units, rows = Units.learn(self.X, self.y, self.sample_noise, options.categories, options.exposure)
         notes = missing_words(rows.num_missing, rows.num_rows, rows.num_targets)
-        unknown = units.encoder.missing_words(rows.inputs)
-        notes += [] if unknown is None else [unknown]
+        notes += units.encoder.missing_words(rows.inputs)
         rule, words = validation_rule(rows.num_rows + rows.num_missing, rows.places, self.time, self.group)
         prepared = kind.prepare(units, rows._replace(rule=rule), options, seed, ranks)
         return prepared._replace(notes=[*notes, *words, *prepared.notes])
