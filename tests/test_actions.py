@@ -25,7 +25,7 @@ def blocks_of(partition: Partition) -> list[list[int]]:
 def assert_every_row_once(partition: Partition, num_rows: int, num_blocks: int) -> None:
     """Every row exactly once, in ``num_blocks`` blocks, none of them empty."""
     blocks = blocks_of(partition)
-    assert partition.num_blocks == len(blocks) == num_blocks
+    assert len(partition.blocks()) == len(blocks) == num_blocks
     assert sorted(row for block in blocks for row in block) == list(range(num_rows))
     assert min(len(block) for block in blocks) >= 1
 

@@ -17,23 +17,25 @@ class Actions(nn.Module, ABC):
     """S (n, i), given by the rows it touches (the support) and its weights on them.
 
     Posterior and losses depend on the span of S alone (Lemma "uniquely defined by the column space"), so ``weights``
-    may be scaled freely; unit columns keep the algebra away from overflow.
+    may be scaled freely; unit columns keep the algebra away from overflow. By default S is the attribute ``S``.
     """
 
+    S: Tensor
+
     @property
-    @abstractmethod
     def num_rows(self) -> int:
         """n, the number of training rows."""
+        return self.S.shape[0]
 
     @property
-    @abstractmethod
     def num_actions(self) -> int:
         """i, the budget."""
+        return self.S.shape[1]
 
     @property
-    @abstractmethod
     def support(self) -> Int[Tensor, " m"]:
         """The training rows that any action touches, in the order of the weights' rows."""
+        return torch.arange(self.num_rows, device=self.S.device)
 
     @abstractmethod
     def weights(self, dtype: torch.dtype) -> Float[Tensor, "m i"] | BlockWeights:
@@ -48,26 +50,11 @@ class DenseActions(Actions):
         learn: whether ``S`` is a parameter.
     """
 
-    _support: Tensor
-
     def __init__(self, S: Float[Tensor, "n i"], learn: bool = False):
         super().__init__()
         check_matrix(S, "S")
         check_count(S.shape[1], "the number of columns of S", S.shape[0], "its number of rows")
         self.S = nn.Parameter(S.detach().clone(), requires_grad=learn)
-        self.register_buffer("_support", torch.arange(S.shape[0], device=S.device))
-
-    @property
-    def num_rows(self) -> int:
-        return self.S.shape[0]
-
-    @property
-    def num_actions(self) -> int:
-        return self.S.shape[1]
-
-    @property
-    def support(self) -> Int[Tensor, " n"]:
-        return self._support
 
     def weights(self, dtype: torch.dtype) -> Float[Tensor, "n i"]:
         S = self.S.double()
@@ -86,18 +73,6 @@ class ComputedActions(Actions):
         super().__init__()
         check_matrix(S, "S")
         self.S = S
-
-    @property
-    def num_rows(self) -> int:
-        return self.S.shape[0]
-
-    @property
-    def num_actions(self) -> int:
-        return self.S.shape[1]
-
-    @property
-    def support(self) -> Int[Tensor, " n"]:
-        return torch.arange(self.S.shape[0], device=self.S.device)
 
     def weights(self, dtype: torch.dtype) -> Float[Tensor, "n i"]:
         return self.S.to(dtype)
@@ -127,9 +102,14 @@ class ActionRule(nn.Module, ABC):
 
 def column_norms(S: Float[Tensor, "n i"]) -> Float[Tensor, " i"]:
     """Norms of the columns as constants; dividing by a constant is exact for what depends on the span alone."""
-    largest = S.detach().abs().amax(0)
+    largest = nonzero(S.detach().abs().amax(0))
+    return largest * (S.detach() / largest).norm(dim=0)
+
+
+def nonzero(largest: Float[Tensor, " i"]) -> Float[Tensor, " i"]:
+    """The largest weight of each action, checked."""
     if not bool((largest > 0).all()):
         raise NotPositiveDefiniteError(
             f"action {int((~(largest > 0)).nonzero()[0])} is zero or not finite; every action needs a non-zero weight."
         )
-    return largest * (S.detach() / largest).norm(dim=0)
+    return largest

@@ -1,18 +1,18 @@
 """Learned block-sparse actions (CaGP-Opt): the rows are cut into i blocks, and action j weighs the rows of block j."""
 
 import heapq
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cagp.actions.base import Actions
+from cagp.actions.base import Actions, nonzero
 from cagp.checks import check_count, check_matrix
 from cagp.dataset import Data
 from cagp.engine import BlockWeights
 from cagp.kernels import Kernel
-from cagp.linalg import NotPositiveDefiniteError
 
 Start = Literal["constant", "random", "eigenvector"]
 
@@ -23,32 +23,37 @@ class Partition(NamedTuple):
     rows: Int[Tensor, " n"]
     offsets: Int[Tensor, " i+1"]
 
-    @property
-    def num_blocks(self) -> int:
-        """The number of blocks i."""
-        return self.offsets.shape[0] - 1
+    @classmethod
+    def of(cls, blocks: Sequence[Tensor]) -> "Partition":
+        """The partition into these blocks."""
+        ends = torch.tensor([len(block) for block in blocks]).cumsum(0)
+        return cls(torch.cat(list(blocks)), torch.nn.functional.pad(ends, (1, 0)).to(blocks[0].device))
+
+    def blocks(self) -> tuple[Tensor, ...]:
+        """The rows of each block."""
+        return self.rows.split(self.offsets.diff().tolist())
 
 
 def ordered_blocks(num_rows: int, num_blocks: int) -> Partition:
     """Consecutive rows: the paper's blocks, random where the data's order is."""
     check_count(num_blocks, "num_blocks", num_rows, "the number of rows")
-    sizes = torch.full((num_blocks,), num_rows // num_blocks)
-    sizes[: num_rows % num_blocks] += 1
-    return Partition(torch.arange(num_rows), _offsets(sizes))
+    return Partition.of(torch.arange(num_rows).tensor_split(num_blocks))
 
 
 def spatial_blocks(
     X: Float[Tensor, "n d"], num_blocks: int, lengthscale: Float[Tensor, " d"] | None = None
 ) -> Partition:
     """Blocks of nearby rows, in units of ``lengthscale``: all rows, cut by ``refined_blocks``."""
-    check_matrix(X, "X")
-    return _refined(X, _whole(X), num_blocks, lengthscale)
+    return refined_blocks(X, None, num_blocks, lengthscale)
 
 
 def refined_blocks(
-    X: Float[Tensor, "n d"], partition: Partition, num_blocks: int, lengthscale: Float[Tensor, " d"] | None = None
+    X: Float[Tensor, "n d"],
+    partition: Partition | None,
+    num_blocks: int,
+    lengthscale: Float[Tensor, " d"] | None = None,
 ) -> Partition:
-    """``partition`` with blocks cut in two until there are ``num_blocks``: nested in it.
+    """``partition`` (None: all rows in one block) with blocks cut in two until there are ``num_blocks``: nested in it.
 
     The next block to be cut is always the one with the largest sum of distances of its rows to their mean, which is
     what one action per block leaves unexplained: blocks are small where rows are far apart, and hold many rows where
@@ -56,16 +61,6 @@ def refined_blocks(
     rows are cut last, in the order of the rows. Time O(n d² log i) if cuts are not too uneven.
     """
     check_matrix(X, "X")
-    return _refined(X, partition, num_blocks, lengthscale)
-
-
-def _whole(X: Tensor) -> Partition:
-    """All rows in one block."""
-    return Partition(torch.arange(X.shape[0]), torch.tensor([0, X.shape[0]]))
-
-
-def _refined(X: Tensor, partition: Partition, num_blocks: int, lengthscale: Tensor | None) -> Partition:
-    """See ``refined_blocks``; the inputs were checked."""
     check_count(num_blocks, "num_blocks", X.shape[0], "the number of rows")
     points = X.detach().double().cpu()
     if lengthscale is not None:
@@ -73,7 +68,7 @@ def _refined(X: Tensor, partition: Partition, num_blocks: int, lengthscale: Tens
             raise ValueError(f"lengthscale has shape {tuple(lengthscale.shape)}, expected ({X.shape[1]},).")
         points = points / lengthscale.detach().double().cpu()
 
-    blocks = partition.rows.cpu().split(partition.offsets.diff().tolist())
+    blocks = [torch.arange(len(X))] if partition is None else [rows.cpu() for rows in partition.blocks()]
     # A heap of (how much less to be cut, place among all blocks, rows); places order the result, halves side by side.
     heap: list[Any] = [(*_urgency(points, rows), (number,), rows) for number, rows in enumerate(blocks)]
     heapq.heapify(heap)
@@ -81,9 +76,7 @@ def _refined(X: Tensor, partition: Partition, num_blocks: int, lengthscale: Tens
         *_, place, rows = heapq.heappop(heap)
         for side, half in enumerate(_cut(points, rows)):
             heapq.heappush(heap, (*_urgency(points, half), (*place, side), half))
-    leaves = [rows for *_, rows in sorted(heap, key=lambda block: block[2])]
-    sizes = torch.tensor([len(leaf) for leaf in leaves])
-    return Partition(torch.cat(leaves).to(X.device), _offsets(sizes).to(X.device))
+    return Partition.of([rows.to(X.device) for *_, rows in sorted(heap, key=lambda block: block[2])])
 
 
 def _urgency(points: Tensor, rows: Tensor) -> tuple[float, int]:
@@ -108,10 +101,6 @@ def _cut(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     between[line[1:] == line[:-1]] = 0  # equal rows stay together
     where = int(between.argmax()) + 1
     return rows[order[:where]], rows[order[where:]]
-
-
-def _offsets(sizes: Tensor) -> Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
 
 
 class BlockActions(Actions):
@@ -174,13 +163,11 @@ class BlockActions(Actions):
             start: "constant" over each block, "random" (the paper's), or the leading "eigenvector" of the block's own
                 kernel matrix.
         """
-        if isinstance(X, Data):
-            X = X.X
-        else:
-            check_matrix(X, "X")
+        X = X.X if isinstance(X, Data) else X
+        check_matrix(X, "X")
         check_count(num_actions, "num_actions", X.shape[0], "the number of rows of X")
         if blocks == "spatial":
-            partition = _refined(X, _whole(X), num_actions, lengthscale)
+            partition = spatial_blocks(X, num_actions, lengthscale)
         elif blocks == "ordered":
             partition = Partition(*(t.to(X.device) for t in ordered_blocks(X.shape[0], num_actions)))
         else:
@@ -217,8 +204,7 @@ class BlockActions(Actions):
         Weights learned for other blocks are a worse start than equal ones: see docs/training.md.
         """
         rows = self._support.sort().values
-        inputs = X[rows]
-        self._set_blocks(rows, _refined(inputs, _whole(inputs), self.num_actions, lengthscale))
+        self._set_blocks(rows, spatial_blocks(X[rows], self.num_actions, lengthscale))
         with torch.no_grad():
             self.values.fill_(1.0)
 
@@ -226,7 +212,7 @@ class BlockActions(Actions):
         """Cut blocks in two until there are ``num_actions``, whose span contains the old one; rows keep weights."""
         check_count(num_actions, "num_actions", len(self._support), "the number of rows with weights")
         every = Partition(torch.arange(len(self._support), device=X.device), self.offsets)
-        self._set_blocks(self._support, _refined(X[self._support], every, num_actions, lengthscale))
+        self._set_blocks(self._support, refined_blocks(X[self._support], every, num_actions, lengthscale))
 
     def _set_blocks(self, rows: Tensor, partition: Partition) -> None:
         self._support, self.offsets = rows[partition.rows], partition.offsets
@@ -255,11 +241,7 @@ def _unit_blocks(values: Tensor, offsets: Tensor) -> Tensor:
     W = BlockWeights(values.double(), offsets)
     columns, fixed = W.columns(), W.values.detach()
     zeros = fixed.new_zeros(W.num_columns)
-    largest = zeros.scatter_reduce(0, columns, fixed.abs(), "amax")
-    if not bool((largest > 0).all()):
-        raise NotPositiveDefiniteError(
-            f"action {int((~(largest > 0)).nonzero()[0])} is zero or not finite; every action needs a non-zero weight."
-        )
+    largest = nonzero(zeros.scatter_reduce(0, columns, fixed.abs(), "amax"))
     shrunk = fixed / largest[columns]
     norms = largest * zeros.index_add(0, columns, shrunk.square()).sqrt()
     return W.values / norms[columns]
@@ -267,12 +249,12 @@ def _unit_blocks(values: Tensor, offsets: Tensor) -> Tensor:
 
 def _thinned(partition: Partition, support_size: int, generator: torch.Generator | None) -> Partition:
     """At most ``support_size`` random rows of each block, in the order they had."""
-    kept = []
-    for rows in partition.rows.split(partition.offsets.diff().tolist()):
+
+    def thinned(rows: Tensor) -> Tensor:
         chosen = torch.randperm(len(rows), generator=generator)[:support_size].sort().values
-        kept.append(rows[chosen.to(rows.device)])
-    sizes = torch.tensor([len(rows) for rows in kept])
-    return Partition(torch.cat(kept), _offsets(sizes).to(partition.offsets.device))
+        return rows[chosen.to(rows.device)]
+
+    return Partition.of([thinned(rows) for rows in partition.blocks()])
 
 
 def _starting_values(
@@ -291,15 +273,11 @@ def _starting_values(
     return (_unit_blocks(values, actions.offsets) * sizes.double().sqrt().repeat_interleave(sizes)).to(X)
 
 
+@torch.no_grad()
 def _leading_eigenvectors(actions: BlockActions, X: Tensor, kernel: Kernel | None) -> Tensor:
     """The leading eigenvector of each block's kernel matrix, its sum positive."""
     if kernel is None:
         raise ValueError('kernel is missing: start="eigenvector" needs the kernel whose eigenvectors to take.')
-    inputs = X[actions.support].double()
-    values = torch.empty(len(inputs), dtype=torch.float64, device=X.device)
-    with torch.no_grad():
-        for first, last in zip(actions.offsets[:-1].tolist(), actions.offsets[1:].tolist(), strict=True):
-            block = inputs[first:last]
-            vector = torch.linalg.eigh(kernel(block, block)).eigenvectors[:, -1]
-            values[first:last] = -vector if vector.sum() < 0 else vector
-    return values
+    blocks = X[actions.support].double().split(actions.offsets.diff().tolist())
+    vectors = (torch.linalg.eigh(kernel(block, block)).eigenvectors[:, -1] for block in blocks)
+    return torch.cat([-vector if vector.sum() < 0 else vector for vector in vectors])

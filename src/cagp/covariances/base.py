@@ -40,10 +40,6 @@ class StartingData(NamedTuple):
     spread: Float[Tensor, " d"]  # the standard deviation of each column, on the CPU
     variance: float  # of the targets
 
-    def columns(self, positions: Sequence[int]) -> "StartingData":
-        """The same of some columns."""
-        return self._replace(X=self.X[:, positions], spread=self.spread[positions])
-
 
 class Kernel(nn.Module, ABC):
     """A positive semi-definite function of two inputs; add and multiply kernels with ``+`` and ``*``.
@@ -87,23 +83,17 @@ class Kernel(nn.Module, ABC):
         inside = [[child] if isinstance(child, Kernel) else list(child.children()) for child in self.children()]
         return [part for parts in inside for part in parts if isinstance(part, Kernel)]
 
-    def columns_inside(self, columns: Sequence[int]) -> list[int]:
-        """Of these columns, which this kernel sees, those that the kernels inside see."""
-        return list(columns)
-
     def linear_parts(self, coefficient: Tensor | None = None) -> "Iterator[tuple[Tensor | None, Kernel]]":
         """(c, k') with ``coefficient`` k = Σ c k', so that each part takes its own fastest path; c is None for one."""
         yield coefficient, self
 
-    def constant_value(self) -> Tensor | None:
-        """The value of a kernel that is the same everywhere; None for any other kernel."""
-        return None
-
-    def check_columns(self, X: Float[Tensor, "n d"]) -> None:
+    def check_columns(self, X: Float[Tensor, "*b n d"]) -> None:
         """Raise ValueError unless the kernel was made for as many columns as ``X`` has."""
-        if self.num_dims is not None and X.shape[1] != self.num_dims:
-            name = type(self).__name__
-            raise ValueError(f"X has {X.shape[1]} columns, the {name} kernel was made for num_dims = {self.num_dims}.")
+        if self.num_dims not in (None, X.shape[-1]):
+            raise ValueError(
+                f"X has {X.shape[-1]} columns, the {type(self).__name__} kernel was made for num_dims = "
+                f"{self.num_dims}; ActiveDims(kernel, columns) chooses columns."
+            )
 
     # ---- distances ----
 
@@ -214,32 +204,28 @@ class Constant(Kernel):
     def features(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
         return self.variance.to(X).sqrt().expand(X.shape[0], 1)
 
-    def constant_value(self) -> Tensor | None:
-        return self.variance
-
     def decay(self, column: int) -> Decay:
         return Decay.NONE
-
-
-class _Kernels(nn.ModuleList):
-    """A module list that knows its members' type."""
-
-    def __iter__(self) -> Iterator[Kernel]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return super().__iter__()  # pyright: ignore[reportReturnType]
-
-
-def _kernels(kernels: Sequence[Kernel]) -> _Kernels:
-    if not kernels or not all(isinstance(kernel, Kernel) for kernel in kernels):
-        raise ValueError(f"the parts are {list(kernels)}, expected one or more kernels.")
-    return _Kernels(kernels)
 
 
 class Combination(Kernel, ABC):
     """A kernel made of others that see the same columns."""
 
-    def check_columns(self, X: Float[Tensor, "n d"]) -> None:
+    def __init__(self, *kernels: Kernel):
+        super().__init__()
+        if not kernels or not all(isinstance(kernel, Kernel) for kernel in kernels):
+            raise ValueError(f"the parts are {list(kernels)}, expected one or more kernels.")
+
+    def check_columns(self, X: Float[Tensor, "*b n d"]) -> None:
         for part in self.subkernels():
             part.check_columns(X)
+
+    def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
+        """Of scaled or added kernels: their own parameters, and those of the parts that do not decay."""
+        if self.decays(num_dims) is not False:
+            return []
+        inside = [parameter for part in self.subkernels() for parameter in part.endless_parameters(num_dims)]
+        return [*self.parameters(recurse=False), *inside]
 
     def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
         """Along each column, the lengthscale of the first part that has a finite one."""
@@ -253,8 +239,8 @@ class Scale(Combination):
     outputscale: Positive = Positive()
 
     def __init__(self, kernel: Kernel, outputscale: float = 1.0):
-        super().__init__()
-        (self.kernel,) = _kernels([kernel])
+        super().__init__(kernel)
+        self.kernel = kernel
         self.outputscale = outputscale
 
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
@@ -269,9 +255,6 @@ class Scale(Combination):
 
     def decay(self, column: int) -> Decay:
         return self.kernel.decay(column)
-
-    def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
-        return _endless(self, num_dims)
 
     def start_from(self, data: StartingData) -> None:
         self.outputscale = data.variance
@@ -292,47 +275,43 @@ class Sum(Combination):
     """k₁(x, z) + k₂(x, z) + …: independent effects that add up."""
 
     def __init__(self, *kernels: Kernel):
-        super().__init__()
-        self.parts = _kernels(kernels)
+        super().__init__(*kernels)
+        self.parts = nn.ModuleList(kernels)
 
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
-        return reduce(operator.add, (k(X, Z) for k in self.parts))
+        return reduce(operator.add, (k(X, Z) for k in self.subkernels()))
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        return reduce(operator.add, (k.diag(X) for k in self.parts))
+        return reduce(operator.add, (k.diag(X) for k in self.subkernels()))
 
     def linear_parts(self, coefficient: Tensor | None = None) -> Iterator[tuple[Tensor | None, Kernel]]:
-        for part in self.parts:
+        for part in self.subkernels():
             yield from part.linear_parts(coefficient)
 
     def decay(self, column: int) -> Decay:
         """Decays if every part does: a part that does not depend on the column links rows at any distance."""
-        along = {part.decay(column) for part in self.parts}
+        along = {part.decay(column) for part in self.subkernels()}
         if len(along) == 1:
             return along.pop()
         return Decay.ENDLESS if Decay.ENDLESS in along or {Decay.DECAYS, Decay.NONE} <= along else Decay.UNKNOWN
-
-    def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
-        return _endless(self, num_dims)
 
 
 class Product(Combination):
     """k₁(x, z) · k₂(x, z) · …: effects that modulate each other."""
 
     def __init__(self, *kernels: Kernel):
-        super().__init__()
-        self.parts = _kernels(kernels)
+        super().__init__(*kernels)
+        self.parts = nn.ModuleList(kernels)
 
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
-        return reduce(operator.mul, (k(X, Z) for k in self.parts))
+        return reduce(operator.mul, (k(X, Z) for k in self.subkernels()))
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        return reduce(operator.mul, (k.diag(X) for k in self.parts))
+        return reduce(operator.mul, (k.diag(X) for k in self.subkernels()))
 
     def linear_parts(self, coefficient: Tensor | None = None) -> Iterator[tuple[Tensor | None, Kernel]]:
-        numbers = [part.constant_value() for part in self.parts]
-        others = [part for part, number in zip(self.parts, numbers, strict=True) if number is None]
-        for number in (number for number in numbers if number is not None):
+        others = [part for part in self.subkernels() if not isinstance(part, Constant)]
+        for number in (part.variance for part in self.subkernels() if isinstance(part, Constant)):
             coefficient = number if coefficient is None else coefficient * number
         if len(others) == 1:
             yield from others[0].linear_parts(coefficient)
@@ -341,16 +320,11 @@ class Product(Combination):
 
     def decay(self, column: int) -> Decay:
         """Endless if a part is, even beside one that decays: a season that fades over many periods is not local."""
-        along = {part.decay(column) for part in self.parts}
+        along = {part.decay(column) for part in self.subkernels()}
         return next(decay for decay in (Decay.ENDLESS, Decay.UNKNOWN, Decay.DECAYS, Decay.NONE) if decay in along)
 
-
-def _endless(kernel: Kernel, num_dims: int) -> list[nn.Parameter]:
-    """Of a scaled or added kernel that does not decay: its own parameters, and those of the parts that do not."""
-    if kernel.decays(num_dims) is not False:
-        return []
-    inside = [parameter for part in kernel.subkernels() for parameter in part.endless_parameters(num_dims)]
-    return [*kernel.parameters(recurse=False), *inside]
+    def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
+        return Kernel.endless_parameters(self, num_dims)
 
 
 def for_each(value: float | Sequence[float] | Tensor, name: str, num_dims: int) -> Tensor:

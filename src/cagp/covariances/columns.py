@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,11 +62,8 @@ class ActiveDims(Kernel):
     def features(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"] | None:
         return self.kernel.features(self.take(X))
 
-    def columns_inside(self, columns: Sequence[int]) -> list[int]:
-        return [columns[j] for j in self.positions]
-
-    def check_columns(self, X: Float[Tensor, "n d"]) -> None:
-        self.kernel.check_columns(self.take(X[:1]))
+    def check_columns(self, X: Float[Tensor, "*b n d"]) -> None:
+        self.kernel.check_columns(self.take(X))
 
     def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
         inside = self.kernel.lengthscales(len(self.columns))
@@ -80,7 +77,8 @@ class ActiveDims(Kernel):
         return self.kernel.decay(positions.index(column)) if column in positions else Decay.NONE
 
     def start_from(self, data: StartingData) -> None:
-        self.kernel.start_from(data.columns(self.positions))
+        inside = self.positions
+        self.kernel.start_from(data._replace(X=data.X[:, inside], spread=data.spread[inside]))
 
     def set_units(self, units: InputUnits) -> None:
         self.columns, self.num_dims = _positions(self.columns, units), len(units.mean)
@@ -105,13 +103,6 @@ def _positions(columns: Sequence[int | str], units: InputUnits) -> tuple[int, ..
             raise ValueError(f"the kernel is for column {column!r}, but {known}.")
         found += here
     return tuple(found)
-
-
-def with_columns(kernel: Kernel, columns: Sequence[int]) -> Iterator[tuple[Kernel, list[int]]]:
-    """A kernel and those inside it, each with the columns it sees: ``columns`` are those that ``kernel`` sees."""
-    yield kernel, list(columns)
-    for part in kernel.subkernels():
-        yield from with_columns(part, kernel.columns_inside(columns))
 
 
 class GreatCircle(Kernel):
@@ -147,12 +138,19 @@ class GreatCircle(Kernel):
 
     def _places(self, X: Tensor) -> Tensor:
         """Points on a sphere whose degrees are as long as 1 / lengthscale."""
-        _check_columns(self, X.shape[-1])
+        self.check_columns(X)
         degrees = self.origin.to(X.device) + self.unit.to(X.device) * X.double()
         longitude, latitude = torch.deg2rad(degrees).unbind(-1)
         equator = torch.cos(latitude)
         places = torch.stack([equator * torch.cos(longitude), equator * torch.sin(longitude), torch.sin(latitude)], -1)
         return (places * (180 / math.pi) / self.lengthscale.to(X.device)).to(X.dtype)
+
+    def check_columns(self, X: Float[Tensor, "*b n d"]) -> None:
+        if X.shape[-1] != 2:
+            raise ValueError(
+                f"there are {X.shape[-1]} columns, GreatCircle takes 2: longitude and latitude. Choose them by "
+                "ActiveDims(GreatCircle(), [longitude, latitude])."
+            )
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return X.new_ones(X.shape[0])
@@ -167,7 +165,7 @@ class GreatCircle(Kernel):
 
     def set_units(self, units: InputUnits) -> None:
         mean, std, _ = units
-        _check_columns(self, len(mean))
+        self.check_columns(mean[None])
         if abs(float(mean[1])) > 90:
             raise ValueError(
                 f"GreatCircle takes longitude and latitude in degrees; the mean of its second column is {mean[1]:g}, "
@@ -177,11 +175,3 @@ class GreatCircle(Kernel):
 
     def plain_arguments(self) -> dict[str, Any]:
         return {"smoothness": self.smoothness}
-
-
-def _check_columns(kernel: GreatCircle, num_columns: int) -> None:
-    if num_columns != kernel.num_dims:
-        raise ValueError(
-            f"there are {num_columns} columns, GreatCircle takes 2: longitude and latitude. Choose them by "
-            "ActiveDims(GreatCircle(), [longitude, latitude])."
-        )
