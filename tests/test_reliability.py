@@ -282,7 +282,7 @@ def test_values_that_save_does_not_write_are_refused(name, tmp_path, model):
         part, key, value = change
         state[part][key] = torch.full_like(state[part][key], value)
     save_state(path, state, KIND, VERSION)
-    with pytest.raises(ValueError, match=rf"m\.cagp cannot be loaded: the state does not have {word} as cagp"):
+    with pytest.raises(ValueError, match=rf"m\.cagp cannot be loaded: the state does not have '{word}' as cagp"):
         cagp.load(path)
 
 

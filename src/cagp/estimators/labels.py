@@ -1,5 +1,6 @@
 """The labels of a classifier: of any type outside, columns of zeros and ones inside."""
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,10 +10,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
-from cagp.fields import strange
+from cagp.fields import checked, list_of, record, strange, text, that
 
-KINDS = {"U": "text", "b": "boolean", "i": "integer", "u": "integer", "f": "number"}
-"""Types of labels that a file can hold, by the letters of NumPy."""
+KINDS = "Ubiuf"
+"""Types of labels that a file can hold, by the letters of NumPy: text, booleans, integers and numbers."""
+
+_label = that(lambda value: isinstance(value, str | bool | int | float))
 
 
 class Labels(NamedTuple):
@@ -87,25 +90,17 @@ class Labels(NamedTuple):
     @classmethod
     def from_state(cls, state: Any) -> "Labels":
         """The inverse of ``state``; ValueError where it is not such a state."""
-        stored = state.get("classes") if isinstance(state, dict) else None
-        if not isinstance(stored, dict) or not isinstance(state.get("target"), str):
-            raise strange("labels")
-        values, dtype = stored.get("values"), stored.get("dtype")
-        is_text = dtype in ("object", "str")
-        kinds = str if is_text else bool | int | float
-        if not isinstance(values, list) or len(values) < 2 or not isinstance(dtype, str):
+        stored = checked(
+            state, {"classes": record({"dtype": text, "values": list_of(_label, least=2)}), "target": text}
+        )
+        values, dtype, classes = stored["classes"]["values"], stored["classes"]["dtype"], None
+        with suppress(TypeError, ValueError, OverflowError):
+            kind = "U" if dtype in ("object", "str") else np.dtype(dtype).kind
+            if kind in KINDS and all(isinstance(value, str) == (kind == "U") for value in values):
+                classes = np.array(values, dtype=dtype)
+        if classes is None or len(set(values)) != len(values) or classes.tolist() != values:
             raise strange("classes")
-        if not all(isinstance(value, kinds) for value in values):
-            raise strange("classes")
-        try:
-            classes = np.array(values, dtype=np.dtype(dtype))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise strange("classes") from error
-        if not is_text and classes.dtype.kind not in KINDS:
-            raise strange("classes")
-        if len(set(values)) != len(values) or classes.tolist() != values:
-            raise strange("classes")
-        return cls(classes, state["target"])
+        return cls(classes, stored["target"])
 
 
 def codes_of(classes: np.ndarray, y: Any) -> Int[np.ndarray, " n"]:

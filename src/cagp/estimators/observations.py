@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cagp.data.transforms import TRANSFORMS
 from cagp.estimators.predictive import Predictive
-from cagp.fields import strange
+from cagp.fields import Fields, checked, optional, real, that
 from cagp.likelihoods import Likelihood, NegativeBinomial, Poisson, StudentT
 from cagp.metrics import LEVEL, RowScores, Scores, ScoreSum
 
@@ -151,6 +151,11 @@ class Baseline:
     location: float  # of the latent function, in standard units
     dispersion: float | None  # of counts; None: numbers
 
+    FIELDS: ClassVar[Fields] = {
+        "location": real(-LARGEST_LOCATION, LARGEST_LOCATION),
+        "dispersion": optional(that(lambda value: 0 <= value <= LARGEST_DISPERSION, real())),
+    }
+
     @classmethod
     def of(cls, y: Tensor, likelihood: Likelihood, known: Tensor | None) -> "Baseline":
         """That of training targets in standard units; the dispersion of counts is the one that their variance suggests.
@@ -168,13 +173,7 @@ class Baseline:
     @classmethod
     def from_state(cls, state: Any) -> "Baseline":
         """That with these fields; ValueError where they are not right."""
-        location, dispersion = state["location"], state["dispersion"]
-        right = type(location) is float and abs(location) < LARGEST_LOCATION
-        if dispersion is not None:
-            right = right and type(dispersion) is float and 0 <= dispersion <= LARGEST_DISPERSION
-        if not right:
-            raise strange("a baseline")
-        return cls(location, dispersion)
+        return cls(**checked(state, cls.FIELDS))
 
     @property
     def likelihood(self) -> Likelihood:

@@ -1,8 +1,7 @@
 """Saved models: one file with all that a fitted estimator needs to predict, and nothing that can run."""
 
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,25 +10,62 @@ import numpy as np
 import pandas as pd
 import torch
 from sklearn.base import BaseEstimator
+from torch import Tensor
 
+from cagp import fields
 from cagp.estimators.fitted_model import FittedModel
-from cagp.estimators.fitted_state import fitted_from_state, fitted_state, is_text, require
+from cagp.estimators.fitted_state import check_posterior, fitted_from_state, fitted_state, need, one_of
 from cagp.estimators.options import FitOptions
-from cagp.estimators.saved_regions import is_in_regions, regions_from_state, save_regions
 from cagp.files import checked_destination, one_at_a_time, rename_durably
 from cagp.kernels import Kernel
 from cagp.linalg import NotPositiveDefiniteError
-from cagp.posteriors import Sharing, posterior_from_state
+from cagp.posteriors import LocalPosterior, Posterior, Sharing, posterior_from_state
+from cagp.posteriors.storing import DTYPES
 from cagp.prior import GP
+from cagp.ranks import Ranks
 from cagp.saved_summary import KIND, VERSION
-from cagp.shards import RegionPosterior
-from cagp.storage import stored_digest
+from cagp.shards import RegionPosterior, Regions
+from cagp.storage import State, stored_digest
 from cagp.tensor_files import load_state, save_state
 
 _BROKEN = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, AssertionError, NotPositiveDefiniteError)
 ROWS_KIND, ROWS_VERSION = "cagp rows", 1
 ROWS = ("X", "y", "row_noise")
 """What posteriors hold for each training row."""
+
+REGION_KIND, REGION_VERSION = "cagp region", 1
+
+ESTIMATOR: fields.Fields = {
+    "class": fields.text,
+    "library": fields.that(lambda version: len(version) < 100, fields.text),
+    "parameters": fields.dict_of(fields.anything),  # ``fit`` checks them
+    "kernel": fields.optional(fields.mapping),
+    "feature_names": fields.optional(fields.list_of(fields.text)),
+    "stored_dtype": fields.that(lambda name: name in (None, "float32")),
+    "posteriors": fields.list_of(fields.mapping),
+}
+"""What a file holds besides the state of the fitted model."""
+
+_SWITCH = fields.that(lambda value: isinstance(value, bool | int))
+PARAMETERS: fields.Fields = {
+    "verbose": _SWITCH,
+    "warm_start": _SWITCH,
+    "random_state": fields.optional(fields.integer(-(2**63))),
+    "categories": fields.that(lambda names: all(isinstance(name, str | int | float | bool) for name in names)),
+}
+"""Parameters that the checks of ``fit`` leave to scikit-learn, or to the table."""
+
+_ENDS = fields.that(lambda values: values.is_floating_point(), fields.tensor("r", "d"))
+_UNIT = fields.that(lambda values: bool((values > 0).all()), fields.numbers("d"))
+BOXES: fields.Fields = {"lower": _ENDS, "upper": _ENDS, "unit": _UNIT}
+REGIONS: fields.Fields = {
+    "regions": fields.made_by(lambda state: Regions(**fields.checked(state, BOXES))),
+    "digests": fields.list_of(fields.text),
+    "dtype": one_of(DTYPES),
+    "local_scale": fields.optional(fields.real(above=0.0)),
+    "max_bytes": fields.integer(),
+}
+"""What the file of a model in regions says of them; each region has a file of its own."""
 
 
 def rows_path(path: Path) -> Path:
@@ -74,7 +110,7 @@ def save_model(
     return path
 
 
-def _write(path: Path, state: dict[str, Any], rows: str) -> None:
+def _write(path: Path, state: State, rows: str) -> None:
     """Write the model, and its rows beside it, so that at any moment there is a model with its own rows.
 
     New rows get a name of their own, then the model is replaced, then they replace the old rows. A model that is loaded
@@ -83,9 +119,9 @@ def _write(path: Path, state: dict[str, Any], rows: str) -> None:
     path = Path(os.path.realpath(path))
     _settle(path)
     if rows == "beside":
-        arrays: list[torch.Tensor] = []
-        state["posteriors"] = [_with_references(part, arrays) for part in state["posteriors"]]
-        save_state(new_rows_path(path), {"arrays": arrays}, ROWS_KIND, ROWS_VERSION)
+        arrays: dict[Any, Tensor] = {}
+        state["posteriors"] = _with_references(state["posteriors"], arrays)
+        save_state(new_rows_path(path), {"arrays": list(arrays.values())}, ROWS_KIND, ROWS_VERSION)
         state["rows"] = stored_digest(new_rows_path(path))
     save_state(path, state, KIND, VERSION)
     if rows == "beside":
@@ -108,40 +144,39 @@ def _settle(path: Path) -> None:
         new_rows_path(path).unlink(missing_ok=True)
 
 
-def _with_references(state: Any, arrays: list[torch.Tensor]) -> Any:
-    """A state in which references stand for rows; each array once, in the order of the references."""
+def _replaced(state: Any, value_of: Callable[[str, Any], Any]) -> Any:
+    """A state in which ``value_of(name, value)`` stands for each value that has a name."""
     if isinstance(state, list):
-        return [_with_references(part, arrays) for part in state]
-    if not isinstance(state, dict):
-        return state
-    found = {}
-    for name, value in state.items():
-        if name not in ROWS or not isinstance(value, torch.Tensor):
-            found[name] = _with_references(value, arrays)
-            continue
-        same = [k for k, known in enumerate(arrays) if _is_same(known, value)]
-        arrays += [] if same else [value]
-        found[name] = {"rows": same[0] if same else len(arrays) - 1, "shape": list(value.shape)}
-    return found
+        return [_replaced(part, value_of) for part in state]
+    if isinstance(state, dict):
+        return {name: _replaced(value_of(name, value), value_of) for name, value in state.items()}
+    return state
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same memory."""
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+def _with_references(state: Any, arrays: dict[Any, Tensor]) -> Any:
+    """A state in which references stand for rows; each array once in ``arrays``, in the order of the references."""
+
+    def reference(name: str, value: Any) -> Any:
+        if name not in ROWS or not isinstance(value, Tensor):
+            return value
+        place = (value.data_ptr(), value.shape, value.stride())
+        arrays.setdefault(place, value)
+        return {"rows": list(arrays).index(place), "shape": list(value.shape)}
+
+    return _replaced(state, reference)
 
 
-def _with_rows(state: Any, arrays: list[torch.Tensor]) -> Any:
+def _with_rows(state: Any, arrays: list[Tensor]) -> Any:
     """The inverse of ``_with_references``."""
-    if isinstance(state, list):
-        return [_with_rows(part, arrays) for part in state]
-    if not isinstance(state, dict):
-        return state
-    if state.keys() == {"rows", "shape"}:
-        return arrays[state["rows"]]
-    return {name: _with_rows(value, arrays) for name, value in state.items()}
+
+    def rows(_: str, value: Any) -> Any:
+        is_reference = isinstance(value, dict) and value.keys() == {"rows", "shape"}
+        return arrays[value["rows"]] if is_reference else value
+
+    return _replaced(state, rows)
 
 
-def _rows_beside(path: Path, digest: Any) -> list[torch.Tensor]:
+def _rows_beside(path: Path, digest: str) -> list[Tensor]:
     """The rows of a model, which stay in their file; ValueError if that is not the one that was saved with it."""
     for model in (path, Path(os.path.realpath(path))):
         for beside in (new_rows_path(model), rows_path(model)):
@@ -149,7 +184,8 @@ def _rows_beside(path: Path, digest: Any) -> list[torch.Tensor]:
                 if stored_digest(beside) == digest:
                     state = load_state(beside, ROWS_KIND, ROWS_VERSION, mapped=True)
                     if stored_digest(beside) == digest:  # nobody has replaced it since
-                        return _arrays(state, beside)
+                        is_array = fields.that(lambda value: isinstance(value, Tensor))
+                        return fields.entry(state, "arrays", fields.list_of(is_array))
     beside = rows_path(path)
     if not beside.exists():
         raise FileNotFoundError(
@@ -157,13 +193,6 @@ def _rows_beside(path: Path, digest: Any) -> list[torch.Tensor]:
         )
     load_state(beside, ROWS_KIND, ROWS_VERSION, mapped=True)  # says whether it is damaged
     raise ValueError(f"{beside} has the rows of another model than {path}; put the right file there, or save again.")
-
-
-def _arrays(state: dict[str, Any], path: Path) -> list[torch.Tensor]:
-    arrays = state.get("arrays")
-    if not isinstance(arrays, list) or not all(isinstance(array, torch.Tensor) for array in arrays):
-        raise ValueError(f"{path} does not hold rows as cagp stores them; save the model again.")
-    return arrays
 
 
 def load_model(path: str | Path, classes: dict[str, type[Any]], kernel: Kernel | None = None) -> Any:
@@ -182,7 +211,7 @@ def load_model(path: str | Path, classes: dict[str, type[Any]], kernel: Kernel |
         raise ValueError(f"{path} is not a whole model: {type(error).__name__}: {error}.") from error
 
 
-def _read(path: Path) -> tuple[dict[str, Any], list[torch.Tensor]]:
+def _read(path: Path) -> tuple[State, list[Tensor]]:
     """The state of a model and its rows beside it; once more where another process has just replaced them."""
     while True:
         state = load_state(path, KIND, VERSION)
@@ -196,31 +225,29 @@ def _read(path: Path) -> tuple[dict[str, Any], list[torch.Tensor]]:
                 raise
 
 
-def _restored(state: dict[str, Any], path: Path, classes: dict[str, type[Any]], kernel: Kernel | None) -> Any:
-    if state["class"] not in classes:
-        raise ValueError(f"the model is a {state['class']!r}, this version of cagp knows {', '.join(classes)}.")
-    rows, parts, library = state.get("rows"), state["posteriors"], state["library"]
-    require(rows is None or (is_text(rows) and re.fullmatch("[0-9a-f]{32}", rows) is not None), "rows")
-    require(state["stored_dtype"] in (None, "float32"), "stored_dtype")
-    require(isinstance(parts, list) and all(isinstance(part, dict) for part in parts), "posteriors")
-    require(is_text(library) and len(library) < 100, "library")
+def _restored(state: State, path: Path, classes: dict[str, type[Any]], kernel: Kernel | None) -> Any:
+    about = fields.checked(state, ESTIMATOR)
+    if about["class"] not in classes:
+        raise ValueError(f"the model is a {about['class']!r}, this version of cagp knows {', '.join(classes)}.")
     sharing = Sharing(2**26 + 40 * path.stat().st_size)
     posteriors = [
-        regions_from_state(part, path, kernel) if is_in_regions(part) else posterior_from_state(part, kernel, sharing)
-        for part in parts
+        regions_from_state(part, path, kernel)
+        if part.get("class") == RegionPosterior.__name__
+        else posterior_from_state(part, kernel, sharing)
+        for part in about["posteriors"]
     ]
-    fitted, parameters = fitted_from_state(state, posteriors), dict(state["parameters"])
-    if state["kernel"] is not None:
-        parameters["kernel"] = GP.from_state(state["kernel"], kernel).kernel
+    fitted, parameters = fitted_from_state(state, posteriors), about["parameters"]
+    if about["kernel"] is not None:
+        parameters["kernel"] = GP.from_state(about["kernel"], kernel).kernel
     parameters["categories"] = tuple(parameters["categories"])
     # A file does not say where a later fit writes.
-    estimator = classes[state["class"]](**{**parameters, "checkpoint_dir": None})
+    estimator = classes[about["class"]](**{**parameters, "checkpoint_dir": None})
     _check_parameters(estimator, fitted)
-    names = state["feature_names"]
+    names, num_columns = about["feature_names"], fitted.encoder.num_columns
     if names is not None:
-        require(len(names) == fitted.encoder.num_columns and all(map(is_text, names)), "feature_names")
+        need(len(names) == num_columns, "'feature_names'")
         estimator.feature_names_in_ = np.asarray(names, dtype=object)
-    estimator.n_features_in_, estimator.fitted_ = fitted.encoder.num_columns, fitted
+    estimator.n_features_in_, estimator.fitted_ = num_columns, fitted
     return estimator
 
 
@@ -229,16 +256,9 @@ def _check_parameters(estimator: Any, fitted: FittedModel) -> None:
     FitOptions.of(estimator, anywhere=True)
     estimator._check()
     given = {"warm_start": False, "exposure": None, **estimator.get_params(deep=False)}
-    for name in ("verbose", "warm_start"):
-        require(isinstance(given[name], bool | int), name)
-    require(given["random_state"] is None or type(given["random_state"]) is int, "random_state")
-    require(all(isinstance(name, str | int | float | bool) for name in given["categories"]), "categories")
-    require(estimator.likelihood == fitted.likelihood_name, "a likelihood")
-    require((fitted.encoder.exposure_name is None) == (given["exposure"] is None), "an exposure")
-    try:
-        torch.device(given["device"])
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device is {given['device']!r}, expected a device of torch.") from error
+    fields.checked(given, PARAMETERS)
+    need(estimator.likelihood == fitted.likelihood_name, "a likelihood")
+    need((fitted.encoder.exposure_name is None) == (given["exposure"] is None), "an exposure")
 
 
 def _plain(value: Any) -> Any:
@@ -252,3 +272,72 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) or (isinstance(value, np.ndarray | pd.Index) and value.ndim == 1):
         return [_plain(item) for item in value]
     return None
+
+
+# ---- regions: a file for each beside a small one; processes read and write those they need ----
+
+
+def region_path(path: Path, region: int, count: int) -> Path:
+    """The file of a region, counted from 1 in its name."""
+    return path.with_name(f"{path.name}.region-{region + 1}-of-{count}")
+
+
+def save_regions(posterior: RegionPosterior, path: Path, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Write the files of all regions, each by its process, and return what the model's own file says of them.
+
+    On all processes; if one cannot write, all raise.
+    """
+    ranks, count = posterior.ranks, posterior.regions.num_regions
+
+    def write() -> dict[int, str]:
+        digests = {}
+        for region in posterior.own:
+            own = region_path(path, region, count)
+            state = posterior.of_region(region).state(dtype)
+            save_state(own, {"posterior": state}, REGION_KIND, REGION_VERSION)
+            digests[region] = stored_digest(own)
+        return digests
+
+    digests = ranks.together(write, (OSError, ValueError))
+    known = [ranks.words_of(region % ranks.size, digests.get(region, "")) for region in range(count)]
+    held = ranks.add_up(
+        torch.tensor([float(sum(len(posterior.of_region(r).X) for r in posterior.own))], dtype=torch.float64)
+    )
+    return {
+        "class": type(posterior).__name__,
+        "prior": posterior.prior.state(),
+        "dtype": str(posterior.X.dtype).removeprefix("torch."),
+        "max_bytes": int(posterior.max_bytes),
+        "local_scale": posterior.local_scale,
+        "X": {"shape": [int(held[0]), posterior.X.shape[1]]},  # of all regions, with the rows that several hold
+        "regions": dict(posterior.regions._asdict()),
+        "digests": known,
+    }
+
+
+def regions_from_state(state: State, path: Path, kernel: Kernel | None) -> Posterior:
+    """The posterior of ``save_regions``; this process opens the files of its regions when it first needs them."""
+    found = fields.checked(state, REGIONS)
+    regions, digests = found["regions"], found["digests"]
+    count, d = regions.lower.shape
+    need(len(digests) == count and bool((regions.lower <= regions.upper).all()), "'regions'")
+    for region in range(count):
+        if not region_path(path, region, count).exists():
+            raise FileNotFoundError(
+                f"{region_path(path, region, count)} does not exist, where {path} keeps a region; put it there, or "
+                "save the model again."
+            )
+
+    def open_region(region: int) -> LocalPosterior:
+        own = region_path(path, region, count)
+        stored = load_state(own, REGION_KIND, REGION_VERSION, mapped=True)
+        if stored_digest(own) != digests[region]:
+            raise ValueError(f"{own} is of another model than {path}; put the right file there, or save again.")
+        found = posterior_from_state(stored["posterior"], kernel)
+        if not isinstance(found, LocalPosterior):
+            raise ValueError(f"{own} holds a {type(found).__name__}, expected the nearest rows of a region.")
+        check_posterior(found, d)
+        return found
+
+    prior, like = GP.from_state(state["prior"], kernel), torch.empty(0, d, dtype=DTYPES[found["dtype"]])
+    return RegionPosterior(prior, regions, Ranks.here(), like, found["local_scale"], open_region, found["max_bytes"])
