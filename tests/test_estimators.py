@@ -16,10 +16,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor
-from cagp.estimators import Units
-from cagp.estimators.learning import Fit
-from cagp.estimators.options import FitOptions
-from cagp.estimators.rows import TrainingRows
+from cagp.estimators import Units, learning
+from cagp.estimators.rows import Fit, TrainingRows
 from cagp.kernels import RBF, Scale
 from cagp.ranks import Ranks
 from cagp.recipes import RECIPES, Recipe
@@ -57,8 +55,8 @@ def table(num_rows: int = 40, num_columns: int = 2, seed: int = 0) -> tuple[np.n
 
 def task_of(model, recipe: Recipe, units: Units, rows: TrainingRows) -> Task:
     """The task that a fit of the model trains the recipe on."""
-    fit = Fit(FitOptions.of(model), model._check(), 0.0, model.random_state, Ranks.alone())
-    return fit.task(recipe, units, rows)
+    fit = Fit(model, model._check(), model.random_state, Ranks.alone(), began=0.0)
+    return learning.task_of(fit, recipe, units, rows)
 
 
 def quick(**choices) -> ExactGPRegressor:

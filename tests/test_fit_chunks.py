@@ -220,7 +220,7 @@ X, y = np.load(sys.argv[1], mmap_mode="r"), np.load(sys.argv[2], mmap_mode="r")
 threading.Thread(target=watch, daemon=True).start()
 model = CaGPRegressor(method="local", max_epochs=1, max_time=1, local_scale=None).fit(open_chunks((X, y)))
 model.predict(X[:5_000], return_std=True)
-print(peak[0] + libraries[0], plans[0].peak)
+print(peak[0] + libraries[0], sum(plans[0].values()))
 """
 
 

@@ -27,8 +27,8 @@ from cagp.data.splits import shared_groups
 from cagp.data.table_files import CSV_ENDINGS
 from cagp.data.tables import is_several_files, stream_table, table_parts, table_rows, table_size
 from cagp.estimators import CaGPClassifier, EncodedTable
-from cagp.estimators.agreement import gathered
 from cagp.estimators.overlap import MANY_IN_GROUPS, KnownRows, group_words
+from cagp.estimators.pieces import gathered
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.memory import default_memory_limit
 from cagp.quantities import size

@@ -1,7 +1,6 @@
 """Regressors for scikit-learn: tables in, answers in the user's units out."""
 
 from cagp.estimators.classifier import CaGPClassifier
-from cagp.estimators.copies import CopiesWarning
 from cagp.estimators.regressors import (
     CaGPRegressor,
     CGGPRegressor,
@@ -11,6 +10,7 @@ from cagp.estimators.regressors import (
     SVGPRegressor,
     load,
 )
+from cagp.estimators.target_kinds import CopiesWarning
 from cagp.estimators.units import EncodedTable, Units
 
 __all__ = [

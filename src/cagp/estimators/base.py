@@ -5,39 +5,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Generic, TypeVar, final, overload
+from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_classifier
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from cagp.data.chunks import Chunks
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.learning import learn
-from cagp.estimators.options import FitOptions
+from cagp.estimators.rows import Fit
 from cagp.estimators.saved import save_model
 from cagp.estimators.sources import Source
 from cagp.estimators.target_kinds import TargetKind
 from cagp.estimators.units import EncodedTable, Points
 from cagp.kernels import Kernel
+from cagp.likelihood_registry import GAUSSIAN
 from cagp.ranks import Ranks
+from cagp.recipes.options import check_values
 
-Value = TypeVar("Value")
 
-
-@final
-class Learned(Generic[Value]):
+def learned(read: Callable[[FittedModel], Any]) -> Any:
     """An attribute that an estimator has after ``fit``, read off its fitted model."""
-
-    def __init__(self, read: Callable[[FittedModel], Value]):
-        self._read = read
-
-    @overload
-    def __get__(self, estimator: None, owner: type) -> "Learned[Value]": ...
-    @overload
-    def __get__(self, estimator: "GPEstimator", owner: type) -> Value: ...
-    def __get__(self, estimator: "GPEstimator | None", owner: type) -> "Learned[Value] | Value":
-        return self if estimator is None else self._read(estimator.fitted)
+    return property(lambda estimator: read(estimator.fitted))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -84,27 +76,30 @@ class GPEstimator(BaseEstimator, ABC):
     verbose: bool = False
     checkpoint_dir: str | Path | None = None
 
-    method_ = Learned(lambda m: m.methods[0])
-    methods_ = Learned(lambda m: m.methods)
-    choice_ = Learned(lambda m: m.choice)
-    choices_ = Learned(lambda m: m.tried)
-    trees_ = Learned(lambda m: m.trees)
-    guarantee_ = Learned(lambda m: m.guarantee)
-    fit_report_ = Learned(lambda m: m.report)
-    fit_result_ = Learned(lambda m: m.results[0])
-    fit_results_ = Learned(lambda m: m.results)
-    posteriors_ = Learned(lambda m: m.posteriors)
-    units_ = Learned(lambda m: m.units)
-    encoder_ = Learned(lambda m: m.encoder)
-    scaler_ = Learned(lambda m: m.scaler)
-    lengthscales_ = Learned(lambda m: m.lengthscales)
-    kernel_parts_ = Learned(lambda m: m.kernel_parts)
-    feature_names_out_ = Learned(lambda m: np.asarray(m.encoder.names_out, dtype=object))
-    target_names_ = Learned(lambda m: m.units.target_names if m.labels is None else (m.labels.name,))
-    n_outputs_ = Learned(lambda m: m.num_functions)
-    n_rows_ = Learned(lambda m: m.num_rows)
-    target_rows_ = Learned(lambda m: m.target_rows)
-    likelihood_ = Learned(lambda m: m.likelihood)
+    # Unless an estimator can choose them:
+    likelihood, target, copies, exposure, warm_start = GAUSSIAN, "identity", "keep", None, False
+
+    method_ = learned(lambda m: m.methods[0])
+    methods_ = learned(lambda m: m.methods)
+    choice_ = learned(lambda m: m.choice)
+    choices_ = learned(lambda m: m.tried)
+    trees_ = learned(lambda m: m.trees)
+    guarantee_ = learned(lambda m: m.guarantee)
+    fit_report_ = learned(lambda m: m.report)
+    fit_result_ = learned(lambda m: m.results[0])
+    fit_results_ = learned(lambda m: m.results)
+    posteriors_ = learned(lambda m: m.posteriors)
+    units_ = learned(lambda m: m.units)
+    encoder_ = learned(lambda m: m.encoder)
+    scaler_ = learned(lambda m: m.scaler)
+    lengthscales_ = learned(lambda m: m.lengthscales)
+    kernel_parts_ = learned(lambda m: m.kernel_parts)
+    feature_names_out_ = learned(lambda m: np.asarray(m.encoder.names_out, dtype=object))
+    target_names_ = learned(lambda m: m.units.target_names if m.labels is None else (m.labels.name,))
+    n_outputs_ = learned(lambda m: m.num_functions)
+    n_rows_ = learned(lambda m: m.num_rows)
+    target_rows_ = learned(lambda m: m.target_rows)
+    likelihood_ = learned(lambda m: m.likelihood)
 
     @property
     def fitted(self) -> FittedModel:
@@ -112,26 +107,42 @@ class GPEstimator(BaseEstimator, ABC):
         check_is_fitted(self, "fitted_")
         return self.fitted_  # pyright: ignore[reportAttributeAccessIssue]
 
+    @property
     @abstractmethod
-    def _check(self) -> TargetKind:
-        """The kind of targets and the method that learns them; ValueError for parameters that are not right."""
+    def method(self) -> str:
+        """The name of the method."""
 
-    def _learn(self, source: Source, kind: TargetKind, options: FitOptions) -> None:
-        """Learn from a table and keep what was learned."""
-        fitted = learn(source, kind, options)
-        self._remember(source.columns(fitted.units))
+    def _check(self, anywhere: bool = False) -> TargetKind:
+        """The kind of targets and the method that learns them; ValueError for parameters that are not right.
+
+        Args:
+            anywhere: the fit may have been on another computer, with devices that this one lacks.
+        """
+        values = self.get_params(deep=False)
+        check_values({name: value for name, value in values.items() if name not in ("likelihood", "warm_start")})
+        if not isinstance(self.kernel, str | Kernel):
+            kernel = type(self.kernel).__name__
+            raise ValueError(f"kernel is a {kernel}, expected a name or a kernel of cagp.kernels.")
+        _check_device(self.device, anywhere)
+        return TargetKind.of(values | {"likelihood": self.likelihood, "method": self.method}, is_classifier(self))
+
+    def _learn(self, X: Any, source: Source, kind: TargetKind) -> None:
+        """Learn from a table and keep what was learned.
+
+        Args:
+            X: the columns of the source, as the user gave them.
+        """
+        fitted = learn(source, Fit(self, kind, seed_of(self.random_state), Ranks.here()))
+        encoder = fitted.encoder
+        if isinstance(X, Chunks | EncodedTable):
+            self.n_features_in_ = encoder.num_columns
+            if encoder.names_in is not None:
+                self.feature_names_in_ = np.asarray(encoder.names_in, dtype=object)
+        else:
+            validate_data(self, X, skip_check_array=True)
         self.fitted_ = fitted
         if self.verbose and Ranks.here().is_first:
             print(fitted.report)
-
-    def _remember(self, X: Any) -> None:
-        """Set ``n_features_in_`` and ``feature_names_in_`` as scikit-learn does."""
-        if not isinstance(X, EncodedTable):
-            validate_data(self, X, skip_check_array=True)
-            return
-        self.n_features_in_ = X.encoder.num_columns
-        if X.encoder.names_in is not None:
-            self.feature_names_in_ = np.asarray(X.encoder.names_in, dtype=object)
 
     def _points(self, X: Any) -> Points:
         """The rows of a table as test points."""
@@ -167,3 +178,27 @@ def refuse_keywords(unknown: dict[str, Any]) -> None:
             "e.g. sample_noise=variance / weight"
         )
     raise TypeError(f"fit() got an unexpected keyword argument {name!r}{hint}.")
+
+
+def _check_device(device: str | torch.device, anywhere: bool) -> None:
+    try:
+        parsed = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f'device is {device!r}, expected a device of torch, e.g. "cpu" or "cuda".') from error
+    if anywhere:
+        return
+    try:
+        torch.empty(1, device=parsed)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"device is {str(device)!r}, which this computer or this build of torch does not have ({reason}); use "
+            '"cpu".'
+        ) from error
+
+
+def seed_of(random_state: Any) -> int:
+    """A seed from what scikit-learn calls a random state."""
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31 - 1))

@@ -10,12 +10,11 @@ from sklearn.base import ClassifierMixin
 
 from cagp.class_metrics import ClassScores, class_scores
 from cagp.data.chunks import Chunks
-from cagp.estimators.base import GPEstimator, Learned, refuse_keywords
+from cagp.estimators.base import GPEstimator, learned, refuse_keywords
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.labels import Labels, codes_of
-from cagp.estimators.options import FitOptions
 from cagp.estimators.sources import InMemory
-from cagp.estimators.target_kinds import TargetKind, check_whole
+from cagp.estimators.target_kinds import check_whole
 from cagp.ranks import Ranks
 
 
@@ -60,17 +59,14 @@ class CaGPClassifier(ClassifierMixin, GPEstimator):
     n_neighbors: int | Literal["auto"] = "auto"
     class_weight: dict[Any, float] | str | None = None
 
-    classes_ = Learned(lambda m: _labels(m).classes)
-    target_name_ = Learned(lambda m: _labels(m).name)
-    offsets_ = Learned(lambda m: list(m.offsets))
+    classes_ = learned(lambda m: _labels(m).classes)
+    target_name_ = learned(lambda m: _labels(m).name)
+    offsets_ = learned(lambda m: list(m.offsets))
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
-
-    def _check(self) -> TargetKind:
-        return TargetKind.of(self.get_params(deep=False), is_classifier=True)
 
     # ---- fit ----
 
@@ -83,11 +79,11 @@ class CaGPClassifier(ClassifierMixin, GPEstimator):
             unknown: nothing else is accepted.
         """
         refuse_keywords(unknown)
-        options, kind = FitOptions.of(self), self._check()
+        kind = self._check()
         check_whole("a classifier", Ranks.here(), not isinstance(X, Chunks))
         labels, codes = Labels.learn(y)
         noise = labels.row_noise(codes, self.class_weight)
-        self._learn(InMemory(X, labels.indicators(codes), noise), replace(kind, labels=labels), options)
+        self._learn(X, InMemory(X, labels.indicators(codes), noise), replace(kind, labels=labels))
         return self
 
     # ---- answers ----

@@ -19,8 +19,7 @@ from cagp.diagnostics import KINDS, reference_for, variance_components
 from cagp.estimators.labels import Labels
 from cagp.estimators.observations import Baseline, Observations
 from cagp.estimators.predictive import Predictive
-from cagp.estimators.target_choice import NO_NOISE
-from cagp.estimators.units import Points, Quantity, Rows, Units, as_array, known_variances
+from cagp.estimators.units import NO_NOISE, Points, Quantity, Rows, Units, as_array, known_variances
 from cagp.kernel_summary import kernel_parts
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import ClassLikelihood, Likelihood

@@ -89,7 +89,11 @@ UNITS: fields.Fields = {
 """The units of p inputs and q targets, besides their encoder and the names of the targets."""
 
 _NUMBER = fields.that(lambda value: isinstance(value, int | float))
-NOT_TRIED: dict[str, fields.Check] = {"target": fields.optional(fields.text), "model": fields.text, "outcome": fields.text}
+NOT_TRIED: dict[str, fields.Check] = {
+    "target": fields.optional(fields.text),
+    "model": fields.text,
+    "outcome": fields.text,
+}
 TRIED: fields.Fields = NOT_TRIED | {
     "nll": _NUMBER,
     "crps": _NUMBER,

@@ -3,9 +3,9 @@
 import copy
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,21 +13,19 @@ from torch import Tensor
 from cagp import kernel_registry, notices
 from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.estimators.copies import CopiesWarning
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.observations import Baseline
-from cagp.estimators.options import DTYPES, FitOptions
-from cagp.estimators.rows import Prepared, Rows
+from cagp.estimators.rows import Fit, Prepared, Rows
 from cagp.estimators.sources import Source
-from cagp.estimators.target_kinds import TargetKind
+from cagp.estimators.target_kinds import CopiesWarning
 from cagp.estimators.units import Units
 from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import Likelihood
 from cagp.memory import peak_memory
 from cagp.posteriors import InducingPosterior
+from cagp.posteriors.storing import DTYPES
 from cagp.quantities import seconds_of, size
-from cagp.ranks import Ranks
 from cagp.recipes import Recipe, tried_in_words
 from cagp.recipes.task import Fitted, Task
 from cagp.recipes.train import train
@@ -35,14 +33,14 @@ from cagp.storage import fingerprint
 from cagp.trees import Trees
 
 
-def learn(source: Source, kind: TargetKind, options: FitOptions) -> FittedModel:
+def learn(source: Source, fit: Fit) -> FittedModel:
     """What there is to know about a table: its units, and posteriors that a recipe has trained on its rows."""
-    began, ranks = time.perf_counter(), Ranks.here()
-    source.check(kind, options, ranks)
+    kind, ranks = fit.kind, fit.ranks
+    source.check(fit)
     with notices.collected() as warned, ranks.listening():
-        seed = int(ranks.broadcast(float(options.seed)))
-        prepared = source.prepare(kind, options, seed, ranks)
-        parts = _trained(prepared, Fit(options, kind, began, seed, ranks))
+        fit = replace(fit, seed=int(ranks.broadcast(float(fit.seed))))
+        prepared = source.prepare(fit)
+        parts = _trained(prepared, fit)
     units, first = prepared.units, parts[0]
     choices = [(part.target, part.fitted.choice) for part in parts if part.fitted.choice is not None]
     fitted = FittedModel(
@@ -67,7 +65,7 @@ def learn(source: Source, kind: TargetKind, options: FitOptions) -> FittedModel:
     for part in parts:
         notes += part.words(prepared.num_rows)
     learned = kind.words(fitted.likelihood, float(units.scaler.target_std[0]))
-    spent = f"The fit took {time.perf_counter() - began:,.1f} s; the process held at most {size(peak_memory())}."
+    spent = f"The fit took {time.perf_counter() - fit.began:,.1f} s; the process held at most {size(peak_memory())}."
     if prepared.warning is not None and ranks.is_first:
         notices.warn(prepared.warning, CopiesWarning, stacklevel=4)
     return replace(fitted, report="\n".join([*notes, *prepared.scales, *learned, fitted.guarantee, spent]))
@@ -78,69 +76,58 @@ def _only(units: Units) -> str | None:
     return units.target_names[0] if units.num_targets == 1 else None
 
 
-@final
-@dataclass(frozen=True)
-class Fit:
-    """What every task of a fit has in common."""
+def task_of(
+    fit: Fit, recipe: Recipe, units: Units, rows: Rows, target: int | None = None, of_rows: int | None = None
+) -> Task:
+    """The rows in standard units, with the limits of the user and starting values.
 
-    options: FitOptions
-    kind: TargetKind
-    began: float  # on the clock ``time.perf_counter()``: ``max_time`` counts from there
-    seed: int  # of everything random
-    ranks: Ranks  # the processes that train together
+    Args:
+        target: the number of the target that ``units`` and ``rows`` are of; None for all.
+        of_rows: the number of rows of all targets together, which share a dtype; None for that of ``rows``.
+    """
+    options, ranks, scaler = fit.options, fit.ranks, units.scaler
+    num_rows, scratch = rows.num_rows if of_rows is None else of_rows, rows.scratch
+    default = recipe.default_dtype(num_rows) if scratch is None else "float32"
+    dtype, device = DTYPES[default if options.dtype == "auto" else options.dtype], ranks.device(options.device)
+    memory = int(ranks.broadcast(float(fit.memory)))
 
-    def task(
-        self, recipe: Recipe, units: Units, rows: Rows, target: int | None = None, of_rows: int | None = None
-    ) -> Task:
-        """The rows in standard units, with the limits of the user and starting values.
+    def tensor(values: Any) -> Tensor:
+        return values.to(dtype=dtype, device=device)
 
-        Args:
-            target: the number of the target that ``units`` and ``rows`` are of; None for all.
-            of_rows: the number of rows of all targets together, which share a dtype; None for that of ``rows``.
-        """
-        options, ranks, scaler = self.options, self.ranks, units.scaler
-        num_rows, scratch = rows.num_rows if of_rows is None else of_rows, rows.scratch
-        default = recipe.default_dtype(num_rows) if scratch is None else "float32"
-        dtype, device = DTYPES[default if options.dtype == "auto" else options.dtype], ranks.device(options.device)
-        memory = int(ranks.broadcast(float(options.memory)))
-
-        def tensor(values: Any) -> Tensor:
-            return values.to(dtype=dtype, device=device)
-
-        X, y, noise = rows.standard(units)
-        start = _starting_values(options, units, rows, target)
-        start.kernel.set_units(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
-        task = Task(
-            data=Data(tensor(X), tensor(y), None if noise is None else tensor(noise)),
-            inputs=rows.inputs,
-            categorical=units.encoder.categorical,
-            mean=_mean(options, start.noise is not None, target) if scratch is None else "zero",
-            kernel=start.kernel.to(device),
-            kernels=start.kernels,
-            noise=start.noise,
-            from_data=start.from_data,
-            start=1.0,
-            seed=self.seed,
-            max_bytes=min(DEFAULT_MAX_BYTES, max(memory // 8, 2**20)),
-            memory=memory,
-            max_memory=options.max_memory,
-            max_epochs=None if options.max_epochs is None else int(options.max_epochs),
-            max_time=options.max_time,
-            folder=None,
-            verbose=bool(options.verbose) and ranks.is_first,
-            names=None if units.encoder.names_in is None else units.encoder.names_out,
-            points=None if start.points is None else tensor(scaler.inputs(start.points)),
-            began=self.began,
-            ranks=ranks,
-            rule=rows.rule,
-            scratch=scratch,
-            known=None if rows.known is None else torch.from_numpy(rows.known).to(device),
-            targets="numbers" if self.kind.targets == GAUSSIAN else self.kind.targets,
-            likelihood=self.kind.start(),
-        )
-        if options.checkpoint_dir is None:
-            return task
-        return replace(task, folder=Path(options.checkpoint_dir) / _key(task, recipe, self.kind.likelihood))
+    X, y, noise = rows.standard(units)
+    start = _starting_values(fit, units, rows, target)
+    start.kernel.set_units(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
+    task = Task(
+        data=Data(tensor(X), tensor(y), None if noise is None else tensor(noise)),
+        inputs=rows.inputs,
+        categorical=units.encoder.categorical,
+        mean=_mean(fit, start.noise is not None, target) if scratch is None else "zero",
+        kernel=start.kernel.to(device),
+        kernels=start.kernels,
+        noise=start.noise,
+        from_data=start.from_data,
+        start=1.0,
+        seed=fit.seed,
+        max_bytes=min(DEFAULT_MAX_BYTES, max(memory // 8, 2**20)),
+        memory=memory,
+        max_memory=options.max_memory,
+        max_epochs=None if options.max_epochs is None else int(options.max_epochs),
+        max_time=options.max_time,
+        folder=None,
+        verbose=bool(options.verbose) and ranks.is_first,
+        names=None if units.encoder.names_in is None else units.encoder.names_out,
+        points=None if start.points is None else tensor(scaler.inputs(start.points)),
+        began=fit.began,
+        ranks=ranks,
+        rule=rows.rule,
+        scratch=scratch,
+        known=None if rows.known is None else torch.from_numpy(rows.known).to(device),
+        targets="numbers" if fit.kind.targets == GAUSSIAN else fit.kind.targets,
+        likelihood=fit.kind.start(),
+    )
+    if options.checkpoint_dir is None:
+        return task
+    return replace(task, folder=Path(options.checkpoint_dir) / _key(task, recipe, fit.kind.likelihood))
 
 
 def _key(task: Task, recipe: Recipe, likelihood: str) -> str:
@@ -197,12 +184,12 @@ def _trained(prepared: Prepared, fit: Fit) -> list[_Part]:
     """All targets together, with one kernel; where some are missing in some rows, each alone with its own kernel."""
     units, rows, recipe = prepared[:3]
     if not rows.partly_missing:
-        return [_Part.of(recipe, fit.task(recipe, units, rows), None, prepared.num_rows)]
+        return [_Part.of(recipe, task_of(fit, recipe, units, rows), None, prepared.num_rows)]
     parts: list[_Part] = []
     for j, name in enumerate(units.target_names):
         now = time.perf_counter()
-        alone = replace(fit, began=now)
-        task = alone.task(recipe, units.of_target(j), rows.of_target(j), target=j, of_rows=rows.num_rows)
+        alone, own = replace(fit, began=now), rows.of_target(j)
+        task = task_of(alone, recipe, units.of_target(j), own, target=j, of_rows=rows.num_rows)
         if fit.options.max_time is not None:  # the targets that are left share the time that is left
             left = seconds_of(fit.options.max_time) - fit.ranks.broadcast(now - fit.began)
             task = replace(task, max_time=max(left, 1e-9) / (units.num_targets - j))
@@ -232,18 +219,19 @@ class _Start(NamedTuple):
     points: Tensor | None = None  # inducing points
 
 
-def _starting_values(options: FitOptions, units: Units, rows: Rows, target: int | None) -> _Start:
+def _starting_values(fit: Fit, units: Units, rows: Rows, target: int | None) -> _Start:
     """A named kernel starts where the data suggest; a kernel object starts where its owner put it.
 
     With ``warm_start``, a fit with the same kernel and targets starts where the last one ended, with the kernel that
     the last one chose.
     """
-    if isinstance(options.kernel, str):
-        names = kernel_registry.CHOICES if options.kernel == kernel_registry.AUTO else (options.kernel,)
+    kernel = fit.options.kernel
+    if isinstance(kernel, str):
+        names = kernel_registry.CHOICES if kernel == kernel_registry.AUTO else (kernel,)
         start = _Start(named_kernel(names[0], len(units.encoder.names_out)), names, True)
     else:
-        start = _Start(copy.deepcopy(options.kernel), (), False)
-    last, own = options.last, slice(None) if target is None else slice(target, target + 1)
+        start = _Start(copy.deepcopy(kernel), (), False)
+    last, own = fit.last, slice(None) if target is None else slice(target, target + 1)
     if last is None or len(last.posteriors[own]) != rows.num_targets:
         return start
     first = last.posteriors[own][0]
@@ -263,11 +251,12 @@ def _starting_values(options: FitOptions, units: Units, rows: Rows, target: int 
     return _Start(kernel, names, False, noise, points)
 
 
-def _mean(options: FitOptions, warm: bool, target: int | None) -> str:
+def _mean(fit: Fit, warm: bool, target: int | None) -> str:
     """The prior mean to train with; a warm start keeps the one that "auto" chose for the target, or for all of them."""
-    if options.mean != "auto" or not warm or options.last is None:
-        return options.mean
-    texts = () if options.last.trees is None else options.last.trees.texts
+    mean, last = fit.options.mean, fit.last
+    if mean != "auto" or not warm or last is None:
+        return mean
+    texts = () if last.trees is None else last.trees.texts
     return "trees" if any(texts if target is None else texts[target : target + 1]) else "zero"
 
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from cagp.data.chunks import Chunks
 from cagp.dataset import Data
-from cagp.estimators.options import FitOptions
 from cagp.estimators.pieces import learn_chunks
-from cagp.estimators.rows import MappedRows, Prepared
+from cagp.estimators.rows import Fit, MappedRows, Prepared
 from cagp.estimators.units import Units
 from cagp.methods import CaGPLocal
 from cagp.quantities import seconds_of
@@ -23,19 +22,21 @@ from cagp.recipes.checks import check_neighbours
 from cagp.recipes.task import Fitted, Task
 from cagp.shards import RegionPosterior, Regions, Shard, exchange_rows, halo_width, sample_of_parts
 from cagp.storage import fingerprint, write_atomically
-from cagp.training import FitResult, fit
+from cagp.training import FitResult
+from cagp.training import fit as train
 
 PROCESSES = "processes.json"
 """Beside the checkpoints of a fit in regions: how many processes it has."""
 
 
-def learn_regions(options: FitOptions, recipe: Recipe, chunks: Chunks, seed: int, ranks: Ranks) -> Prepared:
+def learn_regions(fit: Fit, recipe: Recipe, chunks: Chunks) -> Prepared:
     """The units of the whole table, a sample of its rows, and CaGP-Local in regions; on all processes.
 
     Args:
         chunks: the part of the table that this process reads.
     """
-    units, rows, _, _, notes, scales, _ = learn_chunks(options, recipe, chunks, seed, ranks, in_parts=True)
+    ranks = fit.ranks
+    units, rows, _, _, notes, scales, _ = learn_chunks(fit, recipe, chunks, in_parts=True)
     assert isinstance(rows, MappedRows)
     num_rows = int(ranks.add_up(torch.tensor([float(rows.num_rows)], dtype=torch.float64))[0])
     notes = [*notes, f"All {ranks.size:,} processes together have {num_rows:,} rows."]
@@ -44,7 +45,7 @@ def learn_regions(options: FitOptions, recipe: Recipe, chunks: Chunks, seed: int
     sample = sample_of_parts(torch.cat([part.X, part.y[:, None]], 1), ranks)
     # Starting values come from rows of all regions.
     few = MappedRows(sample[:, :-1].contiguous(), sample[:, -1:].contiguous(), None, rows.scratch, rows.num_missing)
-    in_regions = replace(recipe, trainer=InRegions(part, num_rows, units, options.checkpoint_dir).train)
+    in_regions = replace(recipe, trainer=InRegions(part, num_rows, units, fit.options.checkpoint_dir).train)
     return Prepared(units, few, in_regions, num_rows, notes, scales)
 
 
@@ -120,7 +121,7 @@ class InRegions:
         if task.max_epochs is not None:
             changes["num_steps"] = math.ceil(task.max_epochs * max(1.0, self.num_rows / method.batch_size))
         reserve = 0.0 if task.max_time is None else nearest.LOCAL_RESERVE * seconds_of(task.max_time)
-        return fit(
+        return train(
             method,
             shard.X,
             shard.y,

@@ -5,20 +5,18 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 from jaxtyping import Float
 from sklearn.base import RegressorMixin
 
-from cagp.estimators.base import GPEstimator, Learned, refuse_keywords
+from cagp.estimators.base import GPEstimator, learned, refuse_keywords, seed_of
 from cagp.estimators.classifier import CaGPClassifier
 from cagp.estimators.observations import Observations
-from cagp.estimators.options import FitOptions, seed_of
 from cagp.estimators.predictive import Predictive
 from cagp.estimators.saved import load_model
 from cagp.estimators.sources import table_source
-from cagp.estimators.target_kinds import TargetKind
 from cagp.estimators.units import Points
 from cagp.kernels import Kernel
 from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
@@ -40,12 +38,10 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
     target: str = "auto"
     copies: str = "keep"
 
-    likelihood, exposure = GAUSSIAN, None  # unless a regressor can choose them
-
-    target_transforms_ = Learned(lambda m: tuple(transform.name for transform in m.units.transforms))
-    noise_std_ = Learned(lambda m: m.noise_std)
-    offset_ = Learned(lambda m: m.offsets[0] if m.offsets else 0.0)
-    baseline_ = Learned(lambda m: m.baseline)
+    target_transforms_ = learned(lambda m: tuple(transform.name for transform in m.units.transforms))
+    noise_std_ = learned(lambda m: m.noise_std)
+    offset_ = learned(lambda m: m.offsets[0] if m.offsets else 0.0)
+    baseline_ = learned(lambda m: m.baseline)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -84,8 +80,8 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
             unknown: nothing else is accepted. For weights with Gaussian noise, pass ``sample_noise=variance / weight``.
         """
         refuse_keywords(unknown)
-        options, kind = FitOptions.of(self), self._check()
-        self._learn(table_source(type(self).__name__, kind, X, y, sample_noise, time, group), kind, options)
+        kind = self._check()
+        self._learn(X, table_source(type(self).__name__, kind, X, y, sample_noise, time, group), kind)
         return self
 
     # ---- answers ----
@@ -370,9 +366,6 @@ class CaGPRegressor(GPRegressor):
     likelihood: str = GAUSSIAN
     exposure: Any = None
 
-    def _check(self) -> TargetKind:
-        return TargetKind.of(self.get_params(deep=False))
-
 
 @final
 @dataclass(eq=False, repr=False)
@@ -384,8 +377,7 @@ class ExactGPRegressor(GPRegressor):
 
     kernel: str | Kernel = "auto"
 
-    def _check(self) -> TargetKind:
-        return TargetKind(GAUSSIAN, "exact", {})
+    method: ClassVar[str] = "exact"
 
 
 @final
@@ -398,8 +390,7 @@ class CGGPRegressor(GPRegressor):
 
     kernel: str | Kernel = "auto"
 
-    def _check(self) -> TargetKind:
-        return TargetKind(GAUSSIAN, "cggp", {})
+    method: ClassVar[str] = "cggp"
 
 
 @final
@@ -414,8 +405,7 @@ class SGPRRegressor(GPRegressor):
     n_inducing: int = 512
     kernel: str | Kernel = "auto"
 
-    def _check(self) -> TargetKind:
-        return TargetKind.of({"likelihood": GAUSSIAN, "method": "sgpr", "n_inducing": self.n_inducing})
+    method: ClassVar[str] = "sgpr"
 
 
 @final
@@ -430,8 +420,7 @@ class SVGPRegressor(GPRegressor):
     n_inducing: int = 512
     kernel: str | Kernel = "auto"
 
-    def _check(self) -> TargetKind:
-        return TargetKind.of({"likelihood": GAUSSIAN, "method": "svgp", "n_inducing": self.n_inducing})
+    method: ClassVar[str] = "svgp"
 
 
 REGRESSORS: dict[str, type[GPRegressor]] = {

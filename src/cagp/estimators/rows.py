@@ -1,6 +1,7 @@
 """The rows to learn from: in memory or in files, with one interface; and what a table source makes of a table."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -9,9 +10,15 @@ import torch
 from torch import Tensor
 
 from cagp.data.splits import RowRule
+from cagp.memory import default_memory_limit
+from cagp.quantities import bytes_of
+from cagp.ranks import Ranks
 from cagp.recipes import Recipe
 
 if TYPE_CHECKING:
+    from cagp.estimators.base import GPEstimator
+    from cagp.estimators.fitted_model import FittedModel
+    from cagp.estimators.target_kinds import TargetKind
     from cagp.estimators.units import Units
 
 
@@ -106,6 +113,29 @@ class MappedRows:
 
 
 Rows = TrainingRows | MappedRows
+
+
+@final
+@dataclass(frozen=True)
+class Fit:
+    """What all steps of a fit have in common."""
+
+    options: "GPEstimator"  # whose parameters say what to do; checked
+    kind: "TargetKind"
+    seed: int  # of everything random
+    ranks: Ranks  # the processes that train together
+    began: float = field(default_factory=time.perf_counter)  # ``max_time`` counts from there
+
+    @property
+    def last(self) -> "FittedModel | None":
+        """The fit at whose hyperparameters this one starts."""
+        return getattr(self.options, "fitted_", None) if self.options.warm_start else None
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it may take."""
+        asked = self.options.max_memory
+        return default_memory_limit() if asked is None else bytes_of(asked)
 
 
 class Prepared(NamedTuple):

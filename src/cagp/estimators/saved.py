@@ -15,7 +15,6 @@ from torch import Tensor
 from cagp import fields
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.fitted_state import check_posterior, fitted_from_state, fitted_state, need, one_of
-from cagp.estimators.options import FitOptions
 from cagp.files import checked_destination, one_at_a_time, rename_durably
 from cagp.kernels import Kernel
 from cagp.linalg import NotPositiveDefiniteError
@@ -253,12 +252,10 @@ def _restored(state: State, path: Path, classes: dict[str, type[Any]], kernel: K
 
 def _check_parameters(estimator: Any, fitted: FittedModel) -> None:
     """Raise ValueError for parameters that the checks of ``fit`` refuse, or that do not go with the fitted model."""
-    FitOptions.of(estimator, anywhere=True)
-    estimator._check()
-    given = {"warm_start": False, "exposure": None, **estimator.get_params(deep=False)}
-    fields.checked(given, PARAMETERS)
+    estimator._check(anywhere=True)
+    fields.checked({name: getattr(estimator, name) for name in PARAMETERS}, PARAMETERS)
     need(estimator.likelihood == fitted.likelihood_name, "a likelihood")
-    need((fitted.encoder.exposure_name is None) == (given["exposure"] is None), "an exposure")
+    need((fitted.encoder.exposure_name is None) == (estimator.exposure is None), "an exposure")
 
 
 def _plain(value: Any) -> Any:

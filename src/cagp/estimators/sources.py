@@ -3,42 +3,21 @@
 A source reads the table once for all kinds of targets and methods, and returns ``Prepared``.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, final
 
-import numpy as np
-
 from cagp.data.chunks import Chunks, open_chunks
 from cagp.data.splits import validation_rule
-from cagp.estimators.options import FitOptions
 from cagp.estimators.pieces import learn_chunks
 from cagp.estimators.regions import learn_regions
-from cagp.estimators.rows import Prepared, missing_words
+from cagp.estimators.rows import Fit, Prepared, missing_words
 from cagp.estimators.target_kinds import TargetKind
-from cagp.estimators.units import EncodedTable, Units
-from cagp.ranks import Ranks
-
-
-class Source(ABC):
-    """A table that a fit learns from."""
-
-    @abstractmethod
-    def check(self, kind: TargetKind, options: FitOptions, ranks: Ranks) -> None:
-        """Raise ValueError for what this kind of targets, or this source, cannot do."""
-
-    @abstractmethod
-    def prepare(self, kind: TargetKind, options: FitOptions, seed: int, ranks: Ranks) -> Prepared:
-        """The units of the table, its rows in them, and the recipe to train on these; on all processes."""
-
-    @abstractmethod
-    def columns(self, units: Units) -> Any:
-        """A table with the columns of the inputs, as scikit-learn's checks take one."""
+from cagp.estimators.units import Units
 
 
 @final
 @dataclass(frozen=True)
-class InMemory(Source):
+class InMemory:
     """A table in memory, with its targets; ``time`` and ``group`` say how rows are held out."""
 
     X: Any
@@ -47,24 +26,24 @@ class InMemory(Source):
     time: Any = None
     group: Any = None
 
-    def check(self, kind: TargetKind, options: FitOptions, ranks: Ranks) -> None:
-        kind.check(self.y, self.sample_noise, ranks, in_memory=True)
+    def check(self, fit: Fit) -> None:
+        """Raise ValueError for what this kind of targets cannot do."""
+        fit.kind.check(self.y, self.sample_noise, fit.ranks, in_memory=True)
 
-    def prepare(self, kind: TargetKind, options: FitOptions, seed: int, ranks: Ranks) -> Prepared:
+    def prepare(self, fit: Fit) -> Prepared:
+        """The units of the table, its rows in them, and the recipe to train on these; on all processes."""
+        options = fit.options
         units, rows = Units.learn(self.X, self.y, self.sample_noise, options.categories, options.exposure)
         notes = missing_words(rows.num_missing, rows.num_rows, rows.num_targets)
         notes += units.encoder.missing_words(rows.inputs)
         rule, words = validation_rule(rows.num_rows + rows.num_missing, rows.places, self.time, self.group)
-        prepared = kind.prepare(units, rows._replace(rule=rule), options, seed, ranks)
+        prepared = fit.kind.prepare(units, rows._replace(rule=rule), fit)
         return prepared._replace(notes=[*notes, *words, *prepared.notes])
-
-    def columns(self, units: Units) -> Any:
-        return self.X
 
 
 @final
 @dataclass(frozen=True)
-class OnDisk(Source):
+class OnDisk:
     """A table in pieces, with its targets. Its rows stay on disk, so that they can be more than fit into memory.
 
     Args:
@@ -75,9 +54,10 @@ class OnDisk(Source):
     in_regions: bool = False
     is_shared: bool = True  # whether all processes have the same pieces
 
-    def check(self, kind: TargetKind, options: FitOptions, ranks: Ranks) -> None:
-        kind.check(None, None, ranks, in_memory=False)
-        if options.copies == "once":
+    def check(self, fit: Fit) -> None:
+        """Raise ValueError for what needs the table in memory."""
+        fit.kind.check(None, None, fit.ranks, in_memory=False)
+        if fit.options.copies == "once":
             raise ValueError(f'copies is "once", which needs the table in memory, and it is {self.where}; use "keep".')
 
     @property
@@ -85,17 +65,18 @@ class OnDisk(Source):
         """Where the rows are, in words."""
         return "in regions" if self.in_regions else "in pieces"
 
-    def prepare(self, kind: TargetKind, options: FitOptions, seed: int, ranks: Ranks) -> Prepared:
-        recipe = kind.recipe(0)
+    def prepare(self, fit: Fit) -> Prepared:
+        """The units of the table, its rows in them, and the recipe to train on these; on all processes."""
+        recipe, ranks = fit.kind.recipe(0), fit.ranks
         if self.in_regions and recipe.name == "local":
             part = self.chunks.part(ranks.rank, ranks.size) if self.is_shared else self.chunks
-            return learn_regions(options, recipe, part, seed, ranks)
-        prepared = learn_chunks(options, recipe, self.chunks, seed, ranks)
+            return learn_regions(fit, recipe, part)
+        prepared = learn_chunks(fit, recipe, self.chunks)
         prepared.units.check_same(prepared.rows, ranks)
         return prepared
 
-    def columns(self, units: Units) -> Any:
-        return EncodedTable(units.encoder, np.empty((0, 0)))
+
+Source = InMemory | OnDisk
 
 
 def table_source(

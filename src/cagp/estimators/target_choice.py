@@ -1,20 +1,16 @@
 """The scale that each target is fitted on: as the user says, or what predicts held-out training rows better."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cagp import limits
 from cagp.data.transforms import TRANSFORMS
-from cagp.estimators.rows import TrainingRows
-from cagp.estimators.units import Units
+from cagp.estimators.rows import Fit, TrainingRows
+from cagp.estimators.units import NO_NOISE, Units
 from cagp.quantities import seconds_of
-from cagp.ranks import Ranks
 from cagp.recipes import Recipe
 from cagp.recipes.target_scale import drawn_rows, may_take_log, takes_log
-
-if TYPE_CHECKING:
-    from cagp.estimators.options import FitOptions
 
 
 class Chosen(NamedTuple):
@@ -25,16 +21,13 @@ class Chosen(NamedTuple):
     notes: list[str]
 
 
-def choose_transforms(
-    model: "FitOptions", recipe: Recipe, units: Units, rows: TrainingRows, seed: int, ranks: Ranks
-) -> Chosen:
-    """Put every target on the scale that ``model.target`` asks for; "auto" decides for each target.
+def choose_transforms(fit: Fit, recipe: Recipe, units: Units, rows: TrainingRows) -> Chosen:
+    """Put every target on the scale that the user asks for; "auto" decides for each, on process 0 for all.
 
     Args:
         rows: with every target as it is.
-        ranks: the processes that train together; the first decides for all.
     """
-    names = units.target_names
+    names, model, seed = units.target_names, fit.options, fit.seed
     if model.target == "log":
         _check_log(names, rows)
         logs = [True] * len(names)
@@ -53,7 +46,7 @@ def choose_transforms(
             log, words = takes_log(X, y[drawn], rule, has_scale, seed, max_time)
             return log, f"{names[j]} {words}"
 
-        decided = ranks.from_first(lambda: {"targets": [decide(j) for j in range(len(names))]})["targets"]
+        decided = fit.ranks.from_first(lambda: {"targets": [decide(j) for j in range(len(names))]})["targets"]
         logs, notes = [log for log, _ in decided], [note for _, note in decided if note is not None]
     else:
         return Chosen(units, rows, [])
@@ -63,6 +56,8 @@ def choose_transforms(
 
 def _check_log(names: tuple[str, ...], rows: TrainingRows) -> None:
     """Raise ValueError where a target has no logarithm, or where known noise has no meaning for it."""
+    if rows.noise is not None:
+        raise ValueError(NO_NOISE)
     for j, name in enumerate(names):
         wrong = np.flatnonzero(rows.targets[:, j] <= 0)
         if len(wrong):
@@ -71,11 +66,3 @@ def _check_log(names: tuple[str, ...], rows: TrainingRows) -> None:
                 f"{rows.targets[wrong[0], j]:g} at row {rows.places[wrong[0]]}). Leave these rows out, or use "
                 'target="identity".'
             )
-    if rows.noise is not None:
-        raise ValueError(NO_NOISE)
-
-
-NO_NOISE = (
-    'sample_noise is in squared units of y, and the target is fitted on a log scale. Use target="identity"; or fit '
-    "log(y) yourself with sample_noise / y**2, which is right where the noise is small beside y."
-)

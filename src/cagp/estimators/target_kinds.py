@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from sklearn.exceptions import DataConversionWarning
 
-from cagp.estimators.copies import distinct
+from cagp.data.duplicates import distinct_rows
 from cagp.estimators.labels import Labels
 from cagp.estimators.observations import learned_parameters
-from cagp.estimators.options import FitOptions
-from cagp.estimators.rows import Prepared, TrainingRows
+from cagp.estimators.rows import Fit, Prepared, TrainingRows
 from cagp.estimators.target_choice import choose_transforms
 from cagp.estimators.units import Units, is_matrix
 from cagp.likelihood_registry import GAUSSIAN, LIKELIHOODS, likelihoods_of
@@ -119,13 +118,13 @@ class TargetKind:
             words = "A column-vector y was passed when a 1d array was expected; answers will have a column, too."
             warnings.warn(words, DataConversionWarning, stacklevel=6)
 
-    def prepare(self, units: Units, rows: TrainingRows, options: FitOptions, seed: int, ranks: Ranks) -> Prepared:
+    def prepare(self, units: Units, rows: TrainingRows, fit: Fit) -> Prepared:
         """The rows of a table in memory with targets on the scale of the fit, and what the fit report says of them."""
         recipe = self.recipe(rows.num_rows)
         if self.targets == GAUSSIAN:
-            units, rows, notes, warning = distinct(options.copies, units, rows)
-            units.check_same(rows, ranks)
-            units, rows, scales = choose_transforms(options, recipe, units, rows, seed, ranks)
+            units, rows, notes, warning = distinct(fit.options.copies, units, rows)
+            units.check_same(rows, fit.ranks)
+            units, rows, scales = choose_transforms(fit, recipe, units, rows)
             return Prepared(units, rows, recipe, rows.num_rows, notes, scales, warning)
         centre, unit = (0.0, 1.0) if self.targets == "classes" else self._scale(rows)
         inputs, exposure = units.encoder.without_exposure(rows.inputs)
@@ -164,3 +163,37 @@ def check_whole(what: str, ranks: Ranks, in_memory: bool) -> None:
         raise ValueError(f"{what} trains in one process, and {ranks.size} were started; start a single one.")
     if not in_memory:
         raise ValueError(f"{what} takes the whole table in memory, and it is in pieces; read it first.")
+
+
+# ---- copies among the rows ----
+
+MANY, LEAST = 0.1, 50
+"""From this share of the rows, and this number, there is a warning: a few copies change little."""
+
+
+class CopiesWarning(UserWarning):
+    """Many training rows are copies of others."""
+
+
+def distinct(copies: str, units: Units, rows: TrainingRows) -> tuple[Units, TrainingRows, list[str], str | None]:
+    """The rows to learn from, each once if ``copies`` is "once"; what the fit report says of it, and a warning.
+
+    A copy has the same inputs, targets and known noise as another row, to the last bit. Scales are those of the rows
+    that stay. Time O(n d + n log n).
+    """
+    parts = [rows.inputs, rows.targets, *([] if rows.noise is None else [rows.noise])]
+    first = distinct_rows(np.concatenate(parts, axis=1))
+    number, total = rows.num_rows - len(first), rows.num_rows
+    share = f"{number:,} of {total:,} rows ({100 * number / total:.0f} %)"
+    words = f"{share} are copies of others, inputs and targets alike"
+    if copies == "once" and number > 0 and len(first) > 1:
+        kept = rows.take(first)
+        return units.scaled_by(kept), kept, [f"{words}; each row is counted once."], None
+    if number < max(LEAST, MANY * total):
+        return units, rows, [], None
+    words = (
+        f"{words}. Held-out rows then have copies among the rows that predict them, so that scores say how well models "
+        "repeat these: error bars hold for new rows that are copies as often, and are too narrow for others. If "
+        'new rows will not be copies, use copies="once" (--copies once), which counts each row once.'
+    )
+    return units, rows, [words], words

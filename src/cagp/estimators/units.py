@@ -22,6 +22,11 @@ from cagp.ranks import Ranks
 PREDICT_ROWS = 16_384
 """Rows that are predicted at a time: the memory for them does not grow with the table."""
 
+NO_NOISE = (
+    'sample_noise is in squared units of y, and the target is fitted on a log scale. Use target="identity"; or fit '
+    "log(y) yourself with sample_noise / y**2, which is right where the noise is small beside y."
+)
+
 Rows = slice | np.ndarray
 """Some rows of a table: consecutive ones, or any."""
 
@@ -139,11 +144,9 @@ class Units:
             if number < 2:
                 raise ValueError(f"target {name!r} has {number} value, expected at least 2 to learn from.")
         scaler = _scaler(encoder.expand(inputs), values)
-        dtype = np.dtype(np.float32 if is_float32(y) else np.float64)
         identity = (TRANSFORMS["identity"],) * len(target.names)
-        return cls(encoder, scaler, target.names, is_matrix(y), dtype, identity), TrainingRows(
-            inputs, values, noise, len(target.empty) - len(kept), kept
-        )
+        units = cls(encoder, scaler, target.names, is_matrix(y), target_dtype(y), identity)
+        return units, TrainingRows(inputs, values, noise, len(target.empty) - len(kept), kept)
 
     def with_transforms(self, transforms: tuple[Transform, ...], rows: TrainingRows) -> tuple["Units", TrainingRows]:
         """The same units with targets on these scales, and the rows with their targets there.
@@ -153,9 +156,9 @@ class Units:
         """
         if all(transform.name == "identity" for transform in transforms):
             return self, rows
-        values = np.stack([t.forward(rows.targets[:, j]) for j, t in enumerate(transforms)], axis=1)
-        rows = rows._replace(targets=values)
-        return replace(self, transforms=transforms).scaled_by(rows), rows
+        units = replace(self, transforms=transforms)
+        rows = rows._replace(targets=units.forward(rows.targets))
+        return units.scaled_by(rows), rows
 
     def scaled_by(self, rows: TrainingRows) -> "Units":
         """The same units with means and standard deviations of these rows."""
@@ -267,6 +270,10 @@ class Units:
             return values * scale
         return values * scale + self.scaler.target_mean.numpy().reshape(shape)
 
+    def forward(self, values: np.ndarray) -> np.ndarray:
+        """Targets, (n, q), on the scales of the fit."""
+        return np.stack([t.forward(values[:, j]) for j, t in enumerate(self.transforms)], 1)
+
     def inverse(self, values: np.ndarray) -> np.ndarray:
         """Values on the scales of the fit, (n, q, ...), in the units of the targets."""
         return np.stack([t.inverse(values[:, j]) for j, t in enumerate(self.transforms)], 1)
@@ -330,7 +337,9 @@ def is_matrix(y: Any) -> bool:
     return (y.ndim if hasattr(y, "ndim") else np.asarray(y).ndim) == 2
 
 
-def is_float32(y: Any) -> bool:
-    """Whether targets are float32, all of them."""
+def target_dtype(y: Any) -> np.dtype:
+    """The dtype of answers: float32 where all targets are, else float64."""
     dtypes = list(y.dtypes) if hasattr(y, "dtypes") and np.iterable(y.dtypes) else [getattr(y, "dtype", None)]
-    return all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes)
+    return np.dtype(
+        np.float32 if all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes) else np.float64
+    )
