@@ -339,14 +339,16 @@ def test_a_checkpoint_belongs_to_one_policy(tmp_path):
 
 @pytest.mark.usefixtures("annotations_off")
 def test_something_else_than_a_policy_is_refused():
-    with pytest.raises(ValueError, match=r"policy is a str, expected a policy, e\.g\. cagp\.iterative\.Lanczos"):
+    with pytest.raises(
+        ValueError, match=r"policy is an object of class str, expected a policy, e\.g\. cagp\.iterative\.Lanczos"
+    ):
         CaGPCG(make_prior(), 5, policy="lanczos")
 
 
 ANSWERS = {
     "not a pair": (
         lambda r: r,
-        r"Wrong\.action returned a tensor of shape \(60,\), expected a pair of the next action",
+        r"Wrong\.action returned a tensor of shape \(60,\), .*expected a pair of the next action",
     ),
     "three": (lambda r: (r, 1, 2), r"returned a tuple of 3, expected a pair"),
     "nothing": (
@@ -378,13 +380,7 @@ def test_a_policy_that_returns_something_else_is_told_what_is_expected(name):
 
 
 @pytest.mark.usefixtures("annotations_off")
-def test_a_policy_that_does_not_start_is_told_what_is_expected():
-    class Forgetful(LargestResidual):
-        def start(self, system):
-            self.prepared = True
-
+def test_the_class_of_a_policy_is_no_policy():
     X, y, _ = wave()
-    with pytest.raises(ValueError, match=r"Forgetful\.start returned None, expected a Policy, e\.g\. itself"):
-        iterate(make_prior(), X, y, Forgetful(), Stopping(3))
-    with pytest.raises(ValueError, match="policy is the class LargestResidual, expected an object of a class derived"):
+    with pytest.raises(ValueError, match="policy is the class LargestResidual, expected a policy"):
         iterate(make_prior(), X, y, LargestResidual, Stopping(3))

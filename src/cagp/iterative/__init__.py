@@ -11,8 +11,8 @@ from cagp.iterative.policies import (
     RandomActions,
     TopEigenvectors,
     UnitVectors,
+    top_eigenvectors,
 )
-from cagp.iterative.spectral import top_eigenvectors
 from cagp.iterative.state import State
 
 __all__ = [

@@ -12,7 +12,7 @@ from torch import Tensor
 from cagp.actions import DenseActions
 from cagp.checks import check_data
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.iterative.policies import Policy, next_action, started
+from cagp.iterative.policies import Policy, check_policy, next_action
 from cagp.iterative.state import State
 from cagp.linalg import safe_cholesky
 from cagp.posteriors import CaGPPosterior
@@ -77,11 +77,10 @@ class Iteration:
         The result is that of an iteration that never stopped.
         """
         state = self.state.copy()
-        if policy is None:
-            policy = self.policy
-        else:
-            policy, state.memory = started(policy, self.system), None
-        return _run(self.system, policy, state, stopping, self.reorthogonalise)
+        if policy is not None:
+            check_policy(policy)
+            state.memory = None
+        return _run(self.system, policy or self.policy, state, stopping, self.reorthogonalise)
 
     @property
     def actions(self) -> DenseActions:
@@ -145,13 +144,14 @@ def iterate(
 
     Time, for step i: one product with K̂, O(n²) or O(n² d), and O(n i). Memory O(n i).
     """
+    check_policy(policy)
     if check:
         check_data(X, y, row_noise)
         prior.noise.check(row_noise)
     with torch.no_grad():
         system = System(prior, X, row_noise, max_bytes, check=False)
         state = State(system, y.double() - system.prior.mean(X.double()))
-        return _run(system, started(policy, system), state, stopping, reorthogonalise)
+        return _run(system, policy, state, stopping, reorthogonalise)
 
 
 @torch.no_grad()

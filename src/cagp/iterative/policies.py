@@ -14,15 +14,15 @@ run that resumes does what a run that never stopped does. docs/iterative.md has 
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal, final
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
-from cagp.checks import check_matrix, check_new_inputs
-from cagp.iterative.spectral import top_eigenvectors
+from cagp.checks import check_count, check_matrix, check_new_inputs
 from cagp.iterative.state import State
 from cagp.system import System
 
@@ -32,6 +32,9 @@ Memory = Any
 Offer = tuple[Tensor | None, Memory]
 """The next action (n,), of any length, or None if there is none; and the policy's memory after it."""
 
+NEGLIGIBLE = 1e-10
+"""A target is known already if no more than this share of its variance is left."""
+
 
 class Policy(ABC):
     """Chooses the actions of the iterative algorithm, one at a time."""
@@ -39,10 +42,6 @@ class Policy(ABC):
     orthogonal: bool = False
     """Whether the actions of a run are orthogonal to each other by construction. A loss that needs well-conditioned
     actions takes an orthonormal basis of their span otherwise."""
-
-    def start(self, system: System) -> "Policy":
-        """The policy to ask for actions: itself, or one that has prepared what it needs from the system."""
-        return self
 
     @abstractmethod
     def action(self, system: System, state: State, memory: Memory) -> Offer:
@@ -53,41 +52,38 @@ class Policy(ABC):
         return [f"{type(self).__module__}.{type(self).__qualname__}", vars(self)]
 
 
-def started(policy: Policy, system: System) -> Policy:
-    """``policy.start(system)``, checked."""
+def check_policy(policy: Any) -> None:
+    """Raise ValueError unless this is a policy."""
     if not isinstance(policy, Policy):
-        raise ValueError(f"policy is {_in_words(policy)}, expected an object of a class derived from Policy.")
-    ready = policy.start(system)
-    if not isinstance(ready, Policy):
-        raise ValueError(f"{type(policy).__name__}.start returned {_in_words(ready)}, expected a Policy, e.g. itself.")
-    return ready
+        raise ValueError(f"policy is {_in_words(policy)}, expected a policy, e.g. cagp.iterative.Lanczos().")
 
 
 def next_action(policy: Policy, system: System, state: State) -> Offer:
     """What ``policy.action`` offers after the steps in ``state``, checked."""
-    answer, n = policy.action(system, state, state.memory), system.num_rows
-    expected = f"expected a pair of the next action, a tensor of shape ({n},) or None, and the policy's memory"
-    name = f"{type(policy).__name__}.action"
+    answer, n, device = policy.action(system, state, state.memory), system.num_rows, state.residual.device
+    returned = f"{type(policy).__name__}.action returned"
     if not isinstance(answer, tuple) or len(answer) != 2:
-        raise ValueError(f"{name} returned {_in_words(answer)}, {expected}.")
+        raise ValueError(
+            f"{returned} {_in_words(answer)}, expected a pair of the next action, a tensor of shape ({n},) or None, "
+            "and the policy's memory."
+        )
     offer, memory = answer
     if offer is None:
         return None, memory
-    if not isinstance(offer, Tensor):
-        raise ValueError(f"{name} returned {_in_words(offer)} as its action, {expected}.")
-    if offer.shape != (n,) or not offer.is_floating_point() or offer.device != state.residual.device:
-        kind = f"a tensor of shape {tuple(offer.shape)}, {offer.dtype}, on {offer.device},"
-        found = f"{name} returned {kind} as its action"
-        raise ValueError(f"{found}; expected floating-point numbers of shape ({n},) on {state.residual.device}.")
+    right = isinstance(offer, Tensor) and offer.shape == (n,) and offer.is_floating_point() and offer.device == device
+    if not right:
+        raise ValueError(
+            f"{returned} {_in_words(offer)} as its action; expected floating-point numbers of shape ({n},) on {device}."
+        )
     if not bool(torch.isfinite(offer).all()):
-        raise ValueError(f"{name} returned an action with NaN or infinite values; expected finite numbers.")
+        raise ValueError(f"{returned} an action with NaN or infinite values; expected finite numbers.")
     return offer, memory
 
 
 def _in_words(value: Any) -> str:
     """What something is, for messages."""
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
+        return f"a tensor of shape {tuple(value.shape)}, {value.dtype}, on {value.device}"
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, type):
@@ -168,47 +164,29 @@ class UnitVectors(Policy):
             raise ValueError(f'order is {order!r}, expected "given", "random" or "pivoted".')
         self.order, self.rows, self.seed = order, rows, seed
 
-    def start(self, system: System) -> Policy:
+    def action(self, system: System, state: State, memory: Memory) -> Offer:
+        rows, asked = memory or (self._in_order(system), 0)
+        if self.order == "pivoted":
+            # e_rᵀ(K̂ - K̂CK̂)e_r is zero for rows chosen before: their function values may be uncertain, they cannot help.
+            before = system.kernel_diagonal() + system.noise
+            left = rows[(state.target_variance > NEGLIGIBLE * before)[rows]]
+            row = left[state.kernel_variance[left].argmax()] if len(left) else None
+        else:
+            row = rows[asked] if asked < len(rows) else None
+        if row is None:
+            return None, memory
+        unit = torch.zeros_like(state.residual)
+        unit[row] = 1
+        return unit, (rows, asked + 1)
+
+    def _in_order(self, system: System) -> Tensor:
         n = system.num_rows
         rows = torch.arange(n) if self.rows is None else self.rows.cpu()
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < n:
             raise ValueError(f"rows go from {int(rows.min())} to {int(rows.max())}, expected row numbers below {n}.")
         if self.order == "random":
             rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))]
-        return _Rows(rows.to(system.X.device), pivoted=self.order == "pivoted")
-
-    def action(self, system: System, state: State, memory: Memory) -> Offer:
-        return self.start(system).action(system, state, memory)
-
-
-@final
-class _Rows(Policy):
-    """Unit vectors at these rows, in their order or by largest variance."""
-
-    NEGLIGIBLE = 1e-10
-    """A target is known already if no more than this share of its variance is left."""
-
-    def __init__(self, rows: Tensor, pivoted: bool):
-        self.rows, self.pivoted = rows, pivoted
-
-    def action(self, system: System, state: State, memory: Memory) -> Offer:
-        asked = memory or 0
-        if asked == len(self.rows):
-            return None, asked
-        row = self._largest_variance(system, state) if self.pivoted else self.rows[asked]
-        if row is None:
-            return None, asked
-        unit = torch.zeros_like(state.residual)
-        unit[row] = 1
-        return unit, asked + 1
-
-    def _largest_variance(self, system: System, state: State) -> Tensor | None:
-        # e_rᵀ(K̂ - K̂CK̂)e_r is zero for rows chosen before: their function values may be uncertain, they cannot help.
-        before = system.kernel_diagonal() + system.noise
-        open_rows = self.rows[(state.target_variance > self.NEGLIGIBLE * before)[self.rows]]
-        if len(open_rows) == 0:
-            return None
-        return open_rows[state.kernel_variance[open_rows].argmax()]
+        return rows.to(system.X.device)
 
 
 @final
@@ -240,16 +218,11 @@ class GivenActions(Policy):
         check_matrix(S, "S")
         self.S = S
 
-    def start(self, system: System) -> Policy:
+    def action(self, system: System, state: State, memory: Memory) -> Offer:
         if self.S.shape[0] != system.num_rows:
             raise ValueError(f"S has {self.S.shape[0]} rows, expected {system.num_rows}: one for each row of X.")
-        return self
-
-    def action(self, system: System, state: State, memory: Memory) -> Offer:
         asked = memory or 0
-        if asked == self.S.shape[1]:
-            return None, asked
-        return self.S[:, asked].to(state.residual), asked + 1
+        return (self.S[:, asked].to(state.residual) if asked < self.S.shape[1] else None), asked + 1
 
 
 @final
@@ -260,15 +233,10 @@ class KernelColumns(Policy):
         check_matrix(Z, "Z")
         self.Z = Z
 
-    def start(self, system: System) -> Policy:
-        check_new_inputs(self.Z, system.X, "Z")
-        return self
-
     def action(self, system: System, state: State, memory: Memory) -> Offer:
+        check_new_inputs(self.Z, system.X, "Z")
         asked = memory or 0
-        if asked == self.Z.shape[0]:
-            return None, asked
-        return system.columns(self.Z[asked : asked + 1])[:, 0], asked + 1
+        return (system.columns(self.Z[asked : asked + 1])[:, 0] if asked < len(self.Z) else None), asked + 1
 
 
 @final
@@ -283,9 +251,6 @@ class Mix(Policy):
             if count < 1:
                 raise ValueError(f"a policy of Mix has {count} actions, expected at least 1.")
         self.parts = parts
-
-    def start(self, system: System) -> Policy:
-        return Mix(*((started(policy, system), count) for policy, count in self.parts))
 
     def action(self, system: System, state: State, memory: Memory) -> Offer:
         part, asked, inner = memory or (0, 0, None)
@@ -314,10 +279,61 @@ class TopEigenvectors(Policy):
     def __init__(self, num_actions: int, dense_up_to: int = 2000, tolerance: float = 1e-6, seed: int = 0):
         self.num_actions, self.dense_up_to, self.tolerance, self.seed = num_actions, dense_up_to, tolerance, seed
 
-    def start(self, system: System) -> Policy:
-        return GivenActions(
-            top_eigenvectors(system, self.num_actions, self.dense_up_to, self.tolerance, self.seed).vectors
-        )
-
     def action(self, system: System, state: State, memory: Memory) -> Offer:
-        return self.start(system).action(system, state, memory)
+        if memory is None:
+            memory = top_eigenvectors(system, self.num_actions, self.dense_up_to, self.tolerance, self.seed).vectors, 0
+        S, asked = memory
+        return (S[:, asked] if asked < S.shape[1] else None), (S, asked + 1)
+
+
+class TopEigenvectorsResult(NamedTuple):
+    """Leading solutions of K s = λ D s, largest first, and how far they are from being so."""
+
+    values: Float[Tensor, " i"]  # λ
+    vectors: Float[Tensor, "n i"]  # s = D^-½ u, with u orthonormal
+    residual_norms: Float[Tensor, " i"]  # ‖D^-½KD^-½ u - λ u‖
+    num_products: int  # with K; 0 where the matrix was factorised
+
+
+@torch.no_grad()
+def top_eigenvectors(
+    system: System, count: int, dense_up_to: int = 2000, tolerance: float = 1e-6, seed: int = 0
+) -> TopEigenvectorsResult:
+    """The leading ``count`` eigenvectors of K̂; of K s = λ D s where the noise differs between rows.
+
+    Time O(n³) up to ``dense_up_to`` rows; beyond, a few times ``count`` products with K.
+    """
+    n = system.num_rows
+    check_count(count, "the number of eigenvectors", n, "the number of rows of X")
+    root = system.noise.sqrt()
+
+    def whitened(V: Tensor) -> Tensor:
+        return system.kernel_products(V / root[:, None]) / root[:, None]
+
+    num_products = 0
+    if n <= dense_up_to or count > n // 2:
+        M = system.kernel_matrix() / root / root[:, None]
+        values, U = torch.linalg.eigh((M + M.mT) / 2)
+        values, U = values.flip(0)[:count], U.flip(1)[:, :count]
+    else:
+
+        def multiply(v: np.ndarray) -> np.ndarray:
+            nonlocal num_products
+            num_products += 1
+            column = torch.from_numpy(np.ascontiguousarray(v).reshape(n)).to(root.device)
+            product = system.product(column / root) / root - column  # D^-½ K̂ D^-½ = I + M: one vector, one block
+            return product.cpu().numpy()
+
+        start = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).numpy()
+        operator = LinearOperator((n, n), matvec=multiply, dtype=np.float64)  # pyright: ignore[reportCallIssue]
+        try:
+            found, vectors = eigsh(operator, k=count, which="LA", v0=start, tol=tolerance)  # pyright: ignore[reportArgumentType]
+        except ArpackNoConvergence as error:
+            raise RuntimeError(
+                f"{len(error.eigenvalues)} of {count} eigenvectors converged to {tolerance:g}; raise tolerance, or "
+                "take fewer."
+            ) from error
+        values = torch.from_numpy(found[::-1].copy()).to(root)
+        U = torch.from_numpy(vectors[:, ::-1].copy()).to(root)
+    residual_norms = (whitened(U) - values * U).norm(dim=0)
+    return TopEigenvectorsResult(values, U / root[:, None], residual_norms, num_products)

@@ -30,27 +30,23 @@ class State:
         self.num_dropped = 0
         self.seconds = 0.0
         self.memory: Any = None  # the policy's own
-        self._actions, self._directions, self._products = (_Columns(self.targets) for _ in range(3))
-
-    @property
-    def num_steps(self) -> int:
-        """i, the number of actions taken."""
-        return self._actions.count
+        self.num_steps = 0  # i, the number of actions taken
+        self._columns = targets.new_empty(3, 8, len(targets), dtype=torch.float64)  # actions, directions, products
 
     @property
     def actions(self) -> Float[Tensor, "n i"]:
         """S with columns of unit length, in the order in which they were taken."""
-        return self._actions.matrix
+        return self._columns[0, : self.num_steps].mT
 
     @property
     def directions(self) -> Float[Tensor, "n i"]:
         """d, scaled to dᵀK̂d = 1: the same span as S."""
-        return self._directions.matrix
+        return self._columns[1, : self.num_steps].mT
 
     @property
     def products(self) -> Float[Tensor, "n i"]:
         """K̂ d."""
-        return self._products.matrix
+        return self._columns[2, : self.num_steps].mT
 
     def append(self, action: Tensor, direction: Tensor, product: Tensor, noise: Tensor) -> None:
         """Take a step along ``direction``, for which dᵀK̂d = 1, with ``product`` = K̂d (lines 9 and 10)."""
@@ -59,9 +55,10 @@ class State:
         self.residual = self.residual - observation * product
         self.kernel_variance = self.kernel_variance - (product - noise * direction).square()
         self.target_variance = self.target_variance - product.square()
-        self._actions.append(action)
-        self._directions.append(direction)
-        self._products.append(product)
+        if self.num_steps == self._columns.shape[1]:  # twice the room: constant cost per column on average
+            self._columns = torch.cat([self._columns, torch.empty_like(self._columns)], 1)
+        self._columns[:, self.num_steps] = torch.stack([action, direction, product])
+        self.num_steps += 1
 
     def correct(self) -> None:
         """Take out of the residual what round-off left of it in the span of the actions. Time O(n i)."""
@@ -73,29 +70,5 @@ class State:
         """Another state with the same contents, which steps of this one leave alone. Memory O(n i)."""
         twin = copy.copy(self)  # the vectors are replaced by steps, never written to
         twin.residual_norms = list(self.residual_norms)
-        twin._actions, twin._directions, twin._products = (
-            columns.copy() for columns in (self._actions, self._directions, self._products)
-        )
-        return twin
-
-
-class _Columns:
-    """A matrix (n, count) that grows by a column at a time, at constant cost per column on average."""
-
-    def __init__(self, like: Tensor):
-        self.buffer, self.count = like.new_empty(8, like.shape[0]), 0
-
-    @property
-    def matrix(self) -> Tensor:
-        return self.buffer[: self.count].mT
-
-    def append(self, column: Tensor) -> None:
-        if self.count == len(self.buffer):
-            self.buffer = torch.cat([self.buffer, torch.empty_like(self.buffer)])
-        self.buffer[self.count] = column
-        self.count += 1
-
-    def copy(self) -> "_Columns":
-        twin = copy.copy(self)
-        twin.buffer = self.buffer.clone()
+        twin._columns = self._columns.clone()
         return twin

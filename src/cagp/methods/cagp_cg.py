@@ -10,6 +10,7 @@ from cagp.checks import check_count
 from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.iterative import Iteration, Lanczos, Policy, Stopping, iterate
+from cagp.iterative.policies import check_policy
 from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
 from cagp.methods.common import Loss, check_loss, loss_terms, method_findings
 from cagp.posteriors import CaGPPosterior
@@ -53,15 +54,13 @@ class CaGPCG(Method):
     ):
         super().__init__()
         check_loss(loss)
-        if not isinstance(policy, Policy | None):
-            found = f"the class {policy.__name__}" if isinstance(policy, type) else f"a {type(policy).__name__}"
-            raise ValueError(f"policy is {found}, expected a policy, e.g. cagp.iterative.Lanczos().")
         self.prior = prior
         self.num_actions = num_actions
         self.loss: Loss = loss
         self.relative_residual = relative_residual
         self.max_bytes = max_bytes
         self.policy = Lanczos() if policy is None else policy
+        check_policy(self.policy)
 
     @classmethod
     def from_data(cls, prior: GP, X: Float[Tensor, "n d"], num_actions: int, **choices) -> "CaGPCG":
