@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from cagp.storage import State
 from cagp.tensor_files import tensor_fingerprint
 from cagp.training.checkpoints import describe, is_like, load_checkpoint, not_whole, save_checkpoint
 from cagp.training.history import FitResult, FitStatus, History, Step, steps_from_state, trend
-from cagp.training.optimizers import Optimizer
+from cagp.training.optimizers import Optimizer, copied
 from cagp.training.settings import PRESETS, Settings
 from cagp.training.sharing import StepError, added_up, check_same, part_of_step, words_on_sharing
 from cagp.training.trainable import Batch, Coming, ParameterGroup, StepRows, Trainable
@@ -119,9 +119,27 @@ class _Evaluated(NamedTuple):
     gradients: list[Tensor | None]
 
 
+@dataclass(frozen=True)
+class _State:
+    """Where a fit stands, and what a checkpoint holds of it: steps make new ones, and a failure returns to an old one.
+
+    ``parameters`` and ``optimizer`` are those at the time of ``_Run.here``.
+    """
+
+    parameters: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    best: dict[str, Any]  # value, step and parameters
+    good: dict[str, Any] | None = None  # parameters and optimizer where the loss was last known to be finite
+    without_gain: int = 0  # evaluations without a better value
+    failures: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)  # since the last step
+    changed_at: int = 0  # the step before which the method last changed
+    seconds: float = 0.0
+
+
 @dataclass(eq=False)
 class _Run:
-    """The state of one fit; what a checkpoint must hold of it is in ``_save``."""
+    """One fit."""
 
     method: Trainable
     data: Data
@@ -134,15 +152,9 @@ class _Run:
     deadline: float
     fixed: set[int]  # parameters, by identity
     resources: ExitStack = field(default_factory=ExitStack)  # held until the fit ends: the lock of the folder
-    good: dict[str, Any] | None = None  # parameters and optimiser where the loss was last known to be finite
-    without_gain: int = 0
-    failures: list[str] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)
-    changed_at: int = 0  # the step before which the method last changed
     last_index: int | None = None  # of the step tried last, counted from 0
     batch: Batch | None = None  # of that step
     evaluated: _Evaluated | None = None  # where L-BFGS last was
-    seconds: float = 0.0
     saved_at: tuple[int, float] = (0, 0.0)
     fingerprint: str = ""
 
@@ -157,12 +169,31 @@ class _Run:
         groups = self.method.parameter_groups().items()
         free = {name: [p for p in group.parameters if id(p) not in self.fixed] for name, group in groups}
         self.optimizer = Optimizer({name: ParameterGroup(free[name], group.lr) for name, group in groups}, settings)
+        parameters = self._parameters()
+        best = {"value": math.inf, "step": 0, "parameters": parameters}
+        self.state = _State(parameters, self.optimizer.state(), best)
         self.folder = self.checkpoint_dir if self.ranks.is_first else None
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.fingerprint = self._fingerprint()
         self.history = History(None if self.folder is None else self.folder / HISTORY)
-        self.best: dict[str, Any] = {"value": math.inf, "step": 0, "parameters": self._parameters()}
+
+    # ---- where it stands ----
+
+    def here(self) -> _State:
+        """The state with the present parameters and optimiser."""
+        return replace(self.state, parameters=self._parameters(), optimizer=self.optimizer.state())
+
+    def _return_to(self, state: _State) -> None:
+        self.method.load_state_dict(state.parameters)
+        self.optimizer.restore(state.optimizer)
+        self.state = state
+
+    def _note(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.method.state_dict().items()}
 
     # ---- the loop ----
 
@@ -185,15 +216,15 @@ class _Run:
         if self.folder is not None:
             self._save()  # where the optimiser was, so that a fit with more time resumes from there
         self._consider_last()
-        self.method.load_state_dict(self.best["parameters"])
-        if end.status is FitStatus.ALL_STEPS and self.best["step"] <= 1:
+        best, steps = self.state.best, self.history.steps
+        self.method.load_state_dict(best["parameters"])
+        if end.status is FitStatus.ALL_STEPS and best["step"] <= 1:
             words = f"{end.reason[:-1]}, which made no progress: the starting values are the best."
             end = _End(FitStatus.NO_PROGRESS, words)
-        findings = [*trend(self.history.steps), *self.method.findings(self.data, self.input_names)]
+        findings = [*trend(steps), *self.method.findings(self.data, self.input_names)]
         findings += words_on_sharing(self.ranks, self._rows(0))
-        values = (end.reason, self.best["step"], self.best["value"], self.seconds, self.failures, findings, end.status)
-        result = FitResult(self.history.steps, *values)
-        return {"parameters": self.best["parameters"], "result": result.state()}
+        ended = (end.reason, best["step"], best["value"], self.state.seconds, self.state.failures, findings, end.status)
+        return {"parameters": best["parameters"], "result": FitResult(steps, *ended).state()}
 
     def _end_of_all(self) -> _End | None:
         """Whether the fit ends here, for all processes: by the clock and the history of process 0, or by Ctrl-C."""
@@ -207,9 +238,7 @@ class _Run:
 
     def _attempt(self, bar: StepProgress) -> _End | None:
         """One step, or its failure taken back; a reason where the fit cannot continue."""
-        index, start = len(self.history.steps), time.perf_counter()
-        before = {"parameters": self._parameters(), "optimizer": self.optimizer.state()}
-        events, changed_at, best = list(self.events), self.changed_at, self.best
+        index, start, before = len(self.history.steps), time.perf_counter(), self.here()
         first: dict[str, Any] = {}
         rows, last = self._rows(index), self.batch
         part, weight = part_of_step(self.ranks, rows, self.data.num_rows)
@@ -224,47 +253,36 @@ class _Run:
             if not first:  # a line search evaluates more than once
                 hyperparameters = dict(self.method.hyperparameters())
                 first.update(terms=terms, norm=self._gradient_norm(), hyperparameters=hyperparameters)
-                self.good = before
+                self._note(good={"parameters": before.parameters, "optimizer": before.optimizer})
                 self._consider("loss", float(loss), index + 1, rows)
             return loss
 
         try:
-            batch = self.ranks.together(lambda: self.method.before_step(self.data, coming), FAILURES)
-            self.batch = batch
-            if batch.event is not None:
-                self.events.append(batch.event)
-                self.changed_at, self.evaluated = index, None
+            self.batch = self.ranks.together(lambda: self.method.before_step(self.data, coming), FAILURES)
+            if self.batch.event is not None:
+                self._note(events=[*self.state.events, self.batch.event], changed_at=index)
+                self.evaluated = None
                 self.optimizer.forget()
-                if _shapes(self._parameters()) != _shapes(self.best["parameters"]):
+                best = self.state.best
+                if _shapes(self._parameters()) != _shapes(best["parameters"]):
                     # A different model, with more actions: the best one so far does not stand for it.
-                    self.best = {**self.best, "value": math.inf}
+                    self._note(best={**best, "value": math.inf})
             rates = self.optimizer.rates(index)
             loss = self.optimizer.step(loss_and_gradient, index)
         except FAILURES as error:
-            self.seconds += time.perf_counter() - start
-            self.events, self.changed_at, self.best = events, changed_at, best
-            return self._take_back(index + 1, error)
-        except (KeyboardInterrupt, _OutOfTimeError) as error:
-            self._return_to(before)
-            self.events, self.changed_at = events, changed_at
-            if isinstance(error, _OutOfTimeError):  # where the line search began was evaluated, and may be the best
-                return _End(FitStatus.TIME_LIMIT, f"Reached the time limit after {index} steps.")
-            self.best = best
+            return self._take_back(before, time.perf_counter() - start, error)
+        except _OutOfTimeError:  # where the line search began was evaluated, and may be the best
+            self._return_to(replace(before, good=self.state.good, best=self.state.best))
+            return _End(FitStatus.TIME_LIMIT, f"Reached the time limit after {index} steps.")
+        except KeyboardInterrupt:
+            self._return_to(replace(before, good=self.state.good))
             raise
-        self.seconds += time.perf_counter() - start
-        evaluation = self._evaluate(index + 1) if (index + 1) % self.settings.evaluate_every == 0 else None
-        step = Step(
-            index + 1,
-            float(loss),
-            first["terms"],
-            rates,
-            first["norm"],
-            first["hyperparameters"],
-            self.seconds,
-            self.events,
-            evaluation,
-        )
-        self.events = []
+        self._note(seconds=before.seconds + time.perf_counter() - start)
+        number, seconds = index + 1, self.state.seconds
+        evaluation = self._evaluate(number) if number % self.settings.evaluate_every == 0 else None
+        of_step = float(loss), first["terms"], rates, first["norm"], first["hyperparameters"]
+        step = Step(number, *of_step, seconds, self.state.events, evaluation)
+        self._note(events=[])
         self.history.append(step)
         if self.callback is not None:
             self.callback(step)
@@ -286,30 +304,27 @@ class _Run:
 
     def _loss_and_gradient(self, batch: Batch, weight: float) -> tuple[Tensor, dict[str, float]]:
         """The loss of a batch and its terms, times ``weight``; of several processes, the sums of theirs."""
+        parameters = self.optimizer.parameters
         if self.settings.optimizer != "lbfgs" or batch.rows is not None:
             return self._computed_loss_and_gradient(batch, weight)
         # A line search mostly ends at the last point it looked at, and there the next step begins: half of all work.
         here, known = self._parameters(), self.evaluated
         if known is None or not all(torch.equal(value, known.parameters[name]) for name, value in here.items()):
             loss, terms = self._computed_loss_and_gradient(batch, weight)
-            gradients = [None if p.grad is None else p.grad.clone() for p in self.optimizer.parameters]
-            self.evaluated = _Evaluated(here, loss, terms, gradients)
-            return loss, terms
-        for parameter, gradient in zip(self.optimizer.parameters, known.gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.clone()
+            known = self.evaluated = _Evaluated(here, loss, terms, copied([p.grad for p in parameters]))
+        for parameter, gradient in zip(parameters, copied(known.gradients), strict=True):
+            parameter.grad = gradient
         return known.loss, known.terms
 
     def _computed_loss_and_gradient(self, batch: Batch, weight: float) -> tuple[Tensor, dict[str, float]]:
         self.optimizer.clear_gradients()
-        parameters = self.optimizer.parameters
+        parameters, compute = self.optimizer.parameters, lambda: self._weighted_loss_and_gradient(batch, weight)
         if self.ranks.size == 1:
-            loss, terms = self._weighted_loss_and_gradient(batch, weight)
+            loss, terms = compute()
         else:
-            compute, device = lambda: self._weighted_loss_and_gradient(batch, weight), self.data.X.device
-            loss, terms = added_up(self.ranks, parameters, weight, compute, FAILURES, device)
-        for parameter in parameters:
-            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
-                raise StepError("a gradient is not finite")
+            loss, terms = added_up(self.ranks, parameters, weight, compute, FAILURES, self.data.X.device)
+        if not all(bool(torch.isfinite(p.grad).all()) for p in parameters if p.grad is not None):
+            raise StepError("a gradient is not finite")
         return loss, terms
 
     def _weighted_loss_and_gradient(self, batch: Batch, weight: float) -> tuple[Tensor, dict[str, float]]:
@@ -322,56 +337,50 @@ class _Run:
         return loss.detach(), {name: weight * float(term.detach()) for name, term in terms.items()}
 
     def _gradient_norm(self) -> float:
-        return math.sqrt(
-            sum(float(p.grad.double().square().sum()) for p in self.optimizer.parameters if p.grad is not None)
-        )
+        gradients = [p.grad.double() for p in self.optimizer.parameters if p.grad is not None]
+        return math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
 
-    def _take_back(self, number: int, error: Exception) -> _End | None:
+    def _take_back(self, before: _State, seconds: float, error: Exception) -> _End | None:
         """Return to the last good parameters with half the learning rates."""
-        text = str(error).split(". ")[0]
-        if self.good is None:
+        good = self.state.good
+        if good is None:
+            self.state = replace(before, seconds=before.seconds + seconds)
             return _End(FitStatus.BAD_START, f"The loss could not be computed at the starting values: {error}")
-        self.failures.append(f"Step {number} failed and was taken back: {text}.")
-        shrink = self.optimizer.shrink / 2
-        self._return_to(self.good)
-        self.optimizer.shrink = self.good["optimizer"]["shrink"] = shrink
-        self.events.append(self.failures[-1])
-        if len(self.failures) > self.settings.max_failures:
+        failure = f"Step {len(self.history.steps) + 1} failed and was taken back: {str(error).split('. ')[0]}."
+        good = {**good, "optimizer": {**good["optimizer"], "shrink": self.optimizer.shrink / 2}}
+        failures = [*before.failures, failure]
+        kept = {"failures": failures, "events": [*before.events, failure], "seconds": before.seconds + seconds}
+        self._return_to(replace(before, **good, good=good, **kept))
+        if len(failures) > self.settings.max_failures:
             return _End(
                 FitStatus.TOO_MANY_FAILURES,
-                f"Stopped after {len(self.failures)} failed steps: the learning rates, the scale of the data or the "
-                "noise floor do not suit this problem.",
+                f"Stopped after {len(failures)} failed steps: the learning rates, the scale of the data or the noise "
+                "floor do not suit this problem.",
             )
         return None
 
-    def _return_to(self, state: dict[str, Any]) -> None:
-        self.method.load_state_dict(state["parameters"])
-        self.optimizer.restore(state["optimizer"])
-
     def _reason_to_stop(self) -> _End | None:
-        steps, settings = self.history.steps, self.settings
+        steps, settings, without_gain = self.history.steps, self.settings, self.state.without_gain
+        after = f"after {len(steps)} steps"
         if len(steps) >= settings.num_steps:
-            return _End(
-                FitStatus.ALL_STEPS,
-                "Took 1 step." if settings.num_steps == 1 else f"Took all {settings.num_steps} steps.",
-            )
-        if self.seconds >= seconds_of(settings.max_time):
-            reason = f"Reached the time limit ({settings.max_time}) after {len(steps)} steps."
-            return _End(FitStatus.TIME_LIMIT, reason)
+            words = "Took 1 step." if settings.num_steps == 1 else f"Took all {settings.num_steps} steps."
+            return _End(FitStatus.ALL_STEPS, words)
+        if self.state.seconds >= seconds_of(settings.max_time):
+            return _End(FitStatus.TIME_LIMIT, f"Reached the time limit ({settings.max_time}) {after}.")
         if steps and time.perf_counter() >= self.deadline:
-            return _End(FitStatus.TIME_LIMIT, f"Reached the time limit after {len(steps)} steps.")
-        if settings.patience is not None and self.without_gain >= settings.patience:
-            evaluations = f"No better {settings.monitor} in {self.without_gain} evaluations"
-            return _End(FitStatus.NO_BETTER, f"{evaluations}; stopped after {len(steps)} steps.")
+            return _End(FitStatus.TIME_LIMIT, f"Reached the time limit {after}.")
+        if settings.patience is not None and without_gain >= settings.patience:
+            words = f"No better {settings.monitor} in {without_gain} evaluations; stopped {after}."
+            return _End(FitStatus.NO_BETTER, words)
         if settings.min_gain is not None and len(steps) > 1 and steps[-2].loss - steps[-1].loss < settings.min_gain:
-            gain = f"the last step improved the loss by less than {settings.min_gain:g}"
-            return _End(FitStatus.CONVERGED, f"Converged after {len(steps)} steps: {gain}.")
+            words = f"Converged {after}: the last step improved the loss by less than {settings.min_gain:g}."
+            return _End(FitStatus.CONVERGED, words)
         if settings.min_improvement is not None and self._improves_by_less_than(settings.min_improvement, 0):
-            return _End(FitStatus.CONVERGED, f"The loss no longer improves; stopped after {len(steps)} steps.")
+            return _End(FitStatus.CONVERGED, f"The loss no longer improves; stopped {after}.")
         return None
 
     def _flat(self) -> bool:
-        return self._improves_by_less_than(FLAT, self.changed_at)
+        return self._improves_by_less_than(FLAT, self.state.changed_at)
 
     def _improves_by_less_than(self, fraction: float, since: int) -> bool:
         """Whether the mean loss of the last window improves on the window before by less than this fraction of all.
@@ -393,26 +402,25 @@ class _Run:
         try:
             metrics = {name: float(value) for name, value in self.evaluate().items()}
         except (NotPositiveDefiniteError, LinAlgError) as error:
-            self.events.append(f"The evaluation after step {number} failed: {str(error).split('. ')[0]}.")
+            failure = f"The evaluation after step {number} failed: {str(error).split('. ')[0]}."
+            self._note(events=[*self.state.events, failure])
             return None
-        if self.settings.monitor != "loss":
-            if self.settings.monitor not in metrics:
-                raise ValueError(f"monitor is {self.settings.monitor!r}, evaluate returned {', '.join(metrics)}.")
-            better = self._consider(self.settings.monitor, metrics[self.settings.monitor], number + 1, StepRows())
-            self.without_gain = 0 if better else self.without_gain + 1
+        monitor = self.settings.monitor
+        if monitor != "loss":
+            if monitor not in metrics:
+                raise ValueError(f"monitor is {monitor!r}, evaluate returned {', '.join(metrics)}.")
+            better = self._consider(monitor, metrics[monitor], number + 1, StepRows())
+            self._note(without_gain=0 if better else self.state.without_gain + 1)
         return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
     def _consider(self, name: str, value: float, number: int, rows: StepRows) -> bool:
         """Keep the current parameters, which step ``number`` starts from, if the monitored quantity is better there."""
-        if name != self.settings.monitor:
+        # A minibatch's loss says little about the parameters: keep the last ones, unless their loss is not finite.
+        estimated = name == "loss" and rows.stochastic
+        better = math.isfinite(value) if estimated else value < self.state.best["value"]
+        if name != self.settings.monitor or not better:
             return False
-        if name == "loss" and rows.stochastic:
-            # A minibatch's loss says little about the parameters: keep the last ones, unless their loss is not finite.
-            if not math.isfinite(value):
-                return False
-        elif not value < self.best["value"]:
-            return False
-        self.best = {"value": value, "step": number, "parameters": self._parameters()}
+        self._note(best={"value": value, "step": number, "parameters": self._parameters()})
         return True
 
     def _consider_last(self) -> None:
@@ -430,17 +438,12 @@ class _Run:
         except (NotPositiveDefiniteError, LinAlgError):
             pass  # the best so far stays the best
 
-    def _parameters(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self.method.state_dict().items()}
-
     # ---- checkpoints ----
 
     def _checkpoint_is_due(self) -> bool:
-        step, seconds = self.saved_at
-        return (
-            len(self.history.steps) - step >= self.settings.checkpoint_steps
-            or self.seconds - seconds >= self.settings.checkpoint_seconds
-        )
+        (step, seconds), settings = self.saved_at, self.settings
+        many = len(self.history.steps) - step >= settings.checkpoint_steps
+        return many or self.state.seconds - seconds >= settings.checkpoint_seconds
 
     def _fingerprint(self) -> str:
         ignored = {"max_time", "checkpoint_steps", "checkpoint_seconds", "patience", "min_improvement", "min_gain"}
@@ -450,31 +453,18 @@ class _Run:
         described = [describe(self.method), self.optimizer.rates(0), list(parameters)]
         return tensor_fingerprint(settings, *described, *tensors, *parameters.values())
 
-    def _state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
-        return {
-            "fingerprint": self.fingerprint,
-            "steps": len(self.history.steps),
-            "seconds": self.seconds,
-            "parameters": self._parameters(),
-            "optimizer": self.optimizer.state(),
-            "good": self.good,
-            "best": self.best,
-            "without_gain": self.without_gain,
-            "failures": self.failures,
-            "events": self.events,
-            "changed_at": self.changed_at,
-        }
+    def _checkpoint(self) -> State:
+        return {"fingerprint": self.fingerprint, "steps": len(self.history.steps), **vars(self.here())}
 
     def _save(self) -> None:
         assert self.folder is not None
-        self.saved_at = (len(self.history.steps), self.seconds)
+        self.saved_at = (len(self.history.steps), self.state.seconds)
         self.history.sync()
-        save_checkpoint(self.folder / CHECKPOINT, self._state())
+        save_checkpoint(self.folder / CHECKPOINT, self._checkpoint())
 
     def _check(self, path: Path, state: State) -> None:
         """Raise ValueError unless the state is one that this fit writes."""
-        expected, good = {**self._state(), "optimizer": dict}, state.get("good")
+        expected, good = {**self._checkpoint(), "optimizer": dict}, state.get("good")
         if good is not None:
             expected["good"] = {name: expected[name] for name in ("parameters", "optimizer")}
         for name, like in expected.items():
@@ -491,13 +481,9 @@ class _Run:
             return
         self.history.steps = steps_from_state(state["history"])
         try:
-            self.method.load_state_dict(state["parameters"])
-            self.optimizer.restore(state["optimizer"])
+            self._return_to(_State(**{name: state[name] for name in vars(self.state)}))
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise not_whole(CHECKPOINT if self.folder is None else self.folder / CHECKPOINT, str(error)) from error
-        self.good, self.best = state["good"], state["best"]
-        self.without_gain, self.seconds = state["without_gain"], state["seconds"]
-        self.failures, self.events, self.changed_at = state["failures"], state["events"], state["changed_at"]
         self.saved_at = (state["steps"], state["seconds"])
 
     def _loaded(self) -> State:

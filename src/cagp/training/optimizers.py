@@ -108,13 +108,13 @@ class Optimizer:
     def state(self) -> dict[str, Any]:
         """Everything the next step depends on, copied."""
         state = self.rule.state if isinstance(self.rule, Adam) else self.rule.state_dict()["state"]
-        return {"shrink": self.shrink, "torch": _copy({str(key): value for key, value in state.items()})}
+        return {"shrink": self.shrink, "torch": copied({str(key): value for key, value in state.items()})}
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of ``state``."""
         self.shrink = state["shrink"]
         self.rule = self._new()
-        parts = {int(key): value for key, value in _copy(state["torch"]).items()}
+        parts = {int(key): value for key, value in copied(state["torch"]).items()}
         if isinstance(self.rule, Adam):
             self.rule.state = parts
         else:
@@ -159,11 +159,12 @@ def _is_lbfgs(part: Any, size: int) -> bool:
     )
 
 
-def _copy(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """The value with copies of its tensors, as dicts and lists."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
+        return {key: copied(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_copy(item) for item in value]
+        return [copied(item) for item in value]
     return value
