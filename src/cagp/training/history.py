@@ -40,11 +40,17 @@ def _checked_step(fields: Any, number: int) -> Step:
         step = Step(**fields)
     except TypeError as error:
         raise ValueError(f"step {number} is not whole") from error
-    if not all(is_a(value, STEP_FIELDS[name]) for name, value in vars(step).items()):
+    if not _is_whole(step):
         raise ValueError(f"step {number} is not one that cagp writes")
     if step.number != number:
         raise ValueError(f"step {step.number} is where step {number} should be; two fits may have written to it")
     return step
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether every field of a dataclass is of the type of its annotation."""
+    kinds = get_type_hints(type(value))
+    return all(is_a(field, kinds[name]) for name, field in vars(value).items())
 
 
 def is_a(value: Any, kind: Any) -> bool:
@@ -61,31 +67,24 @@ def is_a(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-STEP_FIELDS = get_type_hints(Step)
-
-
 class History:
     """The steps so far; with a path, every step is also appended to a file of JSON lines."""
 
     def __init__(self, path: Path | None = None):
         self.path = path
         self.steps: list[Step] = []
-        self._sizes: list[int] = []  # bytes of each line
 
     def append(self, step: Step) -> None:
         """Add a step, in memory and in the file."""
         self.steps.append(step)
         if self.path is not None:
-            line = _line(step)
-            self._sizes.append(len(line))
-            append_durably(self.path, line, sync=False)
+            append_durably(self.path, _line(step), sync=False)
 
     def sync(self) -> None:
         """Put the file with all steps onto the disk: a checkpoint that refers to them can follow."""
         if self.path is None:
             return
-        self._sizes += [len(_line(step)) for step in self.steps[len(self._sizes) :]]
-        size, expected = self.path.stat().st_size, sum(self._sizes)
+        size, expected = self.path.stat().st_size, sum(len(_line(step)) for step in self.steps)
         if size > expected:
             raise ValueError(f"{self.path} has more than this fit wrote: another fit writes to it, too; stop one.")
         if size < expected:  # Ctrl-C came before the last line
@@ -116,9 +115,7 @@ class History:
     def _write(self) -> None:
         """Write the file again, with the steps so far and nothing else."""
         assert self.path is not None
-        lines = [_line(step) for step in self.steps]
-        self._sizes = [len(line) for line in lines]
-        write_atomically(self.path, b"".join(lines))
+        write_atomically(self.path, b"".join(map(_line, self.steps)))
 
 
 def _line(step: Step) -> bytes:
@@ -171,12 +168,9 @@ class FitResult:
     def from_state(cls, state: dict[str, Any]) -> "FitResult":
         """The inverse of ``state``; ValueError unless every value is one that ``state`` can give."""
         result = cls(**{**state, "steps": steps_from_state(state["steps"]), "status": FitStatus(state["status"])})
-        if not all(is_a(value, RESULT_FIELDS[name]) for name, value in vars(result).items()):
+        if not _is_whole(result):
             raise ValueError("the result of the fit is not one that cagp writes")
         return result
-
-
-RESULT_FIELDS = get_type_hints(FitResult)
 
 
 def trend(steps: list[Step]) -> list[str]:

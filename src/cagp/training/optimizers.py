@@ -6,7 +6,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from cagp.training.checkpoints import is_finite, is_like
+from cagp.fields import Fields, Sizes, checked, integer, list_of, numbers, optional, real
+from cagp.training.checkpoints import is_like
 from cagp.training.settings import Settings
 from cagp.training.trainable import ParameterGroup
 
@@ -138,25 +139,29 @@ def _is_adam(part: Any, parameter: nn.Parameter) -> bool:
     return alike and float(part["step"]) >= 1 and bool((part["exp_avg_sq"] >= 0).all())
 
 
-COUNTS, VECTORS, LISTS = {"func_evals", "n_iter"}, {"d", "prev_flat_grad"}, {"old_dirs", "old_stps", "ro", "al"}
-NUMBERS = {"H_diag", "t", "prev_loss"}
+def _number(value: Any, sizes: Sizes) -> Any:
+    """A number, or a tensor that holds one."""
+    return numbers()(value, sizes) if isinstance(value, Tensor) else real()(value, sizes)
+
+
+LBFGS: Fields = {
+    **dict.fromkeys(("func_evals", "n_iter"), integer()),
+    **dict.fromkeys(("d", "prev_flat_grad"), optional(numbers("size"))),
+    **dict.fromkeys(("old_dirs", "old_stps"), list_of(numbers("size"))),
+    **dict.fromkeys(("ro", "al"), list_of(optional(_number))),
+    **dict.fromkeys(("H_diag", "t", "prev_loss"), optional(_number)),
+}
 """What torch's L-BFGS remembers."""
 
 
 def _is_lbfgs(part: Any, size: int) -> bool:
-    if not isinstance(part, dict) or not part.keys() <= COUNTS | VECTORS | LISTS | NUMBERS:
+    if not isinstance(part, dict) or not part.keys() <= LBFGS.keys():
         return False
-    if not all(isinstance(part[name], list) for name in LISTS & part.keys()):
+    try:
+        checked(part, {name: LBFGS[name] for name in part}, {"size": size})
+    except ValueError:
         return False
-    long = [part[name] for name in VECTORS & part.keys()]
-    long += [value for name in ("old_dirs", "old_stps") for value in part.get(name, [])]
-    short = [part[name] for name in NUMBERS & part.keys()] + [*part.get("ro", []), *part.get("al", [])]
-    return (
-        all(is_like(part[name], 0) for name in COUNTS & part.keys())
-        and all(value is None or (isinstance(value, Tensor) and value.shape == (size,)) for value in long)
-        and all(is_finite(value) for value in [*long, *short] if isinstance(value, Tensor))
-        and all(value is None or isinstance(value, Tensor) or is_like(value, 0.0) for value in short)
-    )
+    return True
 
 
 def copied(value: Any) -> Any:

@@ -54,15 +54,14 @@ class Settings:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer is {self.optimizer!r}, expected one of {', '.join(OPTIMIZERS)}.")
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule is {self.schedule!r}, expected one of {', '.join(SCHEDULES)}.")
-        for name in ("num_steps", "window", "evaluate_every", "checkpoint_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience is {self.patience}, expected at least 1, or None.")
+        for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}.")
+        for name in ("num_steps", "window", "evaluate_every", "checkpoint_steps", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                none = ", or None" if name == "patience" else ""
+                raise ValueError(f"{name} is {value}, expected at least 1{none}.")
         for name in ("warmup_steps", "max_failures"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected zero or more.")
