@@ -193,6 +193,8 @@ class RegionPosterior(Posterior):
         open_region: the posterior of a region of this process, given its shard; asked for when it is first needed.
     """
 
+    _width = 4
+
     def __init__(
         self,
         prior: GP,
@@ -203,8 +205,10 @@ class RegionPosterior(Posterior):
         open_region: Callable[[int], LocalPosterior],
         max_bytes: int,
     ):
-        super().__init__(prior, like[:0], like.new_zeros(0), max_bytes)
+        super().__init__(prior, like[:0], None, max_bytes)
         self.regions, self.ranks, self.local_scale = regions, ranks, local_scale
+        self.has_local_scale = self._scales = local_scale is not None
+        self.never_below_exact = local_scale is None
         self._open, self._opened = open_region, dict[int, LocalPosterior]()
 
     @property
@@ -218,18 +222,6 @@ class RegionPosterior(Posterior):
             self._opened[region] = self._open(region)
         return self._opened[region]
 
-    @property
-    def never_below_exact(self) -> bool:
-        return self.local_scale is None
-
-    @property
-    def has_local_scale(self) -> bool:
-        return self.local_scale is not None
-
-    @property
-    def _width(self) -> int:
-        return 4
-
     def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
         answers = torch.zeros(2 + self.has_local_scale, X.shape[0], dtype=torch.float64, device=X.device)
         home = self.regions.of(X)
@@ -238,14 +230,6 @@ class RegionPosterior(Posterior):
             if len(mine):
                 answers[:, mine] = torch.stack(self.of_region(region)._moments_in_tiles(X[mine])).double()
         return tuple(self.ranks.add_up(answers))
-
-    def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
-        """As for ``LocalPosterior``."""
-        return self._moments_in_tiles(X)[2] if self.has_local_scale else None
-
-    def mean(self, X: Float[Tensor, "t d"], offset: Float[Tensor, " t"] | None = None) -> Float[Tensor, " t"]:
-        """The mean at each test point; it costs as much as mean and variance."""
-        return self.predict(X, offset=offset).mean
 
     def left_out(self, rows: Int[Tensor, " r"]) -> LeftOut | None:
         """No process has all rows."""

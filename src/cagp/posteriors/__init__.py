@@ -4,9 +4,8 @@ from cagp.posteriors.averaged import AveragedPosterior
 from cagp.posteriors.base import Posterior, Prediction
 from cagp.posteriors.conjugate_gradients import CGPosterior
 from cagp.posteriors.inducing import InducingPosterior
-from cagp.posteriors.nearest_rows import LocalPosterior
+from cagp.posteriors.nearest_rows import LocalPosterior, predict_columns
 from cagp.posteriors.projected import CaGPPosterior
-from cagp.posteriors.shared_kernel import ColumnMoments, predict_columns
 from cagp.posteriors.stored import posterior_from_state
 from cagp.posteriors.storing import Sharing
 
@@ -14,7 +13,6 @@ __all__ = [
     "AveragedPosterior",
     "CGPosterior",
     "CaGPPosterior",
-    "ColumnMoments",
     "InducingPosterior",
     "LocalPosterior",
     "Posterior",

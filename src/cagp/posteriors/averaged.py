@@ -46,6 +46,8 @@ class AveragedPosterior(Posterior):
         offset_of: the components that an ``offset`` belongs to: those that learned the residuals.
     """
 
+    _scales = True
+
     def __init__(self, components: Sequence[Posterior], weights: Sequence[float], offset_of: Sequence[int] = (0,)):
         if len(components) != len(weights) or not components:
             raise ValueError(f"there are {len(components)} components and {len(weights)} weights, expected as many.")
@@ -61,6 +63,9 @@ class AveragedPosterior(Posterior):
         main = self.components[max(range(len(weights)), key=lambda j: self.weights[j])]
         prior = self._averaged_prior(main.prior)
         super().__init__(prior, main.X, main._representer, main.max_bytes, shares_rows=True)  # a snapshot already
+        self.never_below_exact = all(component.never_below_exact for component in components)
+        self.has_local_scale = any(component.has_local_scale for component in components)
+        self._width = sum(component._width for component in components)
 
     def state(self, dtype: torch.dtype | None = None) -> State:
         return {
@@ -80,18 +85,6 @@ class AveragedPosterior(Posterior):
             if noise > prior.noise.noise_floor:  # else all are at their floor, and so is that of the main component
                 prior.noise.noise = noise
         return prior
-
-    @property
-    def never_below_exact(self) -> bool:
-        return all(component.never_below_exact for component in self.components)
-
-    @property
-    def has_local_scale(self) -> bool:
-        return any(component.has_local_scale for component in self.components)
-
-    @property
-    def _width(self) -> int:
-        return sum(component._width for component in self.components)
 
     def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
         """The order of the first component that has one."""
@@ -120,12 +113,7 @@ class AveragedPosterior(Posterior):
         return moments[0] + moments[3] * offset
 
     def mean(self, X: Float[Tensor, "t d"], offset: Float[Tensor, " t"] | None = None) -> Float[Tensor, " t"]:
-        """The mean at each test point; it costs as much as mean and variance."""
         return self.predict(X, offset=offset).mean
-
-    def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
-        """What the averaged noise is multiplied by around each test point."""
-        return self._moments_in_tiles(X)[2]
 
     def left_out(self, rows: Int[Tensor, " r"]) -> LeftOut | None:
         """The averages of what the components say, if every one holds the same rows and leaves rows out."""

@@ -33,8 +33,8 @@ class LeftOut(NamedTuple):
 class Posterior(ABC):
     """What every posterior answers.
 
-    A class of your own gives ``_moments`` of a tile of rows, ``_covariance``, ``_width`` and ``never_below_exact``;
-    ``cagp.testing.check_posterior`` checks it.
+    A class of your own gives ``_moments`` of a tile of rows, ``_covariance`` and ``_width``, and says whether it is
+    ``never_below_exact``; ``cagp.testing.check_posterior`` checks it.
 
     It holds copies: training a method further does not change it. Answers have the dtype of the inputs and are
     differentiable in them. The mean is m(x) + k(x, X) ``representer``. If something was subtracted from the targets
@@ -44,16 +44,25 @@ class Posterior(ABC):
     Args:
         prior: copied, without gradients.
         X: the inputs that the kernel is taken with: training rows or inducing points.
-        representer: the weight of each of these inputs in the mean.
+        representer: the weight of each of these inputs in the mean; None if each test point has weights of its own.
         max_bytes: limit for temporaries; test points are answered in tiles that respect it.
         shares_rows: hold ``X`` itself, which must not be changed, instead of a copy.
     """
+
+    never_below_exact: bool = False
+    """Whether the variance of the function is never below that of the exact GP with the same hyperparameters."""
+    has_local_scale: bool = False
+    """Whether error bars follow the neighbours of a test point."""
+    _scales: bool = False
+    """Whether ``_moments`` has a scale."""
+    _width: int
+    """Float64 numbers that ``_moments`` holds for each test point, up to a factor of about four."""
 
     def __init__(
         self,
         prior: GP,
         X: Float[Tensor, "m d"],
-        representer: Float[Tensor, " m"],
+        representer: Float[Tensor, " m"] | None,
         max_bytes: int = DEFAULT_MAX_BYTES,
         *,
         shares_rows: bool = False,
@@ -61,7 +70,7 @@ class Posterior(ABC):
         self.prior = copy.deepcopy(prior).requires_grad_(False)
         self.max_bytes = max_bytes
         self.X = X.detach() if shares_rows else X.detach().clone()
-        self._representer = representer.detach()
+        self._representer = None if representer is None else representer.detach()
 
     def state(self, dtype: torch.dtype | None = None) -> State:
         """The parts that define the posterior: ``posterior_from_state`` makes one that predicts the same bits of them.
@@ -96,28 +105,14 @@ class Posterior(ABC):
         """The posterior of a state; it holds the tensors of the state, which must not be changed."""
         raise strange(f"a {cls.__name__}")
 
-    @property
-    @abstractmethod
-    def never_below_exact(self) -> bool:
-        """Whether the variance of the function is never below that of the exact GP with the same hyperparameters."""
-
-    @property
-    def has_local_scale(self) -> bool:
-        """Whether error bars follow the neighbours of a test point."""
-        return False
-
-    @property
-    @abstractmethod
-    def _width(self) -> int:
-        """Float64 numbers that ``_moments`` holds for each test point, up to a factor of about four."""
-
     @abstractmethod
     def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
         """Mean and variance of the function at a tile of test points, float64; optionally their ``scale``, and more."""
 
     def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
         """What learned kernel and noise are multiplied by around each test point; None if it is one everywhere."""
-        return None
+        check_new_inputs(X, self.X)
+        return self._moments_in_tiles(X)[2] if self._scales else None
 
     def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
         """An order of the test points in which answers to many of them cost less; None if it does not matter."""
@@ -132,8 +127,13 @@ class Posterior(ABC):
         """Covariance of the function between the rows of ``X`` and those of ``Z``, or of ``X`` itself, float64."""
 
     def mean(self, X: Float[Tensor, "t d"], offset: Float[Tensor, " t"] | None = None) -> Float[Tensor, " t"]:
-        """m(X) + k(X, X_train) times the representer weights, plus the offset. Time O(t m d)."""
+        """m(X) + k(X, X_train) times the representer weights, plus the offset. Time O(t m d).
+
+        Without such weights it costs as much as mean and variance.
+        """
         check_new_inputs(X, self.X)
+        if self._representer is None:
+            return self.predict(X, offset=offset).mean
         representer = self._representer.double()[:, None]
         update = precise_product(self.prior.kernel, X, self.X, representer, max_bytes=self.max_bytes)[:, 0]
         mean = self.prior.mean(X.double()) + update

@@ -36,6 +36,8 @@ class CGPosterior(Posterior):
         representer: the solution K̂⁻¹(y - m(X)) and its status.
     """
 
+    never_below_exact = True
+
     def __init__(
         self,
         X: Float[Tensor, "n d"],
@@ -51,6 +53,7 @@ class CGPosterior(Posterior):
         self.representer_status = representer
         self.tolerance, self.max_iterations = tolerance, max_iterations
         self._solver = solver
+        self._width = 2 * X.shape[0]  # the iteration holds five vectors for every test point
 
     REPRESENTER: ClassVar[Fields] = {
         "solution": float64("n", 1),
@@ -98,14 +101,6 @@ class CGPosterior(Posterior):
             shares_rows=True,
         )
 
-    @property
-    def never_below_exact(self) -> bool:
-        return True
-
-    @property
-    def _width(self) -> int:
-        return 2 * self.X.shape[0]  # the iteration holds five vectors for every test point
-
     def solve(self, X: Float[Tensor, "t d"]) -> CGResult:
         """K̂⁻¹k(X_train, X), what the variance at ``X`` is made of, with its status."""
         check_new_inputs(X, self.X)
@@ -115,7 +110,7 @@ class CGPosterior(Posterior):
         cross = self._cross(X)
         S = self._solve(cross).solution
         explained = (S * (2 * cross - self._solver.system.products(S))).sum(0)
-        mean = self.prior.mean(X.double()) + self._representer @ cross
+        mean = self.prior.mean(X.double()) + self.representer_status.solution[:, 0] @ cross
         return mean, self.prior.kernel.diag(X.double()) - explained
 
     def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:

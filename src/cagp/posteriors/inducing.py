@@ -48,6 +48,7 @@ class InducingPosterior(Posterior):
         self.chol, self.whitened_mean, self.whitened_root = (
             part.detach() if shares_rows else part.detach().clone() for part in (chol, whitened_mean, whitened_root)
         )
+        self._width = len(chol)
         representer = torch.linalg.solve_triangular(self.chol.mT, self.whitened_mean[:, None], upper=True)[:, 0]
         super().__init__(prior, Z, representer, max_bytes, shares_rows=shares_rows)
 
@@ -58,19 +59,6 @@ class InducingPosterior(Posterior):
     def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "InducingPosterior":
         parts = checked(state, cls.FIELDS, {"m": len(X)})
         return cls(prior, X, **parts, max_bytes=max_bytes, shares_rows=True)
-
-    @property
-    def num_inducing(self) -> int:
-        """m, the number of inducing points."""
-        return self.chol.shape[0]
-
-    @property
-    def never_below_exact(self) -> bool:
-        return False
-
-    @property
-    def _width(self) -> int:
-        return self.num_inducing
 
     def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         U = self._whitened(X)

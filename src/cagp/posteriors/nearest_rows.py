@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -25,11 +26,19 @@ from cagp.fields import (
     text,
     that,
 )
-from cagp.local_inference import Joint, Moments, SharedActions, joint_answers, left_out_answers, local_answers
+from cagp.local_inference import (
+    Joint,
+    Moments,
+    SharedActions,
+    joint_answers,
+    left_out_answers,
+    local_answers,
+    local_weights,
+)
 from cagp.neighbours import NeighbourIndex
 from cagp.posteriors.base import LeftOut, Posterior
 from cagp.posteriors.storing import Rounding, Sharing
-from cagp.prior import GP
+from cagp.prior import GP, ZeroMean
 from cagp.storage import State
 
 KEPT_BYTES = 2**31
@@ -95,14 +104,17 @@ class LocalPosterior(Posterior):
         *,
         shares_rows: bool = False,
     ):
-        # No weights are held: each test point has its own.
-        super().__init__(prior, X, X.new_zeros(1).expand(X.shape[0]), max_bytes, shares_rows=shares_rows)
+        super().__init__(prior, X, None, max_bytes, shares_rows=shares_rows)
         self.local_scale = checked_scale(local_scale)
+        self.has_local_scale = self._scales = local_scale is not None
+        self.never_below_exact = local_scale is None
         self.y, self.row_noise = y.detach(), None if row_noise is None else row_noise.detach()
         if not shares_rows:
             self.y, self.row_noise = self.y.clone(), None if self.row_noise is None else self.row_noise.clone()
         self.num_neighbours = num_neighbours
         self.index, self.shared = index, shared
+        k = max(1, num_neighbours)
+        self._width = k * (k + 8) + (0 if shared is None else k * shared.num_actions)
         self._kept = None
         if shared is not None and num_neighbours and 8 * X.shape[0] * shared.num_actions <= KEPT_BYTES:
             self._kept = self._rows_kept(shared)
@@ -147,17 +159,10 @@ class LocalPosterior(Posterior):
         return kept
 
     @property
-    def never_below_exact(self) -> bool:
-        return self.local_scale is None
-
-    @property
-    def has_local_scale(self) -> bool:
-        return self.local_scale is not None
-
-    @property
-    def _width(self) -> int:
-        k = max(1, self.num_neighbours)
-        return k * (k + 8) + (0 if self.shared is None else k * self.shared.num_actions)
+    def is_plain(self) -> bool:
+        """Whether nearest rows alone predict, with one scale and prior mean zero."""
+        alone = self.shared is None and self.num_neighbours > 0
+        return alone and self.local_scale is None and isinstance(self.prior.mean, ZeroMean)
 
     def with_neighbours(self, num_neighbours: int) -> "LocalPosterior":
         """The same posterior with another number of rows for each test point."""
@@ -176,10 +181,6 @@ class LocalPosterior(Posterior):
             return found.mean, found.variance
         scale = scale_around(found, closeness(self.prior, X, self.X, near), self.local_scale)
         return found.mean, scale * found.variance, scale
-
-    def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
-        check_new_inputs(X, self.X)
-        return self._moments_in_tiles(X)[2] if self.local_scale is not None else None
 
     @torch.no_grad()
     def left_out(self, rows: Int[Tensor, " r"]) -> LeftOut | None:
@@ -207,10 +208,6 @@ class LocalPosterior(Posterior):
         if self.shared is None or self._kept is not None or self.num_neighbours == 0:
             return None
         return self.index.spatial_order(X)
-
-    def mean(self, X: Float[Tensor, "t d"], offset: Float[Tensor, " t"] | None = None) -> Float[Tensor, " t"]:
-        """The mean at each test point; it costs as much as mean and variance."""
-        return self.predict(X, offset=offset).mean
 
     def joint(self, X: Float[Tensor, "t d"]) -> Joint:
         """Mean and covariance of all test points together, given all their neighbours: what ``sample`` draws from."""
@@ -253,8 +250,11 @@ def _shared_state(shared: SharedActions, rows: Rounding) -> State:
 
 
 def _shared_from_state(state: State, prior: GP, X: Tensor, sharing: Sharing) -> SharedActions:
+    def are_different_rows(rows: Tensor) -> bool:
+        return bool(((rows >= 0) & (rows < len(X))).all()) and len(rows.unique()) == len(rows)
+
     fields = {
-        "support": that(lambda rows: _are_different_rows(rows, len(X)), tensor("n", dtype=torch.int64)),
+        "support": that(are_different_rows, tensor("n", dtype=torch.int64)),
         "W": sharing.weights(X.dtype),
         "chol": factor("i"),
         "targets": float64("i"),
@@ -265,5 +265,34 @@ def _shared_from_state(state: State, prior: GP, X: Tensor, sharing: Sharing) -> 
     return SharedActions.from_parts(prior, X[support], W, chol, targets, support, max_bytes)
 
 
-def _are_different_rows(rows: Tensor, num_rows: int) -> bool:
-    return bool(((rows >= 0) & (rows < num_rows)).all()) and len(rows.unique()) == len(rows)
+# ---- several targets that share kernel and noise ----
+
+
+@torch.no_grad()
+def predict_columns(
+    posteriors: Sequence[Posterior], X: Float[Tensor, "t d"]
+) -> tuple[Float[Tensor, "t q"], Float[Tensor, " t"]]:
+    """The mean of each function and the variance of all, float64, of posteriors that differ in their targets alone.
+
+    With nearest rows alone, one factorisation for each test point serves all of them. The actions of conjugate
+    gradients depend on the targets, and so do their variances: the largest counts.
+    """
+    nearest = [p for p in posteriors if isinstance(p, LocalPosterior) and p.is_plain]
+    if 1 < len(posteriors) == len(nearest):
+        return _from_nearest_rows(nearest, X)
+    means, variances = zip(*(posterior.predict(X) for posterior in posteriors), strict=True)
+    return torch.stack(means, 1).double(), torch.stack(variances, 1).double().amax(1)
+
+
+def _from_nearest_rows(posteriors: Sequence[LocalPosterior], X: Tensor) -> tuple[Tensor, Tensor]:
+    first = posteriors[0]
+    k, targets = first.num_neighbours, torch.stack([posterior.y.double() for posterior in posteriors], 1)
+    noise = first.prior.noise_variance(first.X, first.row_noise)
+    parts = []
+    for points in X.split(max(1, first.max_bytes // (4 * 8 * k * (k + 8 + targets.shape[1])))):
+        near = first.index.nearest(points, k)
+        flat = near.clamp_min(0)
+        weights, variance = local_weights(first.prior, first.X, noise[flat], points, near)
+        parts.append(((weights[:, None, :] @ targets[flat])[:, 0], variance))
+    mean, variance = (torch.cat(column) for column in zip(*parts, strict=True))
+    return mean, variance

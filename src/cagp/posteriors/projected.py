@@ -24,70 +24,42 @@ class CaGPPosterior(Posterior):
     a variance O(t m d + t i²), a covariance of t with u rows memory O(t u + (t + u) i).
     """
 
+    never_below_exact = True
+
     def __init__(self, prior: GP, projection: Projection, max_bytes: int = DEFAULT_MAX_BYTES):
         self._hold(prior, projection.X, projection.W, projection.chol, projection.weights, max_bytes)
 
+    def _state(self, rows: Rounding) -> State:
+        return {"X": rows(self.X, "X"), "W": rows.weights(self.W), "chol": self.chol, "weights": self.weights}
+
     @classmethod
-    def from_parts(
-        cls,
+    def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "CaGPPosterior":
+        fields = {"W": sharing.weights(X.dtype), "chol": factor("i"), "weights": float64("i")}
+        posterior = cls.__new__(cls)
+        posterior._hold(prior, X, **checked(state, fields, {"n": len(X)}), max_bytes=max_bytes, shares_rows=True)
+        return posterior
+
+    def _hold(
+        self,
         prior: GP,
         X: Float[Tensor, "m d"],
         W: Float[Tensor, "m i"] | BlockWeights,
         chol: Float[Tensor, "i i"],
         weights: Float[Tensor, " i"],
-        max_bytes: int = DEFAULT_MAX_BYTES,
-    ) -> "CaGPPosterior":
-        """The posterior from what it keeps of a projection, e.g. from a saved file; it holds the tensors themselves."""
-        posterior = cls.__new__(cls)
-        posterior._hold(prior, X, W, chol, weights, max_bytes, shares_rows=True)
-        return posterior
-
-    def _state(self, rows: Rounding) -> State:
-        return {
-            "X": rows(self.X, "X"),
-            "W": rows.weights(self.W),
-            "chol": self.chol,
-            "weights": self.weights,
-        }
-
-    @classmethod
-    def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "CaGPPosterior":
-        fields = {"W": sharing.weights(X.dtype), "chol": factor("i"), "weights": float64("i")}
-        return cls.from_parts(prior, X, **checked(state, fields, {"n": len(X)}), max_bytes=max_bytes)
-
-    def _hold(
-        self,
-        prior: GP,
-        X: Tensor,
-        W: Tensor | BlockWeights,
-        chol: Tensor,
-        weights: Tensor,
         max_bytes: int,
         shares_rows: bool = False,
     ) -> None:
-        self.W = W._replace(values=W.values.detach()) if isinstance(W, BlockWeights) else W.detach()
-        self.chol = chol.detach()
-        self.weights = weights.detach()
-        # Sṽ on the support: a mean costs one kernel product with a vector.
-        representer = (
-            self.W._replace(values=self.W.values.double()).expand(self.weights)
-            if isinstance(self.W, BlockWeights)
-            else self.W.double() @ self.weights
-        )
+        """Keep what predictions need of a projection."""
+        self.chol, self.weights = chol.detach(), weights.detach()
+        self.num_actions = self._width = len(chol)  # i, the rank of the update from prior to posterior
+        # The representer weights Sṽ on the support: a mean costs one kernel product with a vector.
+        if isinstance(W, BlockWeights):
+            self.W = W._replace(values=W.values.detach())
+            representer = W._replace(values=self.W.values.double()).expand(self.weights)
+        else:
+            self.W = W.detach()
+            representer = self.W.double() @ self.weights
         super().__init__(prior, X, representer, max_bytes, shares_rows=shares_rows)
-
-    @property
-    def num_actions(self) -> int:
-        """i, the rank of the update from prior to posterior."""
-        return self.chol.shape[0]
-
-    @property
-    def never_below_exact(self) -> bool:
-        return True
-
-    @property
-    def _width(self) -> int:
-        return self.num_actions
 
     def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         KS = precise_product(self.prior.kernel, X, self.X, self.W, max_bytes=self.max_bytes)
@@ -101,7 +73,8 @@ class CaGPPosterior(Posterior):
         W = torch.diag(self.W.values) if isinstance(self.W, BlockWeights) else self.W  # a block for each row
         root = torch.linalg.solve_triangular(self.chol, W.double().mT, upper=False)  # K̂⁻¹ = rootᵀ root
         precision = root.square().sum(0)[rows]
-        return LeftOut(self._representer.double()[rows] / precision, 1 / precision)
+        assert self._representer is not None
+        return LeftOut(self._representer[rows] / precision, 1 / precision)
 
     def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
         """k(X, Z) - k(X, X_train) S (SᵀK̂S)⁻¹ Sᵀ k(X_train, Z)."""
