@@ -8,6 +8,7 @@ u(x) = L⁻¹Sᵀk(X, x), v_r = L⁻¹Sᵀ(k(X, x_r) + D_r e_r), a = L⁻¹Sᵀ(
     mean = m(x) + u(x)ᵀa + cᵀC⁻¹r                variance = k(x, x) - |u(x)|² - cᵀC⁻¹c
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -39,49 +40,23 @@ class Moments(NamedTuple):
     num_rows: Float[Tensor, " t"]  # that carry information
 
 
+@dataclass(frozen=True, eq=False)
 class SharedActions:
-    """What the actions that all test points share explain, of test points and of training rows.
+    """What the actions that all test points share explain, of test points and of training rows."""
 
-    Args:
-        projection: of the shared actions.
-        support: their training rows, in the order of the projection's weights.
-        max_bytes: limit for temporaries.
-    """
-
-    def __init__(
-        self, prior: GP, projection: Projection, support: Int[Tensor, " m"], max_bytes: int = DEFAULT_MAX_BYTES
-    ):
-        targets = torch.linalg.solve_triangular(projection.chol, projection.targets[:, None], upper=False)[:, 0]
-        self._hold(prior, projection.X, projection.W, projection.chol, targets, support, max_bytes)
+    prior: GP
+    X: Float[Tensor, "m d"]  # inputs of the support
+    W: Float[Tensor, "m i"] | BlockWeights  # S on the support
+    chol: Float[Tensor, "i i"]  # L
+    targets: Float[Tensor, " i"]  # a
+    support: Int[Tensor, " m"]  # the training rows, in the order of W
+    max_bytes: int = DEFAULT_MAX_BYTES
 
     @classmethod
-    def from_parts(
-        cls,
-        prior: GP,
-        X: Float[Tensor, "m d"],
-        W: Float[Tensor, "m i"] | BlockWeights,
-        chol: Float[Tensor, "i i"],
-        targets: Float[Tensor, " i"],
-        support: Int[Tensor, " m"],
-        max_bytes: int = DEFAULT_MAX_BYTES,
-    ) -> "SharedActions":
-        """Shared actions from the parts that are needed of a projection, for example saved ones; ``targets`` is a."""
-        shared = cls.__new__(cls)
-        shared._hold(prior, X, W, chol, targets, support, max_bytes)
-        return shared
-
-    def _hold(
-        self,
-        prior: GP,
-        X: Tensor,
-        W: Tensor | BlockWeights,
-        chol: Tensor,
-        targets: Tensor,
-        support: Tensor,
-        max_bytes: int,
-    ) -> None:
-        self.prior, self.support, self.max_bytes = prior, support, max_bytes
-        self.X, self.W, self.chol, self.targets = X, W, chol, targets
+    def of(cls, prior: GP, projection: Projection, support: Int[Tensor, " m"], max_bytes: int) -> "SharedActions":
+        """The shared actions of a projection, with no more than ``max_bytes`` of temporaries."""
+        targets = torch.linalg.solve_triangular(projection.chol, projection.targets[:, None], upper=False)[:, 0]
+        return cls(prior, projection.X, projection.W, projection.chol, targets, support, max_bytes)
 
     @property
     def num_actions(self) -> int:
@@ -143,10 +118,8 @@ def local_answers(
     Mean and variance are differentiable once in the prior's parameters, the shared actions and the test points.
 
     Args:
-        points: the test points.
-        neighbours: rows of ``X`` for each test point; -1 for none.
+        neighbours: rows of ``X`` for each of the test points ``points``; -1 for none.
         kept_rows: v_r of all rows, if it was computed before.
-        backend: see ``local_moments``.
 
     Time O(t k² (k + d)). With i shared actions on m rows, add O(t k² i), and O(u m d + u i²) for the u rows that
     occur, unless they are kept.
@@ -166,10 +139,8 @@ def local_answers(
             gram, cross = v @ v.mT, (v @ u[:, :, None])[:, :, 0]
             residual = residual - v @ shared.targets
             mean, variance = mean + u @ shared.targets, variance - u.square().sum(1)
-    rows = (neighbours, noise, residual, gram, cross)
-    found = local_moments(prior.kernel, points, X, *rows, backend=backend)
-    update, explained, misfit, num_rows = found
-    return Moments(mean + update, variance - explained, misfit, num_rows)
+    found = local_moments(prior.kernel, points, X, neighbours, noise, residual, gram, cross, backend=backend)
+    return Moments(mean + found.mean, variance - found.explained, found.misfit, found.num_rows)
 
 
 class RowWeights(NamedTuple):
@@ -233,7 +204,7 @@ def left_out_answers(
     near = neighbours.clamp_min(0)
     v, own_v = (_rows_of(shared, X, row_noise, part, kept_rows) for part in (near, rows[:, None]))
     own_v, own = own_v[:, 0], X[rows]
-    noise = prior.noise_variance(X, row_noise)
+    noise = prior.noise(X, row_noise)
     residual = y.double() - prior.mean.of_rows(X, torch.arange(len(X), device=X.device))
     own_noise, own_residual = noise[rows], residual[rows] - own_v @ shared.targets
     p = shared.weights_of(rows, X.shape[0])
@@ -254,9 +225,8 @@ def left_out_answers(
     rest, covered = (torch.where(known, part, 0.0) for part in (rest, cross - variance[:, None] * slope))
     gram = torch.where(known[:, :, None], gram, 0.0)
     found = local_moments(prior.kernel, own, X, neighbours, noise[near], rest, gram, covered)
-    update, explained, misfit, num_rows = found
-    mean = y[rows].double() - error + update
-    return Moments(mean, variance - own_noise - explained, misfit, num_rows)
+    mean = y[rows].double() - error + found.mean
+    return Moments(mean, variance - own_noise - found.explained, found.misfit, found.num_rows)
 
 
 def local_nll(
@@ -281,7 +251,7 @@ def local_nll(
         if density is not None:
             return density
     found = local_answers(prior, X, y, row_noise, X[rows], neighbours, shared, backend=backend)
-    noise = prior.noise_variance(X[rows], None if row_noise is None else row_noise[rows])
+    noise = prior.noise.of_rows(X, rows, row_noise)
     return row_nll(y[rows], found.mean, found.variance.clamp_min(0) + noise).sum()
 
 
@@ -292,8 +262,7 @@ def _rows_of(
     if kept_rows is not None:
         return kept_rows[near]
     rows, place = near.unique(return_inverse=True)
-    noise = shared.prior.noise_variance(X[rows], None if row_noise is None else row_noise[rows])
-    return shared.rows(X, rows, noise)[place]
+    return shared.rows(X, rows, shared.prior.noise.of_rows(X, rows, row_noise))[place]
 
 
 class Joint(NamedTuple):
@@ -318,7 +287,7 @@ def joint_answers(
     """
     t = len(points)
     everything = torch.cat([points, X[rows]])
-    noise = prior.noise_variance(X[rows], None if row_noise is None else row_noise[rows])
+    noise = prior.noise.of_rows(X, rows, row_noise)
     K = precise_product(prior.kernel, everything, everything)
     mean = prior.mean(points.double())
     residual = y[rows].double() - prior.mean(X[rows].double())

@@ -109,7 +109,7 @@ def _sum_over_rows(
         if KS is None:
             KS = precise_product(prior.kernel, inputs, p.X, p.W, max_bytes=max_bytes)
         residual = y[rows].double() - prior.mean(inputs.double())
-        noise = prior.noise(inputs, None if row_noise is None else row_noise[rows])
+        noise = prior.noise.of_rows(X, rows, row_noise)
         return term(p, _Tile(rows, inputs, residual, prior.kernel.diag(inputs.double()), noise, KS))
 
     tiles = seen.rows.split(max(1, max_bytes // (2 * copies * len(p.chol) * 8)))

@@ -29,6 +29,9 @@ SCIPY_TREE_ROWS = 2_000
 SCAN_ROWS = 200_000
 """From this many rows, "auto" takes an approximate search if a k-d tree is no faster and faiss is installed."""
 
+LISTS_SEARCHED = 16
+"""Of the inverted lists, by each approximate search."""
+
 
 class NeighbourIndex:
     """An index of the rows of ``X``, for the lengthscales it was made with.
@@ -40,7 +43,6 @@ class NeighbourIndex:
         origin: the point that rows are measured from, which affects round-off only; None for their mean.
         backend: computes the scans and the tree; None for the fastest that applies. With the compiled backend
             "tree" is a compiled tree, with others it is SciPy's.
-        tree: the compiled tree of the same rows, for an index of kind "tree" that uses it; None to build one.
         check: False if the rows were checked before.
     """
 
@@ -52,7 +54,6 @@ class NeighbourIndex:
         origin: Float[Tensor, " d"] | None = None,
         *,
         backend: Backend | None = None,
-        tree: RowTree | None = None,
         check: bool = True,
     ):
         if check:
@@ -61,32 +62,19 @@ class NeighbourIndex:
             raise ValueError(f'kind is {kind!r}, expected "auto", "tree", "scan" or "approximate".')
         if lengthscale is not None and lengthscale.shape != X.shape[1:]:
             raise ValueError(f"lengthscale has shape {tuple(lengthscale.shape)}, expected ({X.shape[1]},).")
-        if tree is not None and (kind != "tree" or (len(tree.rows), len(tree.unit)) != X.shape):
-            raise ValueError(
-                f"tree has {len(tree.rows):,} rows with {len(tree.unit)} columns, for X of shape {tuple(X.shape)} and "
-                f'kind {kind!r}; expected the tree of the same rows, and kind "tree".'
-            )
-        if origin is None:
-            origin = column_means(X) if tree is None else tree.origin
-        self.origin = origin
+        self.num_rows, self.origin = X.shape[0], column_means(X) if origin is None else origin
+        self.backend = choose_backend(None, X, backend)
         self._set_unit(lengthscale)
-        self.num_rows = X.shape[0]
-        self.backend = backend
-        computing = choose_backend(None, X, backend)
-        compiled = computing if isinstance(computing, CompiledBackend) else None
-        if kind == "auto":
-            kind, tree = self._chosen(X, compiled)
-        elif kind == "tree" and compiled is not None and tree is None:
-            tree = RowTree.of(X, self.inverse_scale, self.origin, compiled.instruction_set)
-        self.kind: IndexKind = kind
-        self.tree = tree
-        if tree is not None:
+        self.tree: RowTree | None = None
+        self.kind: IndexKind = self._chosen(X) if kind == "auto" else kind
+        if self.kind == "tree" and isinstance(self.backend, CompiledBackend):
+            self.tree = self.tree or RowTree.of(X, self.inverse_scale, self.origin, self.backend.instruction_set)
             return  # it holds the rows
         self.points = self._scaled(X)
-        if kind == "tree":
+        if self.kind == "tree":
             self.scipy_tree = KDTree(self.points.cpu().numpy())
-        elif kind == "approximate":
-            self.lists = _InvertedLists(self.points, backend)
+        elif self.kind == "approximate":
+            self.lists = _inverted_lists(self.points)
 
     def with_lengthscale(self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None) -> "NeighbourIndex":
         """The index of the same rows ``X`` for other lengthscales: a compiled tree is shared, all else made again."""
@@ -101,27 +89,27 @@ class NeighbourIndex:
         one = torch.ones_like(self.origin)
         self.inverse_scale = one if lengthscale is None else 1 / lengthscale.detach().to(self.origin)
 
-    def _chosen(self, X: Tensor, compiled: CompiledBackend | None) -> tuple[IndexKind, RowTree | None]:
+    def _chosen(self, X: Tensor) -> IndexKind:
         """The kind that "auto" is, by the data alone: the same for all lengthscales."""
         n, d = X.shape
+        on_cpu = X.device.type == "cpu"
+        compiled = self.backend if isinstance(self.backend, CompiledBackend) else None
         if compiled is not None and n >= TREE_ROWS and d <= TREE_COLUMNS:
             spread = X[:: max(1, n // 10_000)].detach().double().std(0)
             inverse = torch.where(spread > 0, 1 / spread, 1.0)
             tree = RowTree.of(X, inverse, self.origin, compiled.instruction_set)
             if tree.share_visited(inverse, PROBE_NEIGHBOURS, PROBE_ROWS) <= TREE_SHARE:
-                return "tree", tree
-        if compiled is None and X.device.type == "cpu" and n >= SCIPY_TREE_ROWS * 2**d:
-            return "tree", None
-        if n >= SCAN_ROWS and X.device.type == "cpu" and _faiss() is not None:
-            return "approximate", None
-        return "scan", None
+                self.tree = tree
+                return "tree"
+        if compiled is None and on_cpu and n >= SCIPY_TREE_ROWS * 2**d:
+            return "tree"
+        return "approximate" if n >= SCAN_ROWS and on_cpu and _faiss() is not None else "scan"
 
     def _scaled(self, X: Tensor) -> Tensor:
         """In lengthscale units around the data; float32, which only matters for rows at almost equal distances."""
         out = torch.empty(X.shape, device=X.device)
-        for start in range(0, len(X), CHUNK_ROWS):
-            part = slice(start, start + CHUNK_ROWS)
-            out[part] = (X[part].detach().double() - self.origin) * self.inverse_scale
+        for scaled, part in zip(out.split(CHUNK_ROWS), X.split(CHUNK_ROWS), strict=True):
+            scaled.copy_((part.detach().double() - self.origin) * self.inverse_scale)
         return out
 
     def nearest(
@@ -132,13 +120,12 @@ class NeighbourIndex:
         Args:
             left_out: a row for each test point that does not count: the point itself, where it is a row of ``X``.
         """
-        available = self.num_rows - (left_out is not None)
-        check_count(k, "k", available, "the number of rows that count")
+        check_count(k, "k", self.num_rows - (left_out is not None), "the number of rows that count")
         if self.tree is not None:
             return self.tree.nearest(points, self.inverse_scale, k, left_out)
         points = self._scaled(points)
         if self.kind == "scan":
-            return _scan(points, self.points, k, left_out, None, self.backend)
+            return self.backend.nearest(points, self.points, k, left_out, None)
         if left_out is None:
             return self._query(points, k)
         rows = self._query(points, k + 1)
@@ -148,14 +135,18 @@ class NeighbourIndex:
         return rows.gather(1, order[:, :k])
 
     def _query(self, points: Tensor, k: int) -> Tensor:
-        if self.kind == "approximate":
-            return self.lists.nearest(points, k)
-        _, rows = self.scipy_tree.query(points.cpu().numpy(), k=k, workers=torch.get_num_threads())
-        return torch.as_tensor(rows).view(len(points), k).to(points.device)
+        if self.kind == "tree":
+            _, rows = self.scipy_tree.query(points.cpu().numpy(), k=k, workers=torch.get_num_threads())
+            return torch.as_tensor(rows).view(len(points), k).to(points.device)
+        rows = torch.from_numpy(self.lists.search(points.numpy(), k)[1])
+        short = (rows < 0).any(1)  # too few rows in the lists that were searched
+        if bool(short.any()):
+            rows[short] = self.backend.nearest(points[short], self.points, k, None, None)
+        return rows
 
     def spatial_order(self, points: Float[Tensor, "t d"]) -> Int[Tensor, " t"]:
         """An order of the test points in which near ones follow each other: by the leaves of a k-d tree."""
-        if isinstance(choose_backend(None, points, self.backend), CompiledBackend):
+        if isinstance(self.backend, CompiledBackend):
             return spatial_order(points, self.inverse_scale)
         order = KDTree(self._scaled(points).cpu().numpy()).indices
         return torch.as_tensor(order, dtype=torch.long, device=points.device)
@@ -192,16 +183,9 @@ class OrderedIndex:
         for exponent in level.unique().tolist():
             asked, order = (level == exponent).nonzero()[:, 0], self._order[: 2 ** (exponent + 1)]
             mine = rows[asked]
-            near = _scan(index.points[mine], index.points[order], k, None, position[mine], index.backend)
+            near = index.backend.nearest(index.points[mine], index.points[order], k, None, position[mine])
             found[asked] = torch.where(near >= 0, order[near.clamp_min(0)], -1)
         return found
-
-
-def _scan(
-    points: Tensor, X: Tensor, k: int, left_out: Tensor | None, before: Tensor | None, backend: Backend | None
-) -> Tensor:
-    """The nearest of all rows, by increasing distance; only those before ``before`` where given. -1 for none."""
-    return choose_backend(None, points, backend).nearest(points, X, k, left_out, before)
 
 
 def _faiss():
@@ -212,30 +196,16 @@ def _faiss():
         return None
 
 
-class _InvertedLists:
-    """Rows in √n lists around centres; a search looks through the 16 lists nearest to the test point."""
-
-    LISTS_SEARCHED = 16
-
-    def __init__(self, points: Tensor, backend: Backend | None):
-        faiss = _faiss()
-        if faiss is None:
-            raise ValueError(
-                'kind is "approximate", which needs faiss: pip install "cagp[ann]", or use "tree" or "scan".'
-            )
-        num_lists = max(1, round(math.sqrt(len(points))))
-        self.points, self.backend = points, backend
-        quantizer = faiss.IndexFlatL2(points.shape[1])
-        self.index = faiss.IndexIVFFlat(quantizer, points.shape[1], num_lists)
-        self.index.cp.seed = 0
-        # Evenly spaced: the first rows alone could all lie in one place.
-        self.index.train(points[:: max(1, len(points) // (64 * num_lists))].contiguous().numpy())
-        self.index.add(points.numpy())
-        self.index.nprobe = self.LISTS_SEARCHED
-
-    def nearest(self, points: Tensor, k: int) -> Tensor:
-        rows = torch.from_numpy(self.index.search(points.numpy(), k)[1])
-        short = (rows < 0).any(1)  # too few rows in the lists that were searched
-        if bool(short.any()):
-            rows[short] = _scan(points[short], self.points, k, None, None, self.backend)
-        return rows
+def _inverted_lists(points: Tensor):
+    """Rows in √n lists around centres; a search looks through the lists nearest to the test point."""
+    faiss = _faiss()
+    if faiss is None:
+        raise ValueError('kind is "approximate", which needs faiss: pip install "cagp[ann]", or use "tree" or "scan".')
+    num_lists = max(1, round(math.sqrt(len(points))))
+    lists = faiss.IndexIVFFlat(faiss.IndexFlatL2(points.shape[1]), points.shape[1], num_lists)
+    lists.cp.seed = 0
+    # Evenly spaced: the first rows alone could all lie in one place.
+    lists.train(points[:: max(1, len(points) // (64 * num_lists))].contiguous().numpy())
+    lists.add(points.numpy())
+    lists.nprobe = LISTS_SEARCHED
+    return lists

@@ -228,7 +228,7 @@ class CaGPLocal(Method):
     def _seen(self, prior: GP, shared: Actions, data: Data, support: Tensor | None = None) -> SharedActions:
         """What the shared actions see of the data."""
         projection = project(prior, shared, *data.tensors, self.max_bytes, check=False)
-        return SharedActions(prior, projection, shared.support if support is None else support, self.max_bytes)
+        return SharedActions.of(prior, projection, shared.support if support is None else support, self.max_bytes)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """The parameters to train, by the learning rate they share."""

@@ -262,7 +262,7 @@ def _shared_from_state(state: State, prior: GP, X: Tensor, sharing: Sharing) -> 
     }
     support, W, chol, targets, max_bytes = checked(state, fields).values()
     prior = copy.deepcopy(prior).requires_grad_(False)
-    return SharedActions.from_parts(prior, X[support], W, chol, targets, support, max_bytes)
+    return SharedActions(prior, X[support], W, chol, targets, support, max_bytes)
 
 
 # ---- several targets that share kernel and noise ----

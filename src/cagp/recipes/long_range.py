@@ -218,7 +218,7 @@ def shared_actions(task: Task, prior: GP, num_actions: int) -> tuple[BlockAction
     for words, most_support in supports.items():
         actions = constant_actions(prior.kernel, data, num_actions, task.seed, most_support)
         projection = project(prior, actions, *data.tensors, task.max_bytes)
-        seen = SharedActions(prior, projection, actions.support, task.max_bytes)
+        seen = SharedActions.of(prior, projection, actions.support, task.max_bytes)
         tried[words] = float(seen.at_points(probes).square().sum(1).mean()), actions
     words = max(tried, key=lambda name: tried[name][0])
     return tried[words][1], words
