@@ -9,7 +9,7 @@ from cagp import CGGP, GP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, G
 from cagp.actions import BlockActions, DenseActions
 from cagp.kernels import RBF, Linear, Matern32, Scale
 from cagp.posteriors import Posterior
-from cagp.tensor_files import load_state, save_state
+from cagp.storage import load_state, save_state
 
 KIND, VERSION = "model", 3
 

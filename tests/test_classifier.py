@@ -23,8 +23,7 @@ from cagp.estimators.labels import Labels
 from cagp.estimators.target_kinds import SITE_METHODS as METHODS
 from cagp.kernels import RBF, Scale
 from cagp.saved_summary import saved_summary
-from cagp.storage import read_state
-from cagp.tensor_files import load_state, save_state
+from cagp.storage import load_state, read_state, save_state
 
 OPTIONS = {
     "exact": {},

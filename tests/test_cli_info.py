@@ -14,7 +14,7 @@ import cagp
 from cagp import kernels
 from cagp.cli import main
 from cagp.parameters import Positive, named_values
-from cagp.storage import read_state, write_state
+from cagp.storage import read_state, save_state
 
 
 def houses() -> pd.DataFrame:
@@ -105,7 +105,7 @@ def test_info_refuses_a_file_that_lacks_something(tmp_path, capsys):
     state = read_state(saved_houses(tmp_path, "exact"), "cagp model", 1)
     path = tmp_path / "m.cagp"
     for name in ("scaler", "posteriors", "encoder", "results"):
-        write_state(path, {**state, name: []}, "cagp model", 1)
+        save_state(path, {**state, name: []}, "cagp model", 1)
         assert main(["info", str(path)]) == 1
         assert "m.cagp is not a complete model" in capsys.readouterr().err
 

@@ -20,7 +20,7 @@ from cagp.metrics import LEVEL
 from cagp.recipes import SITES_GUARANTEE
 from cagp.saved_summary import saved_summary
 from cagp.sites import WithLikelihood
-from cagp.tensor_files import load_state, save_state
+from cagp.storage import load_state, save_state
 
 OPTIONS = {
     "exact": {},

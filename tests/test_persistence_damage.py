@@ -21,8 +21,7 @@ from cagp import storage as storage_module
 from cagp.actions import BlockActions
 from cagp.kernels import Matern32, Scale
 from cagp.posteriors import Posterior
-from cagp.storage import ALIGNMENT, PREFIX
-from cagp.tensor_files import load_state, save_state
+from cagp.storage import ALIGNMENT, PREFIX, load_state, save_state
 
 # ---- files that are not what was asked for ----
 

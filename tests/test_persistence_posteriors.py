@@ -22,7 +22,7 @@ from torch import Tensor
 from cagp import GP, CaGPLocal, CaGPOpt, KnownNoise
 from cagp.kernels import Matern52
 from cagp.posteriors import posterior_from_state
-from cagp.tensor_files import save_state
+from cagp.storage import save_state
 
 # ---- posteriors ----
 

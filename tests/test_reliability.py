@@ -22,8 +22,7 @@ from cagp import files
 from cagp.cli import main
 from cagp.files import checked_destination, locked_folder, replacing, write_atomically
 from cagp.saved_summary import KIND, VERSION
-from cagp.storage import DIGEST, _header, read_state
-from cagp.tensor_files import load_state, save_state
+from cagp.storage import DIGEST, _header, load_state, read_state, save_state
 from cagp.training.history import History, Step
 
 TOOL = Path(__file__).resolve().parents[1] / "tools" / "reliability.py"

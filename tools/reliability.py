@@ -39,7 +39,7 @@ import pandas as pd
 import torch
 
 import cagp
-from cagp import CaGPRegressor, files, tensor_files
+from cagp import CaGPRegressor, files, storage
 from cagp.cli import main as command
 from cagp.estimators import GPRegressor
 from cagp.memory import current_memory
@@ -615,13 +615,13 @@ def mutations(count: int, seed: int = 0, megabytes: int = 1500, seconds: int = 5
             history = path.with_name("history.jsonl")
             lines = history.read_bytes() if history.exists() else None
             if number % 2:
-                state = tensor_files.load_state(path, kind, version)
+                state = storage.load_state(path, kind, version)
                 for _ in range(rng.choice([1, 1, 1, 2, 3])):
                     place = rng.choice(_places(state))
                     what = f"forged {'.'.join(map(str, place))}"
                     state = _with(state, place, lambda value: _mutated(value, rng))  # noqa: B023
                 with contextlib.suppress(Exception):
-                    tensor_files.save_state(target, state, kind, version)
+                    storage.save_state(target, state, kind, version)
             else:
                 target.write_bytes(_damaged(content, rng))
             code = in_process(lambda: limited(target, kind, errors), 20 * seconds)  # noqa: B023

@@ -2,7 +2,7 @@
 
 Every process runs the same program on the same table. What a sum over rows costs is divided among them; what decides
 something (the time that is left, a score, a file) comes from process 0. Nothing is pickled: numbers travel as tensors,
-states as the bytes that ``cagp.tensor_files`` would write.
+states as the bytes that ``cagp.storage`` would write.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor, distributed, nn
 
-from cagp import heartbeat, tensor_files
+from cagp import heartbeat, storage
 from cagp.heartbeat import Heartbeat
 from cagp.launch import FirstProcessError, launched_size
 from cagp.storage import State
@@ -143,13 +143,13 @@ class Ranks:
             failed, content = self._message(0, b"")
             if failed:
                 raise FirstProcessError(content.decode())
-            return tensor_files.state_of_bytes(content, KIND, VERSION)
+            return storage.state_from_bytes(content, KIND, VERSION)
         try:
             state = produce()
         except (ValueError, OSError) as error:
             self._message(0, str(error).encode(), failed=True)
             raise
-        self._message(0, tensor_files.state_as_bytes(state, KIND, VERSION))
+        self._message(0, storage.state_to_bytes(state, KIND, VERSION))
         return state
 
     def first_failure(self, problem: Exception | None) -> str | None:

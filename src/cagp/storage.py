@@ -1,4 +1,4 @@
-"""One file for a tree of numpy arrays and plain values: the safetensors format with JSON in its header.
+"""One file for a tree of tensors, numpy arrays and plain values: the safetensors format with JSON in its header.
 
 Nothing in such a file can run code, and neither torch nor the safetensors package is needed to read it.
 
@@ -9,9 +9,7 @@ Nothing in such a file can run code, and neither torch nor the safetensors packa
 
 The digest has a fixed place and covers every other byte. It is compared before anything is parsed, so that damage to
 any byte is detected. A forged file can have a correct digest. Therefore everything that is read is also checked against
-the size of the file and against what ``write_state`` would have written.
-
-``cagp.tensor_files`` does the same for trees of torch tensors.
+the size of the file and against what ``save_state`` would have written.
 """
 
 import hashlib
@@ -19,7 +17,8 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Iterable
 from io import BytesIO
 from numbers import Integral, Real
 from pathlib import Path
@@ -30,7 +29,7 @@ import numpy as np
 from cagp.files import write_atomically
 
 State = dict[str, Any]
-"""Nested dicts (keys are text or integers) and lists of arrays, numbers, text, booleans and None."""
+"""Nested dicts (keys are text or integers) and lists of tensors, arrays, numbers, text, booleans and None."""
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 """The bits of a bfloat16, which numpy does not have; ``array.view("u2")`` gives them as integers."""
@@ -69,9 +68,6 @@ SIGNATURES = {
     **{bytes([0x80, protocol]): "a pickle, which is never opened: it could run code" for protocol in range(2, 6)},
 }
 
-ArrayOf = Callable[[Any, str], np.ndarray | None]
-"""The array for a value at a place of the tree, or None if the value does not stand for an array."""
-
 
 class _Spec(NamedTuple):
     dtype: np.dtype
@@ -93,32 +89,30 @@ class _UnreadableError(ValueError):
 # ---- writing ----
 
 
-def write_state(
-    path: str | os.PathLike[str], state: State, kind: str, version: int, array_of: ArrayOf | None = None
-) -> None:
-    """Write a state so that ``read_state`` returns it exactly; the file is never half written.
+def save_state(path: str | os.PathLike[str], state: State, kind: str, version: int) -> None:
+    """Write a state so that ``load_state`` returns it exactly; the file is never half written.
 
-    Arrays keep their bits, dtype and order in memory. Equal arrays are written once. Floats are written as the shortest
-    decimals that give the same bits; NaN and infinities as {"float": "nan"}, {"float": "inf"}, {"float": "-inf"}.
-    Tuples come back as lists.
+    Tensors and arrays keep their bits, dtype and order in memory. Equal ones are written once. Floats are written as
+    the shortest decimals that give the same bits; NaN and infinities as {"float": "nan"}, {"float": "inf"}, {"float":
+    "-inf"}. Tuples come back as lists.
 
     Args:
-        kind: what the file holds, for example "checkpoint"; ``read_state`` must ask for the same kind.
+        kind: what the file holds, for example "checkpoint"; ``load_state`` must ask for the same kind.
         version: the version of the state's structure.
-        array_of: turns other array types into numpy arrays. None: only numpy arrays are stored.
     """
-    write_atomically(Path(path), _pieces(state, kind, version, array_of))
+    write_atomically(Path(path), _pieces(state, kind, version))
 
 
-def state_to_bytes(state: State, kind: str, version: int, array_of: ArrayOf | None = None) -> bytes:
-    """What ``write_state`` would write."""
-    return b"".join(_pieces(state, kind, version, array_of))
+def state_to_bytes(state: State, kind: str, version: int) -> bytes:
+    """What ``save_state`` would write."""
+    return b"".join(_pieces(state, kind, version))
 
 
-def _pieces(state: State, kind: str, version: int, array_of: ArrayOf | None) -> list[bytes | memoryview]:
-    arrays = _Arrays(array_of or (lambda value, place: None))
-    tree = json.dumps(_flatten(state, arrays, "state", 0), allow_nan=False)
-    specs = [_Spec(array.dtype, array.shape) for array in arrays.all]
+def _pieces(state: State, kind: str, version: int) -> list[bytes | memoryview]:
+    numbered = _Arrays()
+    tree = json.dumps(_flatten(state, numbered, "state", 0), allow_nan=False)
+    arrays = [array for _, array in numbered.values()]
+    specs = [_Spec(array.dtype, array.shape) for array in arrays]
     header = _header({"kind": kind, "version": str(version), "state": tree}, specs)
     num_bytes = len(header) + sum(spec.num_bytes for spec in specs)
     if len(header) > MAX_HEADER_BYTES or _tree_bytes(header) > _most_tree_bytes(num_bytes):
@@ -126,37 +120,47 @@ def _pieces(state: State, kind: str, version: int, array_of: ArrayOf | None) -> 
             f"the state has {len(header):,} bytes besides its arrays, which is too much to be read back; at most "
             f"{MAX_HEADER_BYTES:,} fit. Store many numbers as an array."
         )
-    parts = [_bytes_of(arrays.all[number]) for number in _file_order(specs)]
-    digest = _digest(header, parts)
-    return [header[: DIGEST.start], digest, header[DIGEST.stop :], *parts]
+    parts = [_bytes_of(arrays[number]) for number in _file_order(specs)]
+    return [header[: DIGEST.start], _digest(header, parts), header[DIGEST.stop :], *parts]
 
 
 def fingerprint(*parts: Any) -> str:
-    """A short digest of arrays and JSON values, for example to decide whether a checkpoint belongs to these data."""
+    """A short digest of tensors, arrays and JSON values, e.g. to decide whether a checkpoint belongs to these data."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        if isinstance(part, np.ndarray):
-            name = "bfloat16" if part.dtype == BFLOAT16 else part.dtype.name
-            digest.update(f"torch.{name}{part.shape}".encode())  # the names in the checkpoints of all versions
-            digest.update(_bytes_of(part))
-        else:
+        array = _as_array(part, "a part")
+        if array is None:
             digest.update(json.dumps(part, sort_keys=True, default=str).encode())
+        else:
+            name = "bfloat16" if array.dtype == BFLOAT16 else array.dtype.name
+            digest.update(f"torch.{name}{array.shape}".encode())  # the names in the checkpoints of all versions
+            digest.update(_bytes_of(array))
     return digest.hexdigest()
 
 
-class _Arrays:
-    """The different arrays of a state, in the order of their first occurrence."""
+def _as_array(value: Any, place: str) -> np.ndarray | None:
+    """An array, or a tensor's memory as one, copied only from other devices; None for any other value."""
+    if isinstance(value, np.ndarray):
+        return value
+    if "torch" not in sys.modules:
+        return None
+    import torch
 
-    def __init__(self, array_of: ArrayOf):
-        self.array_of = array_of
-        self.all: list[np.ndarray] = []
-        self._numbers: dict[str, int] = {}
+    if not isinstance(value, torch.Tensor):
+        return None
+    if value.layout != torch.strided or value.is_complex():
+        raise TypeError(f"{place} is a tensor of {value.dtype}, {value.layout}; expected a dense one of real numbers.")
+    tensor = value.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(BFLOAT16)
+    return tensor.numpy()
+
+
+class _Arrays(dict[str, tuple[int, np.ndarray]]):
+    """The different arrays of a state by their fingerprints, with their numbers by first occurrence."""
 
     def number(self, array: np.ndarray) -> int:
-        known = self._numbers.setdefault(fingerprint(array), len(self.all))
-        if known == len(self.all):
-            self.all.append(array)
-        return known
+        return self.setdefault(fingerprint(array), (len(self), array))[0]
 
 
 def _flatten(value: Any, arrays: _Arrays, place: str, depth: int) -> Any:
@@ -179,7 +183,7 @@ def _flatten(value: Any, arrays: _Arrays, place: str, depth: int) -> Any:
             if isinstance(key, bool) or not isinstance(key, str | int):
                 raise TypeError(f"{place} has the key {key!r}, expected text or an integer.")
         return {"items": [[key, _flatten(v, arrays, f"{place}[{key!r}]", depth + 1)] for key, v in value.items()]}
-    array = value if isinstance(value, np.ndarray) else arrays.array_of(value, place)
+    array = _as_array(value, place)
     if array is not None:
         return _reference(array, arrays, place)
     raise TypeError(
@@ -211,11 +215,8 @@ def _header(metadata: dict[str, str], specs: list[_Spec]) -> bytes:
         end = offsets[number][1]
     entries: dict[str, Any] = {"__metadata__": {"digest": "0" * 32, **metadata}}
     for number, spec in enumerate(specs):
-        entries[f"t{number}"] = {
-            "dtype": NAMES[spec.dtype],
-            "shape": list(spec.shape),
-            "data_offsets": offsets[number],
-        }
+        shape = list(spec.shape)
+        entries[f"t{number}"] = {"dtype": NAMES[spec.dtype], "shape": shape, "data_offsets": offsets[number]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -247,15 +248,22 @@ def _digest(header: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
 
 
 def stored_digest(path: str | os.PathLike[str]) -> str:
-    """The digest that a file of ``write_state`` says it has, without a look at the rest of it."""
+    """The digest that a file says it has, without a look at the rest of it."""
     with Path(path).open("rb") as file:
         return file.read(DIGEST.stop)[DIGEST].decode("ascii", "replace")
+
+
+def load_state(
+    path: str | os.PathLike[str], kind: str, version: int, remedy: str | None = None, *, mapped: bool = False
+) -> State:
+    """The state in a file with its arrays as tensors; otherwise like ``read_state``."""
+    return _with_tensors(read_state(path, kind, version, remedy, mapped=mapped))
 
 
 def read_state(
     path: str | os.PathLike[str], kind: str, version: int, remedy: str | None = None, *, mapped: bool = False
 ) -> State:
-    """The state in a file; ValueError if the file is not a complete one of this kind and version.
+    """The state in a file, with numpy arrays; ValueError if the file is not a complete one of this kind and version.
 
     Places of the state that refer to the same array share its memory: reading takes memory in proportion to the size of
     the file, however often an array is referred to. Copy an array before you write to it.
@@ -283,8 +291,23 @@ def read_state(
 
 
 def state_from_bytes(content: bytes, kind: str, version: int) -> State:
-    """The inverse of ``state_to_bytes``; ValueError if the bytes are not a complete state of this kind and version."""
-    return _read(BytesIO(content), kind, version)
+    """The inverse of ``state_to_bytes``, with tensors; ValueError if the bytes are not a complete state."""
+    return _with_tensors(_read(BytesIO(content), kind, version))
+
+
+def _with_tensors(value: Any) -> Any:
+    """The tree with its arrays as tensors, which take over their memory."""
+    import torch
+
+    if isinstance(value, dict):
+        return {key: _with_tensors(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_tensors(item) for item in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype == BFLOAT16:
+        return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(value)
 
 
 def _in_words(kind: str) -> str:
@@ -313,9 +336,8 @@ def _read(file: BinaryIO, kind: str, version: int, mapped: bool = False) -> Stat
             f"{version}",
             remedy,
         )
-    arrays: list[np.ndarray | None] = [None] * len(specs)
-    for number in _file_order(specs):
-        arrays[number] = _mapped_array(file, specs[number]) if mapped else _array(file, specs[number])
+    stored = _mapped_array if mapped else _array
+    arrays = {number: stored(file, specs[number]) for number in _file_order(specs)}
     try:
         tree = json.loads(metadata["state"], parse_constant=_no_constant)
         state = _unflatten(tree, arrays, 0)
@@ -388,7 +410,9 @@ def _parsed(header: bytes, size: int) -> tuple[dict[str, str], list[_Spec]]:
 
 
 def _array(file: BinaryIO, spec: _Spec) -> np.ndarray:
-    content = _aligned(spec.num_bytes)
+    memory = np.empty(spec.num_bytes + ALIGNMENT, dtype=np.uint8)
+    start = -memory.__array_interface__["data"][0] % ALIGNMENT
+    content = memory[start : start + spec.num_bytes]
     if file.readinto(content) != spec.num_bytes:  # pyright: ignore[reportAttributeAccessIssue]
         raise _damaged("it changed while it was read")
     if spec.dtype == np.bool_ and bool((content > 1).any()):
@@ -406,18 +430,11 @@ def _mapped_array(file: BinaryIO, spec: _Spec) -> np.ndarray:
     return array
 
 
-def _aligned(num_bytes: int) -> np.ndarray:
-    """Bytes whose address is a multiple of ``ALIGNMENT``."""
-    memory = np.empty(num_bytes + ALIGNMENT, dtype=np.uint8)
-    start = -memory.__array_interface__["data"][0] % ALIGNMENT
-    return memory[start : start + num_bytes]
-
-
 def _no_constant(text: str) -> None:
     raise _damaged(f"its tree holds {text}")
 
 
-def _unflatten(node: Any, arrays: list[np.ndarray | None], depth: int) -> Any:
+def _unflatten(node: Any, arrays: dict[int, np.ndarray], depth: int) -> Any:
     """The value of a node, with the arrays that it refers to."""
     if depth > MAX_DEPTH:
         raise _damaged("its tree is nested too deep")
@@ -426,9 +443,8 @@ def _unflatten(node: Any, arrays: list[np.ndarray | None], depth: int) -> Any:
             return node
         case {"float": "nan" | "inf" | "-inf" as text} if len(node) == 1:
             return float(text)
-        case {"tensor": int(number)} if 0 <= number < len(arrays):
+        case {"tensor": int(number)} if number in arrays:
             array = arrays[number]
-            assert array is not None
             order = node.get("order", list(range(array.ndim)))
             if not isinstance(order, list) or sorted(order, key=str) != sorted(range(array.ndim), key=str):
                 raise _damaged("an array has an impossible order")

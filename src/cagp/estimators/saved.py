@@ -24,8 +24,7 @@ from cagp.prior import GP
 from cagp.ranks import Ranks
 from cagp.saved_summary import KIND, VERSION
 from cagp.shards import RegionPosterior, Regions
-from cagp.storage import State, stored_digest
-from cagp.tensor_files import load_state, save_state
+from cagp.storage import State, load_state, save_state, stored_digest
 
 _BROKEN = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, AssertionError, NotPositiveDefiniteError)
 ROWS_KIND, ROWS_VERSION = "cagp rows", 1

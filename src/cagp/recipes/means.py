@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cagp import tensor_files, trees
+from cagp import storage, trees
 from cagp.recipes.task import Fitted, Task
 from cagp.trees import OutOfFold, TreeObjective, Trees
 
@@ -43,7 +43,7 @@ def trees_of(task: Task, objective: TreeObjective = "l2") -> OutOfFold:
 def _stored_or_fitted(task: Task, max_seconds: float, objective: TreeObjective) -> OutOfFold:
     path = None if task.folder is None else task.folder / f"trees-{task.num_rows}.cagp"
     if path is not None and path.exists():
-        state = tensor_files.load_state(path, KIND, VERSION, remedy="delete it to fit them again")
+        state = storage.load_state(path, KIND, VERSION, remedy="delete it to fit them again")
         mean, shape = state.get("mean"), tuple(task.y.shape)
         is_mean = isinstance(mean, Tensor) and mean.dtype == torch.float64 and tuple(mean.shape) == shape
         if mean is None or not is_mean or not bool(torch.isfinite(mean).all()):
@@ -66,7 +66,7 @@ def _stored_or_fitted(task: Task, max_seconds: float, objective: TreeObjective) 
     if path is not None and fitted.finished:
         path.parent.mkdir(parents=True, exist_ok=True)
         state = {name: value for name, value in _state(fitted).items() if name != "finished"}
-        tensor_files.save_state(path, state, KIND, VERSION)
+        storage.save_state(path, state, KIND, VERSION)
     return fitted
 
 

@@ -7,8 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from cagp.storage import State, fingerprint
-from cagp.tensor_files import load_state, save_state
+from cagp.storage import State, fingerprint, load_state, save_state
 
 KIND, VERSION = "checkpoint", 2
 REMEDY = "delete it to start from scratch"

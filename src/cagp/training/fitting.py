@@ -17,8 +17,7 @@ from cagp.linalg import NotPositiveDefiniteError
 from cagp.progress import StepProgress
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
-from cagp.storage import State
-from cagp.tensor_files import tensor_fingerprint
+from cagp.storage import State, fingerprint
 from cagp.training.checkpoints import describe, is_like, load_checkpoint, not_whole, save_checkpoint
 from cagp.training.history import FitResult, FitStatus, History, Step, steps_from_state, trend
 from cagp.training.optimizers import Optimizer, copied
@@ -451,7 +450,7 @@ class _Run:
         tensors = [tensor for tensor in self.data if tensor is not None]
         parameters = self._parameters()
         described = [describe(self.method), self.optimizer.rates(0), list(parameters)]
-        return tensor_fingerprint(settings, *described, *tensors, *parameters.values())
+        return fingerprint(settings, *described, *tensors, *parameters.values())
 
     def _checkpoint(self) -> State:
         return {"fingerprint": self.fingerprint, "steps": len(self.history.steps), **vars(self.here())}
