@@ -11,8 +11,8 @@ from cagp import GP, CaGPRegressor, GaussianNoise, kernels, limits, trees
 from cagp.comparison import Score, compare
 from cagp.data.splits import split
 from cagp.kernels import Matern12, Matern32, Scale
-from cagp.recipes import auto, trials, validation
-from cagp.recipes.task import Task
+from cagp.recipes import auto, trials
+from cagp.recipes.task import VALIDATION_SHARE, Task
 from cagp.training import history
 
 SHORT = {"first_steps": 6, "more_steps": 6, "other_steps": 6, "last_steps": 6}
@@ -116,7 +116,7 @@ def test_leave_one_out_is_a_fit_without_each_row():
     row_noise = torch.linspace(0.01, 0.3, 40, dtype=torch.float64)
     prior = GP(Scale(Matern32(2, [0.7, 1.2]), 1.3), noise=GaussianNoise(0.05))
     for known in (None, row_noise):
-        mean, variance = validation.leave_out(prior, X, y, known)
+        mean, variance = trials.leave_out(prior, X, y, known)
         for row in range(0, 40, 3):
             rest = np.array([i for i in range(40) if i != row])
             noise = None if known is None else known[rest]
@@ -129,7 +129,7 @@ def test_leave_one_out_is_a_fit_without_each_row():
 def test_leave_one_out_of_a_matrix_without_factor(monkeypatch):
     monkeypatch.setattr("cagp.linalg.dense.LARGEST_JITTER", 0.0)
     prior = GP(Scale(Matern32(1)), noise=GaussianNoise(1e-30, noise_floor=0.0))
-    mean, variance = validation.leave_out(prior, torch.zeros(20, 1).double(), torch.ones(20).double(), None)
+    mean, variance = trials.leave_out(prior, torch.zeros(20, 1).double(), torch.ones(20).double(), None)
     assert bool(variance.isinf().all())
     assert bool(mean.isfinite().all())
 
@@ -298,11 +298,11 @@ def test_held_out_rows_are_never_learned_from(screen_rows, monkeypatch):
     X, y = table()
     effort(monkeypatch, **SHORT, screen_rows=screen_rows)
     held, learned, tree_rows, scored = [], [], [], []
-    hold_out, run, fit_trees, held_out = auto.hold_out, Task.run, trees.fit_trees, trials.HeldOutRows.held_out
+    hold_out, run, fit_trees, held_out = Task.hold_out, Task.run, trees.fit_trees, trials.HeldOutRows.held_out
     quick_prediction = trees.quick_prediction
 
-    def watch_hold_out(task, *rest):
-        parts = hold_out(task, *rest)
+    def watch_hold_out(self, *rest):
+        parts = hold_out(self, *rest)
         held.append(parts)
         return parts
 
@@ -323,7 +323,7 @@ def test_held_out_rows_are_never_learned_from(screen_rows, monkeypatch):
         scored.append(held_out(self, mean))
         return scored[-1]
 
-    monkeypatch.setattr(auto, "hold_out", watch_hold_out)
+    monkeypatch.setattr(Task, "hold_out", watch_hold_out)
     monkeypatch.setattr(Task, "run", watch_run)
     monkeypatch.setattr(trees, "fit_trees", watch_trees)
     monkeypatch.setattr(trees, "quick_prediction", watch_quick_trees)
@@ -363,7 +363,7 @@ def test_the_targets_of_held_out_rows_change_no_trial(monkeypatch):
 
     monkeypatch.setattr(trials.HeldOutRows, "_trained", watch)
     (held,) = {len(X)}
-    _, test = split(held, validation.VALIDATION_SHARE, 0)
+    _, test = split(held, VALIDATION_SHARE, 0)
     other = y.copy()
     other[test.numpy()] = y[np.roll(test.numpy(), 7)]  # the same values: standard units stay as they are
     for targets in (y, other):
@@ -388,7 +388,7 @@ def test_the_winner_is_trained_on_all_rows(monkeypatch):
         if model.trees_ is not None:  # the trees are those of all rows to learn from
             assert "of the variance" in model.fit_report_
             std = (y - y.mean()) / y.std(ddof=1)
-            train, _ = split(300, validation.VALIDATION_SHARE, 0)
+            train, _ = split(300, VALIDATION_SHARE, 0)
             rows = train.numpy()
             expected = trees.fit_trees(X[rows], std[rows, None])
             assert expected.trees.texts == model.trees_.texts
@@ -543,7 +543,7 @@ def test_control_c_while_methods_are_compared(monkeypatch):
 def test_control_c_in_the_choice_for_few_rows(at, monkeypatch):
     X, y = table(100)
     monkeypatch.setattr(auto, "LEAST_TREE_ROWS", 50)
-    count, leave_one_out = [], validation.leave_out
+    count, leave_one_out = [], trials.leave_out
 
     def interrupt(*_, **__):
         raise KeyboardInterrupt

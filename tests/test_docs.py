@@ -17,7 +17,7 @@ import cagp
 from cagp import limits
 from cagp.cli import main
 from cagp.comparison import MARGINS
-from cagp.recipes import actions, validation
+from cagp.recipes import actions, task
 from cagp.recipes.options import PARAMETERS
 
 ROOT = Path(__file__).parent.parent
@@ -211,7 +211,7 @@ def test_numbers_of_the_automatic_choice_are_those_of_the_code():
         f"up to {limits.EXACT_ROWS:,} rows",
         f"at most {actions.MOST_ACTIONS}",
         f"{MARGINS['method'].least} nats",
-        f"at most {validation.VALIDATION_ROWS:,}",
+        f"at most {task.VALIDATION_ROWS:,}",
     ):
         assert words in text, words
 

@@ -16,7 +16,8 @@ from cagp.data.splits import RowRule, validation_rule
 from cagp.estimators import load
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPLocal
-from cagp.recipes import auto, means, nearest, opt, target_scale, trials, validation
+from cagp.recipes import means, target_scale, trials
+from cagp.recipes.task import Task
 
 values = st.lists(st.integers(0, 6), min_size=2, max_size=50).filter(lambda v: len(set(v)) > 1)
 
@@ -103,7 +104,7 @@ class Watched:
 def test_every_part_of_a_fit_follows_the_rule(kind, method, monkeypatch):
     """Whatever a fit holds out: no group on both sides, and no earlier row on the judging one."""
     monkeypatch.setattr(limits, "EXACT_ROWS", 100)
-    held = Watched(monkeypatch, validation, "hold_out", auto, nearest, opt)
+    held = Watched(monkeypatch, Task, "hold_out")
     folds = Watched(monkeypatch, means.trees, "fit_trees")
     scales = Watched(monkeypatch, CaGPLocal, "choose_local_scale")
     target = Watched(monkeypatch, target_scale, "_held_out_nll")
@@ -138,13 +139,13 @@ def test_every_part_of_a_fit_follows_the_rule(kind, method, monkeypatch):
 
 def test_a_large_group_judges_by_some_of_its_rows(monkeypatch):
     monkeypatch.setattr(limits, "EXACT_ROWS", 100)
-    held = Watched(monkeypatch, validation, "hold_out", auto, nearest, opt)
+    held = Watched(monkeypatch, Task, "hold_out")
     X, y, _ = grouped()
     group = np.where(np.arange(len(y)) < 250, "large", np.where(np.arange(len(y)) < 300, "b", "c"))
     CaGPRegressor("opt", max_epochs=2).fit(X, y, group=group)
     (_, _, parts), *_ = held.calls
     assert len(set(group[parts.held_rows.numpy()])) == 1
-    few = validation.hold_out(parts.train, 5)
+    few = parts.train.hold_out(5)
     assert len(few.held_rows) == 5
     assert len(few.rows) + 5 < parts.train.num_rows
 
@@ -156,7 +157,7 @@ def test_rows_of_a_group_are_predicted_from_other_groups():
     known = torch.linspace(0.01, 0.2, len(y)).double()
     for row_noise in (None, known):
         prior = GP(Scale(Matern32(2, 1.5), 0.8), noise=GaussianNoise(0.05)).double()
-        mean, variance = validation.leave_out(prior, X, y, row_noise, group)
+        mean, variance = trials.leave_out(prior, X, y, row_noise, group)
         for value in range(6):
             out = group == value
             K = np.asarray(prior.kernel(X, X).detach())
@@ -168,8 +169,8 @@ def test_rows_of_a_group_are_predicted_from_other_groups():
             spread = K[outside, outside] - np.einsum("ij,ji->i", cross, np.linalg.solve(A, cross.T)) + noise[outside]
             np.testing.assert_allclose(mean[out].detach(), expected, rtol=1e-8, atol=1e-10)
             np.testing.assert_allclose(variance[out].detach(), spread, rtol=1e-8)
-    alone = validation.leave_out(prior, X, y, known, torch.arange(len(y)))
-    for one, other in zip(alone, validation.leave_out(prior, X, y, known), strict=True):
+    alone = trials.leave_out(prior, X, y, known, torch.arange(len(y)))
+    for one, other in zip(alone, trials.leave_out(prior, X, y, known), strict=True):
         torch.testing.assert_close(one, other)
 
 

@@ -18,7 +18,6 @@ from cagp.methods import CaGPLocal
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
 from cagp.recipes import Recipe, nearest
-from cagp.recipes.checks import check_neighbours
 from cagp.recipes.task import Fitted, Task
 from cagp.shards import RegionPosterior, Regions, Shard, exchange_rows, halo_width, sample_of_parts
 from cagp.storage import fingerprint, write_atomically
@@ -40,7 +39,7 @@ def learn_regions(fit: Fit, recipe: Recipe, chunks: Chunks) -> Prepared:
     assert isinstance(rows, MappedRows)
     num_rows = int(ranks.add_up(torch.tensor([float(rows.num_rows)], dtype=torch.float64))[0])
     notes = [*notes, f"All {ranks.size:,} processes together have {num_rows:,} rows."]
-    check_neighbours(recipe.n_neighbors, num_rows)
+    nearest.check_neighbours(recipe.n_neighbors, num_rows)
     part = _Part(rows.X, rows.y[:, 0].contiguous(), None if rows.row_noise is None else rows.row_noise[:, 0])
     sample = sample_of_parts(torch.cat([part.X, part.y[:, None]], 1), ranks)
     # Starting values come from rows of all regions.

@@ -24,7 +24,7 @@ from cagp.likelihoods import ClassLikelihood, Likelihood, class_likelihood, like
 from cagp.quantities import number
 from cagp.ranks import Ranks
 from cagp.recipes import OPTIONS, RECIPES, Recipe, check_processes, recipe_for
-from cagp.recipes.checks import check_neighbours
+from cagp.recipes.nearest import check_neighbours
 from cagp.recipes.options import kind_of, not_for
 
 REGRESSION = (GAUSSIAN, *likelihoods_of("counts", "numbers"))

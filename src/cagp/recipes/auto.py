@@ -1,32 +1,28 @@
 """The choice of a model for a table, and the fit of what was chosen to all rows."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from cagp import limits
-from cagp.actions import BlockActions
 from cagp.comparison import Score, compare
 from cagp.methods import MultiTarget
 from cagp.methods.cholesky import memory_needed
 from cagp.posteriors import AveragedPosterior
 from cagp.prior import GaussianNoise
-from cagp.recipes import long_range, means, nearest
+from cagp.recipes import local, long_range, means, nearest
 from cagp.recipes.actions import constant_actions, number_of_actions
-from cagp.recipes.checks import check_neighbours
 from cagp.recipes.exact import exact_methods, train_exact
-from cagp.recipes.local import UNKNOWN_DECAY, shared_actions
-from cagp.recipes.nearest import Neighbours
+from cagp.recipes.local import UNKNOWN_DECAY
+from cagp.recipes.nearest import Neighbours, check_neighbours
 from cagp.recipes.opt import started_at, train_opt
-from cagp.recipes.search import Effort, Search, average_words
+from cagp.recipes.search import Effort, Search
 from cagp.recipes.table import Recipe
 from cagp.recipes.task import RESIDUAL_START, Fitted, Learned, Task
-from cagp.recipes.trials import FEW_ROWS, Candidate, EachRow, HeldOutRows, Mean, Trial
-from cagp.recipes.validation import Parts, hold_out
+from cagp.recipes.trials import FEW_ROWS, Candidate, EachRow, HeldOutRows, Trial
 from cagp.training import FitResult, FitStatus
 from cagp.training.history import trend
-from cagp.trees import Trees
 
 REFINING_STEPS = 50
 """Steps of CaGP-Opt after the hyperparameters were found and it was chosen."""
@@ -79,12 +75,15 @@ def train(recipe: Recipe, task: Task) -> Fitted:
         return _exact(task, effort, base)
     check_neighbours(recipe.n_neighbors, n)
     base = replace(base, neighbours=Neighbours.of(recipe.n_neighbors, recipe.objective))
-    parts = hold_out(task, effort.validation_rows)
-    some = _some_rows(parts, effort.screen_rows)
+    parts = task.hold_out(effort.validation_rows)
+    some = parts
+    if parts.train.num_rows > effort.screen_rows:
+        rows = parts.train.random_rows(effort.screen_rows)
+        some = parts._replace(rows=parts.rows[rows], train=parts.train.rows(rows))
     varied = isinstance(recipe.n_neighbors, str), effort.objectives and recipe.objective == "auto"
     search = Search(task, HeldOutRows(some, recipe.local_scale), effort, base, *varied)
     best = search.best()
-    if some.train.num_rows < parts.train.num_rows:
+    if some is not parts:
         search, best = _on_all_rows(search, HeldOutRows(parts, recipe.local_scale), best)
     else:
         best = search.resumed(best, effort.last_steps)
@@ -111,9 +110,7 @@ def _long_range(recipe: Recipe, task: Task) -> Fitted:
         posteriors = exact_methods(task, learned.priors).condition(task.data)
         return Fitted("exact", posteriors, learned.result, learned.notes, task.every_row(), choice)
     learned = long_range.learn(task, neighbours)
-    shared, words = shared_actions(recipe.n_actions, task, learned.priors[0])
-    learned = learned._replace(notes=[*learned.notes, words])
-    fitted = nearest.condition(task, learned, neighbours, recipe.local_scale, shared)
+    fitted = local.condition(recipe, task, learned, neighbours, is_hybrid=True)
     return fitted._replace(choice=f"Chose hybrid: {reason}, so that nearest rows alone are not enough.")
 
 
@@ -131,18 +128,19 @@ def _exact(task: Task, effort: Effort, base: Candidate) -> Fitted:
         return _trained_exact(task, rows, base)._replace(choice=reason)
     best = search.best()
     average = None if search.interrupted or not search.in_time else search.average(best)
-    words, last = best.candidate.words, replace(task, max_epochs=1) if search.interrupted else task
+    last = replace(task, max_epochs=1) if search.interrupted else task
     fitted = _trained_exact(last, rows, best.candidate, best, 1.0 if average is None else 0.5)
     if average is not None:
         other, weight = average
-        words = average_words(best.candidate, other.candidate, weight)
         fitted = _averaged(fitted, _trained_exact(task, rows, other.candidate, other), weight)
-    if not is_alone:
-        reason = f"{reason} {search.chosen(words)}"
+    if is_alone:
+        search.tried.clear()
+    else:
+        reason = f"{reason} {search.chosen(best, average)}"
     if search.interrupted:
         reason = f"{reason} The fit was interrupted before all models were compared."
         fitted = fitted._replace(result=_as_interrupted(fitted.result))
-    return fitted._replace(choice=reason, tried=[] if is_alone else search.tried)
+    return fitted._replace(choice=reason, tried=search.tried)
 
 
 def _trained_exact(
@@ -154,28 +152,16 @@ def _trained_exact(
         trial: whose hyperparameters training starts at; None for those that the data suggest.
         share: of the time that is left, which it may take.
     """
-    trees = rows.whole_trees(candidate.mean)
-    residual = replace(task, mean="zero") if trees is None else task.without_mean(trees.mean)
     if task.folder is not None:
-        residual = replace(residual, folder=task.folder / candidate.mean)
+        task = replace(task, folder=task.folder / candidate.mean)
     if trial is not None:
         noise = [float(p.noise.noise.detach()) for p in trial.priors if isinstance(p.noise, GaussianNoise)]
-        residual = replace(residual, kernel=trial.priors[0].kernel, from_data=False, noise=noise)
-    fitted = train_exact(residual, trial is not None, share)
-    if trees is None:
-        return fitted
-    return fitted._replace(trees=trees.trees, notes=[means.words_of(trees, task), *fitted.notes])
+        task = replace(task, kernel=trial.priors[0].kernel, from_data=False, noise=noise)
+    trees = rows.whole_trees if candidate.mean == "trees" else None
+    return means.with_trees(task, trees, lambda residual: train_exact(residual, trial is not None, share))
 
 
 # ---- many rows ----
-
-
-def _some_rows(parts: Parts, most: int) -> Parts:
-    """The same held-out rows, and at most ``most`` rows to learn from."""
-    if parts.train.num_rows <= most:
-        return parts
-    rows = parts.train.random_rows(most)
-    return parts._replace(rows=parts.rows[rows], train=parts.train.rows(rows))
 
 
 def _on_all_rows(search: Search, validation: HeldOutRows, best: Trial) -> tuple[Search, Trial]:
@@ -190,10 +176,11 @@ def _on_all_rows(search: Search, validation: HeldOutRows, best: Trial) -> tuple[
     last = Search(search.task, validation, search.effort, search.base)
     last.tried = search.tried
     try:
-        (trial,) = last.attempt(best.candidate, num_steps, like=best, is_needed=True)
+        trial = last.attempt(best.candidate, num_steps, like=best, is_needed=True)
     except KeyboardInterrupt:
         search.interrupted = True
         return search, best
+    assert trial is not None
     last.note(trial, None, num_rows)
     has_trees, pair, other = trial.candidate.mean == "trees", search.partner(best), None
     if has_trees:
@@ -202,49 +189,58 @@ def _on_all_rows(search: Search, validation: HeldOutRows, best: Trial) -> tuple[
         other = pair[0]
     if other is None or last.interrupted or not last.in_time:
         return last, trial
-    for second in last.attempt(other.candidate, num_steps, like=other):
-        needs_trees = second.candidate.mean == "trees" or compare(trial.score, second.score).exceed("model")
-        loses = has_trees and not needs_trees
-        last.note(second, trial, f"{num_rows}: {'as good without trees' if loses else 'not better'}")
-        last.rivals.append(trial if loses else second)
-        trial = second if loses else trial
-    return last, trial
+    second = last.attempt(other.candidate, num_steps, like=other)
+    if second is None:
+        return last, trial
+    needs_trees = second.candidate.mean == "trees" or compare(trial.score, second.score).exceed("model")
+    loses = has_trees and not needs_trees
+    last.note(second, trial, f"{num_rows}: {'as good without trees' if loses else 'not better'}")
+    last.rivals.append(trial if loses else second)
+    return last, second if loses else trial
 
 
 def _nearest_rows(recipe: Recipe, task: Task, search: Search, best: Trial) -> Fitted:
     """The best with all rows, after a comparison with shared actions, or its average with another model."""
-    method = _compare_methods(recipe, task, search, best)
-    average = None
-    may_average = method.name == "local" or (method.name == "hybrid" and search.in_time)
-    if may_average and not search.interrupted:
-        average = search.average(best, method.score)
-    words, result = best.candidate.words, _joined(search, best)
-    if average is not None:
-        words = average_words(best.candidate, average[0].candidate, average[1])
+    name, reason, score = _compare_methods(recipe, task, search, best)
+    average, result = None, _joined(search, best)
+    if not search.interrupted and (name == "local" or (name == "hybrid" and search.in_time)):
+        average = search.average(best, score)
     if search.interrupted:
         result = _as_interrupted(result)
-    choice = f"Chose {method.name}: {method.reason}. {search.chosen(words)}"
-    if method.name == "opt":
-        residual = _residual(task, search, best.candidate.mean)
-        fitted = train_opt(residual.task, best.priors, recipe.n_actions, learned=True, most_steps=REFINING_STEPS)
-        fitted = fitted._replace(notes=[*residual.notes, started_at(result)], trees=residual.trees)
-        return fitted._replace(choice=choice, tried=search.tried)
-    fitted = _conditioned(recipe, task, search, best, result, method.name == "hybrid")
-    notes = [f"Hyperparameters were learned without the held-out rows; predictions use all {task.num_rows:,} rows."]
-    notes += [UNKNOWN_DECAY] if task.decays is None else []
-    fitted = fitted._replace(notes=[*notes, *fitted.notes], choice=choice, tried=search.tried)
+
+    def conditioned(trial: Trial, is_hybrid: bool = False) -> Fitted:
+        given = Learned(trial.priors, result), trial.candidate.neighbours, is_hybrid
+        return _with_mean_of(trial, task, search, lambda residual: local.condition(recipe, residual, *given))
+
+    def refined(residual: Task) -> Fitted:
+        fitted = train_opt(residual, best.priors, recipe.n_actions, learned=True, most_steps=REFINING_STEPS)
+        return fitted._replace(notes=[started_at(result)])
+
+    if name == "opt":
+        fitted = _with_mean_of(best, task, search, refined)
+    else:
+        fitted = conditioned(best, name == "hybrid")
+        notes = [f"Hyperparameters were learned without the held-out rows; predictions use all {task.num_rows:,} rows."]
+        notes += [UNKNOWN_DECAY] if task.decays is None else []
+        fitted = fitted._replace(notes=[*notes, *fitted.notes])
+    choice = f"Chose {name}: {reason}. {search.chosen(best, average)}"
+    fitted = fitted._replace(choice=choice, tried=search.tried)
     if average is None:
         return fitted
     other, weight = average
-    return _averaged(fitted, _conditioned(recipe, task, search, other, result), weight)
+    return _averaged(fitted, conditioned(other), weight)
 
 
-class _Method(NamedTuple):
-    """How the best model predicts, why, and its score."""
-
-    name: str
-    reason: str
-    score: Score | None = None
+def _with_mean_of(trial: Trial, task: Task, search: Search, train: Callable[[Task], Fitted]) -> Fitted:
+    """What ``train`` makes of all rows with the mean of a trial: out of fold at rows that trees were fitted to."""
+    if trial.candidate.mean == "zero":
+        return train(task)
+    trees, parts = search.validation.trees, search.validation.parts
+    assert parts is not None
+    values, learned = np.empty(tuple(task.y.shape)), parts.rows.cpu().numpy()
+    others = np.setdiff1d(np.arange(task.num_rows), learned)
+    values[learned], values[others] = trees.mean, trees.trees.mean(task.inputs[others])
+    return means.with_trees(task, trees._replace(mean=values), train, means.words_of(trees, parts.train))
 
 
 METHOD_REASONS = {
@@ -254,72 +250,37 @@ METHOD_REASONS = {
 }
 
 
-def _compare_methods(recipe: Recipe, task: Task, search: Search, best: Trial) -> _Method:
-    """Whether shared actions replace nearest rows, or help them, at the hyperparameters of the best model."""
-    num_actions, interrupted = number_of_actions(recipe.n_actions, task), "the fit was interrupted before other methods"
-    if search.interrupted:
-        return _Method("local", f"{interrupted} could be compared")
-    if task.scratch is not None:
-        return _Method("local", "the rows stay on disk, where shared actions are not compared")
-    if limits.action_bytes(task.num_rows, num_actions) > task.memory:
-        return _Method("local", f"the memory limit does not allow {num_actions:,} shared actions")
-    if not search.in_time:
-        return _Method("local", "the time limit does not allow shared actions to be compared")
+def _compare_methods(recipe: Recipe, task: Task, search: Search, best: Trial) -> tuple[str, str, Score]:
+    """How the best model predicts, why, and its score: shared actions may replace nearest rows, or help them."""
+    num_actions = number_of_actions(recipe.n_actions, task)
+    interrupted = "the fit was interrupted before other methods could be compared"
+    obstacles = {
+        interrupted: search.interrupted,
+        "the rows stay on disk, where shared actions are not compared": task.scratch is not None,
+        f"the memory limit does not allow {num_actions:,} shared actions": (
+            limits.action_bytes(task.num_rows, num_actions) > task.memory
+        ),
+        "the time limit does not allow shared actions to be compared": not search.in_time,
+    }
+    for reason, is_met in obstacles.items():
+        if is_met:
+            return "local", reason, best.score
+    assert isinstance(search.validation, HeldOutRows)
+    learning = search.validation.learning
     try:
-        assert isinstance(search.validation, HeldOutRows)
-        alone, beside = search.validation.with_shared(best, _actions_to_learn(recipe, search, best))
+        num_shared = number_of_actions(recipe.n_actions, learning)
+        shared = constant_actions(best.priors[0].kernel, learning.data, num_shared, learning.seed)
+        beside, alone = search.validation.with_shared(best, shared)
     except KeyboardInterrupt:
         search.interrupted = True
-        return _Method("local", f"{interrupted} could be compared")
+        return "local", interrupted, best.score
     # The simplest first: the first that none of the others is better than.
     scores = {"local": best.score, "opt": alone, "hybrid": beside}
     top = min(scores.values(), key=lambda score: -compare(score, best.score).mean)
     name = next(name for name, score in scores.items() if not compare(top, score).exceed("method"))
     listed = ", ".join(f"{name} {float(score.nll.mean()):.3f}" for name, score in scores.items())
     reason = f"{METHOD_REASONS[name]} (negative log density of {len(best.score.nll):,} held-out rows: {listed})"
-    return _Method(name, reason, scores[name])
-
-
-def _actions_to_learn(recipe: Recipe, search: Search, best: Trial) -> BlockActions:
-    """Shared actions on the rows to learn from."""
-    learning = search.validation.learning
-    num_shared = number_of_actions(recipe.n_actions, learning)
-    return constant_actions(best.priors[0].kernel, learning.data, num_shared, learning.seed)
-
-
-def _conditioned(
-    recipe: Recipe, task: Task, search: Search, trial: Trial, result: FitResult, is_hybrid: bool = False
-) -> Fitted:
-    """Nearest rows at the hyperparameters of a trial, with all rows; for the hybrid beside shared actions."""
-    residual, shared = _residual(task, search, trial.candidate.mean), None
-    notes = residual.notes
-    if is_hybrid:
-        shared, words = shared_actions(recipe.n_actions, residual.task, trial.priors[0])
-        notes = [*notes, words]
-    learned = Learned(trial.priors, result, notes)
-    fitted = nearest.condition(residual.task, learned, trial.candidate.neighbours, recipe.local_scale, shared)
-    return fitted._replace(trees=residual.trees)
-
-
-class _Residual(NamedTuple):
-    """A task with the residuals of a prior mean as targets."""
-
-    task: Task
-    trees: Trees | None
-    notes: list[str]
-
-
-def _residual(task: Task, search: Search, mean: Mean) -> _Residual:
-    """The whole task with the residuals of the mean: out of fold at rows that trees were fitted to."""
-    if mean == "zero":
-        return _Residual(task, None, [])
-    fitted, parts = search.validation.trees, search.validation.parts
-    assert fitted is not None
-    assert parts is not None
-    values, learned = np.empty(tuple(task.y.shape)), parts.rows.cpu().numpy()
-    others = np.setdiff1d(np.arange(task.num_rows), learned)
-    values[learned], values[others] = fitted.mean, fitted.trees.mean(task.inputs[others])
-    return _Residual(task.without_mean(values), fitted.trees, [means.words_of(fitted, parts.train)])
+    return name, reason, scores[name]
 
 
 def _joined(search: Search, trial: Trial) -> FitResult:

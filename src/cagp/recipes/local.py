@@ -5,10 +5,9 @@ from cagp.methods import CaGPLocal, Method
 from cagp.prior import GP
 from cagp.recipes import long_range, nearest
 from cagp.recipes.actions import constant_actions, number_of_actions
-from cagp.recipes.checks import check_neighbours
-from cagp.recipes.nearest import Neighbours
+from cagp.recipes.nearest import Neighbours, check_neighbours
 from cagp.recipes.table import Recipe
-from cagp.recipes.task import Fitted, Task
+from cagp.recipes.task import Fitted, Learned, Task
 
 LIKELIHOOD_FACTOR = 4
 """With a likelihood that is not Gaussian, predictions take this many times the neighbours of training. A label says
@@ -31,27 +30,35 @@ def train(recipe: Recipe, task: Task) -> Fitted:
     The shared actions of the hybrid play no part in training.
     """
     check_neighbours(recipe.n_neighbors, task.num_rows)
-    neighbours, shared, about = Neighbours.of(recipe.n_neighbors, recipe.objective), None, []
+    neighbours, is_hybrid = Neighbours.of(recipe.n_neighbors, recipe.objective), recipe.name == "hybrid"
     learned = long_range.learn(task, neighbours) if task.is_long_range else nearest.learn(task, neighbours)
-    if recipe.name == "hybrid":
-        shared, words = shared_actions(recipe.n_actions, task, learned.priors[0])
-        about = [words]
-    elif task.is_long_range:
-        about = [NEAREST_ALONE]
-    elif task.decays is None:
-        about = [UNKNOWN_DECAY]
-    learned = learned._replace(notes=[*learned.notes, *about])
-    return nearest.condition(task, learned, neighbours, recipe.local_scale, shared)
+    if not is_hybrid and task.decays is not True:
+        about = NEAREST_ALONE if task.is_long_range else UNKNOWN_DECAY
+        learned = learned._replace(notes=[*learned.notes, about])
+    return condition(recipe, task, learned, neighbours, is_hybrid)
 
 
-def shared_actions(n_actions: int | str, task: Task, prior: GP) -> tuple[BlockActions, str]:
-    """Actions of equal weights that suit the kernel, and a sentence for the fit report."""
+def condition(recipe: Recipe, task: Task, learned: Learned, neighbours: Neighbours, is_hybrid: bool) -> Fitted:
+    """CaGP-Local at learned hyperparameters, or the hybrid."""
+    shared, notes = None, learned.notes
+    if is_hybrid:
+        shared, words = _shared_actions(recipe.n_actions, task, learned.priors[0])
+        notes = [*notes, f"All test points share {shared.num_actions:,} actions{words}."]
+    methods, about_scales = nearest.scaled_methods(task, learned.priors, neighbours, recipe.local_scale, shared)
+    # The rows of a task never change: posteriors hold them, and no copies.
+    posteriors = [method.condition(task.column(j), shares_rows=True) for j, method in enumerate(methods)]
+    name = "hybrid" if is_hybrid else "local"
+    return Fitted(name, posteriors, learned.result, [*notes, *about_scales], slice(None))
+
+
+def _shared_actions(n_actions: int | str, task: Task, prior: GP) -> tuple[BlockActions, str]:
+    """Actions of equal weights that suit the kernel, and what they are in words that follow "actions"."""
     num_actions = number_of_actions(n_actions, task)
     if task.is_long_range:
         shared, kind = long_range.shared_actions(task, prior, num_actions)
-        return shared, f"All test points share {shared.num_actions:,} actions: {kind}."
+        return shared, f": {kind}"
     shared = constant_actions(prior.kernel, task.data, num_actions, task.seed)
-    return shared, f"All test points share {shared.num_actions:,} actions of equal weights on nearby rows."
+    return shared, " of equal weights on nearby rows"
 
 
 # ---- any likelihood ----

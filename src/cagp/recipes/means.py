@@ -18,11 +18,18 @@ TREE_SHARE = 0.3
 
 def with_mean(task: Task, train: Callable[[Task], Fitted]) -> Fitted:
     """What ``train`` makes of the targets, or of the residuals of trees if the task asks for trees."""
-    if task.mean != "trees":
+    return with_trees(task, trees_of(task) if task.mean == "trees" else None, train)
+
+
+def with_trees(
+    task: Task, fitted_trees: OutOfFold | None, train: Callable[[Task], Fitted], words: str | None = None
+) -> Fitted:
+    """What ``train`` makes of the residuals of trees, if there are any; ``words`` about the trees stand in front."""
+    if fitted_trees is None:
         return train(task)
-    fitted_trees = trees_of(task)
     fitted = train(task.without_mean(fitted_trees.mean))
-    return fitted._replace(trees=fitted_trees.trees, notes=[words_of(fitted_trees, task), *fitted.notes])
+    notes = [words or words_of(fitted_trees, task), *fitted.notes]
+    return fitted._replace(trees=fitted_trees.trees, notes=notes)
 
 
 def trees_of(task: Task, objective: TreeObjective = "l2") -> OutOfFold:
@@ -68,13 +75,6 @@ def _stored_or_fitted(task: Task, max_seconds: float, objective: TreeObjective) 
         state = {name: value for name, value in _state(fitted).items() if name != "finished"}
         storage.save_state(path, state, KIND, VERSION)
     return fitted
-
-
-def quick_trees_err(train: Task, held_out: Task) -> float:
-    """The root mean squared error of a few trees alone: a first idea of what trees in the mean can do."""
-    options = {"categorical": train.categorical, "seed": train.seed}
-    predicted = trees.quick_prediction(train.inputs, as_array(train.y), held_out.inputs, **options)
-    return float(np.square(as_array(held_out.y) - predicted).mean() ** 0.5)
 
 
 def words_of(fitted: OutOfFold, task: Task, loss: str | None = None) -> str:

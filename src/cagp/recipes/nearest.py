@@ -1,6 +1,7 @@
-"""Nearest rows: how hyperparameters are learned from them, local scales, and the posterior."""
+"""Nearest rows: how hyperparameters are learned from them, local scales, and the memory that they take."""
 
 import time
+import warnings
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -9,16 +10,21 @@ from cagp.engine import COMPILED
 from cagp.methods import CaGPLocal, MultiTarget
 from cagp.methods.cagp_local import Objective
 from cagp.methods.local_scale import SCALE_ROWS, ScaleChoice
-from cagp.posteriors import Posterior
 from cagp.prior import GP
 from cagp.quantities import seconds_of
 from cagp.recipes.options import DEFAULT_NEIGHBORS
-from cagp.recipes.task import Fitted, Learned, Task
-from cagp.recipes.validation import Parts, hold_out
+from cagp.recipes.task import Learned, Parts, Task
 
 LOCAL_RESERVE, FEW_SCALE_ROWS = 0.25, 250
 """The share of ``max_time`` that training with nearest rows leaves for the local scale and the posterior, and the rows
 by which the time for a local scale is estimated."""
+
+
+MANY_NEIGHBOURS = 256
+"""Beyond this many, a training step takes more than about half a second on one core, and a fit minutes."""
+
+STEP_ROWS, OPERATIONS = 1024, 2e10
+"""Rows of a training step; operations of a core in a second, measured for matrices of some hundred rows."""
 
 
 class Neighbours(NamedTuple):
@@ -33,6 +39,30 @@ class Neighbours(NamedTuple):
         """What a user asks for; "auto" is the default."""
         count = DEFAULT_NEIGHBORS if isinstance(n_neighbors, str) else int(n_neighbors)
         return cls(count, None, "ordered" if objective == "ordered" else "loo")
+
+
+def check_neighbours(n_neighbors: int | str, num_rows: int) -> None:
+    """Raise ValueError for more neighbours than rows, and warn of what many neighbours cost.
+
+    Up to the default number, tables with fewer rows are an exception: then all other rows are neighbours.
+    """
+    if isinstance(n_neighbors, str):  # "auto"
+        return
+    if num_rows <= n_neighbors and n_neighbors > DEFAULT_NEIGHBORS:
+        raise ValueError(
+            f"n_neighbors is {n_neighbors:,}, expected fewer than the {num_rows:,} training rows. Take "
+            f'{DEFAULT_NEIGHBORS} to 128 neighbours, or method="exact", which uses all rows.'
+        )
+    if n_neighbors > MANY_NEIGHBOURS:
+        seconds = STEP_ROWS * n_neighbors**3 / 3 / OPERATIONS
+        # Not by cagp.notices: the fit report comes when the time is spent.
+        warnings.warn(
+            f"n_neighbors is {n_neighbors:,}: the time of a fit grows with its cube. A training step factorises "
+            f"{STEP_ROWS:,} matrices of that size: roughly {max(seconds, 1):,.0f} s on one core, times 300 steps. "
+            f"{DEFAULT_NEIGHBORS} to 128 neighbours are mostly enough.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def local_methods(
@@ -88,23 +118,6 @@ def learn(task: Task, neighbours: Neighbours) -> Learned:
     return Learned(priors, result)
 
 
-def condition(
-    task: Task,
-    learned: Learned,
-    neighbours: Neighbours,
-    local_scale: float | str | None,
-    shared: BlockActions | None = None,
-) -> Fitted:
-    """CaGP-Local at learned hyperparameters, or with shared actions the hybrid."""
-    methods, about_scales = scaled_methods(task, learned.priors, neighbours, local_scale, shared)
-    notes = [*learned.notes, *about_scales]
-    # The rows of a task never change: posteriors hold them, and no copies.
-    posteriors: list[Posterior] = [
-        method.condition(task.column(j), shares_rows=True) for j, method in enumerate(methods)
-    ]
-    return Fitted("local" if shared is None else "hybrid", posteriors, learned.result, notes, slice(None))
-
-
 # ---- local scales ----
 
 
@@ -120,7 +133,7 @@ def with_local_scales(
         num_rows: validation rows, at most; fewer where the time is short.
     """
     scaled, notes = [], []
-    parts = None if task.rule.kind == "random" else hold_out(task, num_rows)
+    parts = None if task.rule.kind == "random" else task.hold_out(num_rows)
     for j, method in enumerate(methods):
         if method.num_neighbours_predict >= task.num_rows:
             scaled.append(method)

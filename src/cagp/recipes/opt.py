@@ -15,11 +15,9 @@ from cagp.notices import collected
 from cagp.prior import GP
 from cagp.recipes import long_range
 from cagp.recipes.actions import Minibatches, number_of_actions
-from cagp.recipes.checks import check_neighbours
-from cagp.recipes.nearest import Neighbours, local_methods
+from cagp.recipes.nearest import Neighbours, check_neighbours, local_methods
 from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Learned, Task
-from cagp.recipes.validation import hold_out
 from cagp.starting import LOCAL_STEPS
 from cagp.training import FitResult
 
@@ -63,7 +61,7 @@ def train(recipe: Recipe, task: Task) -> Fitted:
     """With many rows: from the hyperparameters of a short fit of CaGP-Local, validated on held-out rows."""
     if task.num_rows <= limits.EXACT_ROWS:
         return train_opt(task, task.priors(), recipe.n_actions)
-    parts, most_steps = hold_out(task), None
+    parts, most_steps = task.hold_out(), None
     if not task.from_data:
         priors, notes = long_range.start_of_periods(parts.train.in_double(), parts.train.priors())
     else:
@@ -80,8 +78,7 @@ def train(recipe: Recipe, task: Task) -> Fitted:
 def _learned_locally(recipe: Recipe, train: Task) -> Learned:
     priors = train.priors()
     several = MultiTarget(local_methods(train, priors, Neighbours.of(recipe.n_neighbors)))
-    reserve = 0.0 if train.max_time is None else (1 - START_SHARE) * train.time_left()
-    result = train.in_double().run(several, "start", most_steps=LOCAL_STEPS, reserve=reserve)
+    result = train.in_double().run(several, "start", most_steps=LOCAL_STEPS, reserve=train.reserve(1 - START_SHARE))
     return Learned(priors, result, [started_at(result)])
 
 

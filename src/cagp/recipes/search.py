@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from cagp.comparison import Average, Gains, Score, best_average, compare
-from cagp.recipes.means import quick_trees_err
 from cagp.recipes.task import RESIDUAL_START, Task
 from cagp.recipes.trials import Candidate, EachRow, HeldOutRows, Mean, Trial, Validation
 
@@ -23,6 +23,8 @@ LEAST_TIME = 0.4
 
 TREES_BEHIND = 2.0
 """Trees are not tried in the mean if a few of them alone err more than this many times as much as the model so far."""
+
+Made = TypeVar("Made")
 
 
 class Effort(NamedTuple):
@@ -103,13 +105,16 @@ class Search:
         """The better of the means, each with its best start; a mean that is far behind is not trained any further."""
         best: Trial | None = None
         for mean, starts in self.means().items():
-            if mean == "trees" and best is not None and self._trees_are_hopeless(best):
+            some = starts if self.task.from_data else starts[:1]
+            candidates = [replace(self.base, mean=mean, start=start) for start in some]
+            if mean == "trees" and best is not None and self._trees_are_hopeless(candidates[0], best):
                 continue
             trials: list[Trial] = []
-            for start in starts if self.task.from_data else starts[:1]:
-                candidate = replace(self.base, mean=mean, start=start)
+            for candidate in candidates:
                 # A fit needs one trial, whatever the time.
-                trials += self.attempt(candidate, self.effort.first_steps, is_needed=best is None and not trials)
+                is_needed = best is None and not trials
+                trial = self.attempt(candidate, self.effort.first_steps, is_needed=is_needed)
+                trials += [] if trial is None else [trial]
             if not trials:
                 continue
             trial = max(trials, key=lambda other: compare(other.score, trials[0].score).mean)
@@ -127,33 +132,28 @@ class Search:
         assert best is not None
         return best
 
-    def _trees_are_hopeless(self, best: Trial) -> bool:
+    def _trees_are_hopeless(self, candidate: Candidate, best: Trial) -> bool:
         """Whether a few trees alone, which cost little, are so far behind that more of them are not tried."""
-        candidate = replace(self.base, mean="trees", start=self.effort.tree_starts[0])
-        if self.interrupted or not self.in_time:
-            return False  # and not tried for that reason
-        try:
-            parts = self.validation.quick_parts()
-            error = quick_trees_err(parts.train, parts.held_out)
-        except KeyboardInterrupt:
-            self._interrupt(candidate)
+        error = self._if_allowed(candidate, self.validation.quick_trees_error)
+        if error is None:
             return True
         is_behind = error > TREES_BEHIND * float(best.score.square.mean()) ** 0.5
-        if self.task.ranks.broadcast(float(is_behind)):
-            self.leave_out(candidate, "a few trees alone err more than twice as much")
-            return True
-        return False
+        if not self.task.ranks.broadcast(float(is_behind)):
+            return False
+        self.leave_out(candidate, "a few trees alone err more than twice as much")
+        return True
 
     def _challenge(self, best: Trial, candidate: Candidate) -> Trial:
         """The better of the best and a challenger, which starts at the hyperparameters of the best.
 
         If the challenger is better, the best is trained for the same number of steps before it is replaced.
         """
-        for trial in self.attempt(candidate, self.effort.other_steps, like=best):
-            if compare(trial.score, best.score).exceed("model"):
-                best = self.resumed(best, self.effort.other_steps)
-            best = self.better(best, trial)
-        return best
+        trial = self.attempt(candidate, self.effort.other_steps, like=best)
+        if trial is None:
+            return best
+        if compare(trial.score, best.score).exceed("model"):
+            best = self.resumed(best, self.effort.other_steps)
+        return self.better(best, trial)
 
     def _more_neighbours(self, best: Trial) -> Trial:
         """Predictions from more neighbours, as long as they gain enough for what they cost."""
@@ -162,9 +162,8 @@ class Search:
             near = best.candidate.neighbours
             if (near.in_predictions or 2 * near.in_training) >= count or count >= self.validation.learning.num_rows:
                 continue
-            near = near._replace(in_predictions=count)
-            candidate = replace(best.candidate, neighbours=near)
-            trial = self._if_allowed(candidate, self.validation.with_neighbours, best, near)
+            candidate = replace(best.candidate, neighbours=near._replace(in_predictions=count))
+            trial = self._if_allowed(candidate, partial(self.validation.with_neighbours, best, candidate))
             if trial is None:
                 break
             is_better = compare(trial.score, best.score).exceed("neighbours")
@@ -178,27 +177,22 @@ class Search:
 
     def attempt(
         self, candidate: Candidate, num_steps: int, like: Trial | None = None, is_needed: bool = False
-    ) -> list[Trial]:
-        """A new trial; none where the time is short or Ctrl-C ends it before it has a score."""
+    ) -> Trial | None:
+        """A new trial; None where the time is short or Ctrl-C ends it before it has a score."""
         more_follow = like is None and self.effort.more_steps > 0
-        allowed = max(1, self._allowed(None, num_steps)) if is_needed else self._allowed(None, num_steps)
-
-        given = candidate, allowed, like, more_follow
-        if is_needed:
-            return [self._watched(self.validation.trial(*given))]
-        trial = self._if_allowed(candidate, self.validation.trial, *given)
-        return [] if trial is None else [self._watched(trial)]
+        make = partial(self.validation.trial, candidate, self._allowed(num_steps), like, more_follow)
+        trial = make() if is_needed else self._if_allowed(candidate, make)
+        return None if trial is None else self._watched(trial)
 
     def resumed(self, trial: Trial, num_steps: int) -> Trial:
         """The trial after further steps, as far as limits allow."""
-        allowed = self._allowed(trial, num_steps)
-        if not allowed or self.interrupted or not self.in_time:
-            return trial
-        try:
-            return self._watched(self.validation.resume(trial, allowed))
-        except KeyboardInterrupt:
-            self.interrupted = True
-            return trial
+        allowed = self._allowed(num_steps, trial.num_steps)
+        if allowed and not self.interrupted and self.in_time:
+            try:
+                return self._watched(self.validation.resume(trial, allowed))
+            except KeyboardInterrupt:
+                self.interrupted = True
+        return trial
 
     def better(self, best: Trial, trial: Trial) -> Trial:
         """The trial if it is clearly better than the best so far; the other one becomes a rival."""
@@ -208,22 +202,15 @@ class Search:
         self.rivals.append(loser)
         return best
 
-    def _if_allowed(self, candidate: Candidate, make: Callable[..., Trial], *given: Any) -> Trial | None:
-        if self.interrupted:
-            self._interrupt(candidate)
-            return None
-        if not self.in_time:
-            self.leave_out(candidate, "the time limit")
-            return None
-        try:
-            return make(*given)
-        except KeyboardInterrupt:
-            self._interrupt(candidate)
-            return None
-
-    def _interrupt(self, candidate: Candidate) -> None:
-        self.interrupted = True
-        self.leave_out(candidate, "the fit was interrupted")
+    def _if_allowed(self, candidate: Candidate, make: Callable[[], Made]) -> Made | None:
+        """What ``make`` returns; None, and a line in the record, where the time is short or Ctrl-C ends it."""
+        if not self.interrupted and self.in_time:
+            try:
+                return make()
+            except KeyboardInterrupt:
+                self.interrupted = True
+        self.leave_out(candidate, "the fit was interrupted" if self.interrupted else "the time limit")
+        return None
 
     def _watched(self, trial: Trial) -> Trial:
         self.interrupted |= trial.results[-1].interrupted
@@ -235,10 +222,9 @@ class Search:
             )
         return trial
 
-    def _allowed(self, trial: Trial | None, num_steps: int) -> int:
+    def _allowed(self, num_steps: int, done: int = 0) -> int:
         """The further steps that ``max_epochs`` allows, at most ``num_steps``."""
         limit = self.validation.learning.step_limit(BATCH_SIZE)
-        done = 0 if trial is None else trial.num_steps
         return num_steps if limit is None else max(0, min(num_steps, limit - done))
 
     @property
@@ -270,9 +256,8 @@ class Search:
             return None
         other, (weight, scored, gain) = pair
         is_better, num_steps = gain.exceed("model"), best.num_steps + other.num_steps
-        seconds = time.perf_counter() - began
-        words = average_words(best.candidate, other.candidate, weight)
-        self.tried.append(_record(words, scored, gain, num_steps, seconds, "better" if is_better else "not better"))
+        words, outcome = _words(best, (other, weight)), "better" if is_better else "not better"
+        self._record(words, scored, gain, num_steps, time.perf_counter() - began, outcome)
         return (other, weight) if is_better else None
 
     # ---- the record ----
@@ -280,35 +265,36 @@ class Search:
     def note(self, trial: Trial, against: Trial | None, outcome: str) -> None:
         """Add a trial to what was tried."""
         gain = None if against is None else compare(trial.score, against.score)
-        self.tried.append(_record(trial.candidate.words, trial.score, gain, trial.num_steps, trial.seconds, outcome))
+        self._record(trial.candidate.words, trial.score, gain, trial.num_steps, trial.seconds, outcome)
+
+    def _record(
+        self, words: str, score: Score, gain: Gains | None, num_steps: int, seconds: float, outcome: str
+    ) -> None:
+        self.tried.append(
+            {
+                "model": words,
+                "nll": float(score.nll.mean()),
+                "crps": float(score.crps.mean()),
+                "gain": None if gain is None else gain.mean,
+                "gain_error": None if gain is None else gain.error,
+                "steps": num_steps,
+                "seconds": seconds,
+                "outcome": outcome,
+            }
+        )
 
     def leave_out(self, candidate: Candidate, reason: str) -> None:
         """Add a model that was not tried."""
         self.tried.append({"model": candidate.words, "outcome": f"not tried: {reason}"})
 
-    def chosen(self, words: str) -> str:
+    def chosen(self, best: Trial, average: tuple[Trial, float] | None) -> str:
         """Which of the models that were tried, in a sentence."""
         compared = sum("nll" in trial for trial in self.tried)
-        model = f"The model is {words}"
+        model = f"The model is {_words(best, average)}"
         return f"{model}." if compared < 2 else f"{model}, the best of {compared} on held-out rows."
 
 
-def average_words(best: Candidate, other: Candidate, weight: float) -> str:
-    """The average of two models, in words."""
-    return f"{best.words}, averaged with {weight:.0%} {other.words}"
-
-
-def _record(
-    words: str, score: Score, gain: Gains | None, num_steps: int, seconds: float, outcome: str
-) -> dict[str, Any]:
-    """A model that was tried, as plain values."""
-    return {
-        "model": words,
-        "nll": float(score.nll.mean()),
-        "crps": float(score.crps.mean()),
-        "gain": None if gain is None else gain.mean,
-        "gain_error": None if gain is None else gain.error,
-        "steps": num_steps,
-        "seconds": seconds,
-        "outcome": outcome,
-    }
+def _words(best: Trial, average: tuple[Trial, float] | None) -> str:
+    """A model, or its average with another one of some weight, in words."""
+    words = best.candidate.words
+    return words if average is None else f"{words}, averaged with {average[1]:.0%} {average[0].candidate.words}"

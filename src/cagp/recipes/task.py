@@ -26,6 +26,9 @@ from cagp.trees import Trees
 RESIDUAL_START = 0.4
 """The residuals of a prior mean are rough: lengthscales start at this times those that the data suggest."""
 
+VALIDATION_SHARE, VALIDATION_ROWS = 0.1, 2000
+"""The share of the rows that is held out unless more is said, and the most rows."""
+
 NOISE_FLOORS = {torch.float32: 1e-6, torch.float64: 1e-9}
 """The smallest noise that each dtype resolves, in units of the targets' variance."""
 
@@ -139,6 +142,18 @@ class Task:
         drawn = torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(self.seed))
         return drawn[:num_rows].to(self.X.device)
 
+    def hold_out(self, most_rows: int = VALIDATION_ROWS, share: float = VALIDATION_SHARE) -> "Parts":
+        """Rows to learn from and validation rows, by the rule and the seed of the task.
+
+        Where a group, or the rows of one time, are more than ``most_rows``, some of them are validation rows and none
+        is learned from.
+        """
+        train, test = self.rule.split(self.num_rows, min(share, most_rows / self.num_rows), self.seed)
+        if len(test) > most_rows and self.rule.kind != "random":
+            test = test[torch.randperm(len(test), generator=torch.Generator().manual_seed(self.seed))[:most_rows]]
+        train, test = train.to(self.X.device), test.to(self.X.device)
+        return Parts(train, self.rows(train), self.rows(test), test)
+
     def in_double(self) -> "Task":
         """The same task in float64."""
         return replace(self, data=self.data.double())
@@ -185,6 +200,19 @@ class Task:
         if self.max_time is None:
             return math.inf
         return self.ranks.broadcast(max(self.deadline - time.perf_counter(), 1e-9))
+
+    def reserve(self, share: float) -> float:
+        """A share of the time that is left, in seconds, for what comes after a fit; 0 without a limit."""
+        return 0.0 if self.max_time is None else share * self.time_left()
+
+
+class Parts(NamedTuple):
+    """A task in two: rows to learn from, and validation rows."""
+
+    rows: Tensor  # of the whole task, those of ``train``
+    train: Task
+    held_out: Task
+    held_rows: Tensor  # of the whole task, those of ``held_out``
 
 
 class Learned(NamedTuple):

@@ -16,7 +16,6 @@ from cagp.recipes import with_scores, with_sites
 from cagp.recipes.means import with_mean
 from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
-from cagp.recipes.validation import hold_out
 
 COMPARED_FROM, COMPARED_ROWS, COMPARED_SHARE = 1001, 12_000, 0.25
 """From this many rows, prior means are compared; the most rows for that; the share of the time left for each."""
@@ -56,7 +55,7 @@ def _chosen_mean(recipe: Recipe, task: Task, code: ModuleType) -> tuple[str, str
     some = task
     if task.num_rows > COMPARED_ROWS:
         some = task.rows(task.random_rows(COMPARED_ROWS).sort().values)
-    parts, losses = hold_out(some), {}
+    parts, losses = some.hold_out(), {}
     for mean in ("zero", "trees"):
         limits: dict[str, Any] = {}
         if task.max_time is not None:

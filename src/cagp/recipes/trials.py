@@ -7,22 +7,27 @@ all others by exact inference. A trial is a value: it has modules of its own, an
 import copy
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, final
 
+import numpy as np
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from cagp import kernel_registry
+from cagp import kernel_registry, trees
 from cagp.actions import BlockActions
 from cagp.comparison import Score
-from cagp.linalg import NotPositiveDefiniteError
-from cagp.methods import CaGPLocal, CholeskyGP, MultiTarget
+from cagp.engine import precise_product
+from cagp.linalg import NotPositiveDefiniteError, safe_cholesky
+from cagp.methods import CaGPLocal, CholeskyGP, Method, MultiTarget
 from cagp.prior import GP
 from cagp.recipes import means
 from cagp.recipes.exact import exact_methods
 from cagp.recipes.nearest import Neighbours, local_methods, scaled_methods
-from cagp.recipes.task import RESIDUAL_START, Task
-from cagp.recipes.validation import Parts, hold_out, leave_out
+from cagp.recipes.task import RESIDUAL_START, Parts, Task
 from cagp.training import FitResult
 from cagp.trees import OutOfFold
 
@@ -106,32 +111,49 @@ class Validation(ABC):
 
     def __init__(self, learning: Task, parts: Parts | None):
         self.learning, self.parts = learning, parts
-        self.trees: OutOfFold | None = None
 
-    def quick_parts(self) -> Parts:
-        """Rows that a few trees alone are fitted to, and those that they predict."""
-        return self.parts or hold_out(self.learning, self.learning.num_rows, LATER_SHARE)
+    @cached_property
+    def trees(self) -> OutOfFold:
+        """Trees of the rows to learn from."""
+        return means.trees_of(self.learning)
+
+    def quick_trees_error(self) -> float:
+        """The root mean squared error of a few trees alone: a first idea of what trees in the mean can do."""
+        _, train, held_out, _ = self.parts or self.learning.hold_out(self.learning.num_rows, LATER_SHARE)
+        options = {"categorical": train.categorical, "seed": train.seed}
+        predicted = trees.quick_prediction(train.inputs, means.as_array(train.y), held_out.inputs, **options)
+        return float(np.square(means.as_array(held_out.y) - predicted).mean() ** 0.5)
 
     def residuals(self, mean: Mean) -> Task:
-        """The rows to learn from, with the residuals of the mean as targets; trees are fitted once."""
-        if mean == "zero":
-            return self.learning
-        if self.trees is None:
-            self.trees = means.trees_of(self.learning)
-        return self.learning.without_mean(self.trees.mean)
+        """The rows to learn from, with the residuals of the mean as targets."""
+        return self.learning if mean == "zero" else self.learning.without_mean(self.trees.mean)
 
     def held_out(self, mean: Mean) -> Task:
         """The held-out rows, with the residuals of the mean as targets."""
         assert self.parts is not None
         rows = self.parts.held_out
-        if mean == "zero":
-            return rows
-        assert self.trees is not None
-        return rows.without_mean(self.trees.trees.mean(rows.inputs))
+        return rows if mean == "zero" else rows.without_mean(self.trees.trees.mean(rows.inputs))
 
-    def task_of(self, candidate: Candidate) -> Task:
-        """What a candidate learns from, with its kernel."""
-        return replace(self.residuals(candidate.mean).with_kernel(candidate.kernel), start=candidate.start)
+    def _begin(self, candidate: Candidate, like: Trial | None) -> tuple[Task, list[GP]]:
+        """What a candidate learns from, with its kernel; and its priors, with the hyperparameters of another trial."""
+        task = replace(self.residuals(candidate.mean).with_kernel(candidate.kernel), start=candidate.start)
+        priors = task.priors()
+        if like is not None:
+            for prior, other in zip(priors, like.priors, strict=True):
+                prior.take_over(other)
+        return task, priors
+
+    def _score_of(self, methods: Sequence[Method], train: Task, mean: Mean, **options: Any) -> Score:
+        """The score of held-out rows; the worst there is where a matrix cannot be factorised."""
+        held_out, columns = self.held_out(mean), []
+        for j, method in enumerate(methods):
+            rows = held_out.column(j)
+            try:
+                posterior = method.condition(train.column(j), **options)
+                columns.append((rows.y, *posterior.predict(rows.X, noise=True, row_noise=rows.row_noise)))
+            except NotPositiveDefiniteError:
+                columns.append((rows.y, torch.zeros_like(rows.y), torch.full_like(rows.y, torch.inf)))
+        return Score.of(columns).broadcast(train.ranks)
 
     @abstractmethod
     def trial(
@@ -163,18 +185,15 @@ class HeldOutRows(Validation):
     def trial(
         self, candidate: Candidate, num_steps: int, like: Trial | None = None, more_follow: bool = False
     ) -> Trial:
-        began, task = time.perf_counter(), self.task_of(candidate)
-        priors = task.priors()
-        if like is not None:
-            for prior, other in zip(priors, like.priors, strict=True):
-                prior.take_over(other)
-            # Lengthscales of another kernel differ by a common factor, so that its neighbours are the same.
-            if like.candidate.neighbours == candidate.neighbours and like.num_rows == task.num_rows:
-                methods = [other.with_prior(prior) for other, prior in zip(like.methods, priors, strict=True)]
-                return self._trained(candidate, task, methods, [], num_steps, began)
-        methods = local_methods(task, priors, candidate.neighbours)
-        schedule = {"schedule": "constant"} if more_follow else {}
-        return self._trained(candidate, task, methods, [], num_steps, began, **schedule)
+        began = time.perf_counter()
+        task, priors = self._begin(candidate, like)
+        # Lengthscales of another kernel differ by a common factor, so that its neighbours are the same.
+        if like is not None and like.candidate.neighbours == candidate.neighbours and like.num_rows == task.num_rows:
+            methods = [other.with_prior(prior) for other, prior in zip(like.methods, priors, strict=True)]
+        else:
+            methods = local_methods(task, priors, candidate.neighbours)
+        settings = {"schedule": "constant"} if more_follow else {}
+        return self._trained(candidate, task, methods, [], num_steps, began, **settings)
 
     def resume(self, trial: Trial, num_steps: int) -> Trial:
         began, priors = time.perf_counter() - trial.seconds, copy.deepcopy(trial.priors)
@@ -182,16 +201,15 @@ class HeldOutRows(Validation):
         task = self.residuals(trial.candidate.mean)
         return self._trained(trial.candidate, task, methods, trial.results, num_steps, began)
 
-    def with_neighbours(self, trial: Trial, neighbours: Neighbours) -> Trial:
-        """The same hyperparameters with other neighbours."""
-        began, candidate = time.perf_counter(), replace(trial.candidate, neighbours=neighbours)
+    def with_neighbours(self, trial: Trial, candidate: Candidate) -> Trial:
+        """The same hyperparameters with the neighbours of another candidate."""
+        began = time.perf_counter()
         (score,) = self._scores(candidate, self.residuals(candidate.mean), trial.priors)
         return replace(trial, candidate=candidate, score=score, seconds=time.perf_counter() - began)
 
-    def with_shared(self, trial: Trial, shared: BlockActions) -> tuple[Score, Score]:
-        """The scores of shared actions alone, and beside the nearest rows of the trial."""
-        beside, alone = self._scores(trial.candidate, self.residuals(trial.candidate.mean), trial.priors, shared)
-        return alone, beside
+    def with_shared(self, trial: Trial, shared: BlockActions) -> list[Score]:
+        """The scores of shared actions beside the nearest rows of the trial, and of shared actions alone."""
+        return self._scores(trial.candidate, self.residuals(trial.candidate.mean), trial.priors, shared)
 
     def _trained(
         self,
@@ -204,10 +222,9 @@ class HeldOutRows(Validation):
         **settings: Any,
     ) -> Trial:
         total = sum(len(result.steps) for result in before) + num_steps
-        half = 0.5 * task.time_left() if task.max_time is not None else 0.0
         name = f"try-{candidate.file_name}-{task.num_rows}-{total}"
-        quiet = replace(task, verbose=False)  # a line for each trial is enough
-        result = quiet.run(MultiTarget(methods), name, most_steps=num_steps, reserve=half, **settings)
+        quiet, reserve = replace(task, verbose=False), task.reserve(0.5)  # a line for each trial is enough
+        result = quiet.run(MultiTarget(methods), name, most_steps=num_steps, reserve=reserve, **settings)
         priors = [method.prior for method in methods]
         (score,) = self._scores(candidate, task, priors)
         spent = time.perf_counter() - began
@@ -220,16 +237,8 @@ class HeldOutRows(Validation):
         """The score of nearest rows; with shared actions beside them, and of shared actions alone."""
         options = candidate.neighbours, self.local_scale, shared, SCALE_ROWS
         methods, _ = scaled_methods(replace(train, max_time=None), priors, *options)
-        held_out, scores = self.held_out(candidate.mean), []
         ways: list[dict[str, Any]] = [{}] if shared is None else [{}, {"num_neighbours": 0}]
-        for changes in ways:
-            columns = []
-            for j, method in enumerate(methods):
-                rows = held_out.column(j)
-                posterior = method.condition(train.column(j), shares_rows=True, **changes)
-                columns.append((rows.y, *posterior.predict(rows.X, noise=True, row_noise=rows.row_noise)))
-            scores.append(Score.of(columns).broadcast(train.ranks))
-        return scores
+        return [self._score_of(methods, train, candidate.mean, shares_rows=True, **way) for way in ways]
 
 
 @final
@@ -240,53 +249,72 @@ class EachRow(Validation):
     """
 
     def __init__(self, task: Task):
-        later = hold_out(task, task.num_rows, LATER_SHARE) if task.rule.kind == "time" else None
+        later = task.hold_out(task.num_rows, LATER_SHARE) if task.rule.kind == "time" else None
         super().__init__(task if later is None else later.train, later)
         self.task = task
-        self._whole_trees: OutOfFold | None = None
 
-    def whole_trees(self, mean: Mean) -> OutOfFold | None:
-        """The trees of all rows of the task, if the mean has any; those of the search where it learned from all."""
-        if mean == "zero":
-            return None
-        if self._whole_trees is None:
-            self._whole_trees = self.trees if self.parts is None and self.trees else means.trees_of(self.task)
-        return self._whole_trees
+    @cached_property
+    def whole_trees(self) -> OutOfFold:
+        """The trees of all rows of the task; those of the search where it learned from all."""
+        return self.trees if self.parts is None else means.trees_of(self.task)
 
     def trial(
         self, candidate: Candidate, num_steps: int, like: Trial | None = None, more_follow: bool = False
     ) -> Trial:
         began = time.perf_counter()
-        task = replace(self.task_of(candidate), folder=None, verbose=False)
-        priors = task.priors()
-        if like is not None:
-            for prior, other in zip(priors, like.priors, strict=True):
-                prior.take_over(other)
-        half = 0.0 if task.max_time is None else 0.5 * task.time_left()  # for what comes after
+        task, priors = self._begin(candidate, like)
+        quiet, reserve = replace(task, folder=None, verbose=False), task.reserve(0.5)
         if task.num_rows <= FEW_ROWS:
             exact = {"optimizer": "lbfgs", "most_steps": FEW_STEPS, "min_improvement": 1e-3, "window": 5}
-            result = task.run(exact_methods(task, priors), "", reserve=half, **exact)
+            result = quiet.run(exact_methods(task, priors), "", reserve=reserve, **exact)
         else:
             several = MultiTarget(local_methods(task, priors, DEFAULT))
-            result = task.run(several, "", most_steps=num_steps, reserve=half)
+            result = quiet.run(several, "", most_steps=num_steps, reserve=reserve)
         score = self._score(candidate, task, priors)
         return Trial(candidate, priors, [], [result], score, time.perf_counter() - began, task.num_rows)
 
     def _score(self, candidate: Candidate, task: Task, priors: list[GP]) -> Score:
-        columns = []
-        if self.parts is None:
-            few = task.rows(task.random_rows(VALIDATION_ROWS))
-            group = None if few.rule.values is None else torch.from_numpy(few.rule.values).to(task.X.device)
-            for j, prior in enumerate(priors):
-                rows = few.column(j)
-                columns.append((rows.y, *leave_out(prior, rows.X, rows.y, rows.row_noise, group)))
-            return Score.of(columns).broadcast(task.ranks)
-        later = self.held_out(candidate.mean)
-        for j, prior in enumerate(priors):
-            rows = later.column(j)
-            try:
-                posterior = CholeskyGP(prior, task.max_bytes).condition(task.column(j))
-                columns.append((rows.y, *posterior.predict(rows.X, noise=True, row_noise=rows.row_noise)))
-            except NotPositiveDefiniteError:
-                columns.append((rows.y, torch.zeros_like(rows.y), torch.full_like(rows.y, torch.inf)))
+        if self.parts is not None:
+            methods = [CholeskyGP(prior, task.max_bytes) for prior in priors]
+            return self._score_of(methods, task, candidate.mean)
+        few = task.rows(task.random_rows(VALIDATION_ROWS))
+        group = None if few.rule.values is None else torch.from_numpy(few.rule.values).to(task.X.device)
+        pairs = [(few.column(j), prior) for j, prior in enumerate(priors)]
+        columns = [(rows.y, *leave_out(prior, *rows.tensors, group)) for rows, prior in pairs]
         return Score.of(columns).broadcast(task.ranks)
+
+
+@torch.no_grad()
+def leave_out(
+    prior: GP,
+    X: Float[Tensor, "n d"],
+    y: Float[Tensor, " n"],
+    row_noise: Float[Tensor, " n"] | None,
+    group: Int[Tensor, " n"] | None = None,
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Mean and variance of each target given all others, or given those of other groups; of a new observation.
+
+    With P = (K + noise)⁻¹ and w = P(y - m), the targets of a group B given all others have the mean y_B - P_BB⁻¹ w_B
+    and the covariance P_BB⁻¹; a row alone has yᵣ - wᵣ / Pᵣᵣ and 1 / Pᵣᵣ. A matrix that cannot be factorised predicts
+    with infinite variance. Time O(n³), memory O(n²).
+    """
+    K = precise_product(prior.kernel, X, X)
+    K = K.diagonal_scatter(K.diagonal() + prior.noise_variance(X, row_noise))
+    residual = y.double() - prior.mean(X.double())
+    try:
+        precision = torch.cholesky_inverse(safe_cholesky(K, "K̂"))
+        weights = precision @ residual
+        if group is None:
+            variance = 1 / precision.diagonal()
+            return y.double() - weights * variance, variance
+        mean, variance = torch.empty_like(residual), torch.empty_like(residual)
+        for value in group.unique():
+            rows = (group == value).nonzero()[:, 0]
+            covariance = torch.cholesky_inverse(
+                safe_cholesky(precision[rows[:, None], rows], "the precision of a group")
+            )
+            mean[rows] = y[rows].double() - covariance @ weights[rows]
+            variance[rows] = covariance.diagonal()
+        return mean, variance
+    except NotPositiveDefiniteError:
+        return torch.zeros_like(residual), torch.full_like(residual, torch.inf)

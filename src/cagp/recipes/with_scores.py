@@ -55,8 +55,9 @@ def train(recipe: Recipe, task: Task, name: str = "") -> Fitted:
     local = CaGPLocal(_prior(task, outputscale), count, seed=task.seed, max_bytes=task.max_bytes)
     scores = ScoreRegression(local, likelihood, offset, weight, step).to(task.X.device)
     labels = task.with_targets(task.y)
-    reserve = 0.0 if task.max_time is None else RESERVE * task.time_left()
-    result = labels.run(scores, f"{name}{recipe.name}-scores-{task.mean}", most_steps=STEPS, reserve=reserve)
+    result = labels.run(
+        scores, f"{name}{recipe.name}-scores-{task.mean}", most_steps=STEPS, reserve=task.reserve(RESERVE)
+    )
     posteriors = _condition(recipe, task, scores, PREDICTING * count, name)
     learned = {"likelihood": likelihood.requires_grad_(False), "offsets": offsets.tolist()}
     return Fitted(recipe.name, posteriors, result, notes, None, trees=trees, **learned)
@@ -115,6 +116,5 @@ def _learned_actions(task: Task, first: CaGPOpt, targets: Tensor, row_noise: Ten
     several = sharing_actions(first, [first.prior] * targets.shape[1])
     noise = None if row_noise is None else row_noise[:, None].expand(targets.shape).contiguous()
     regression = task.with_targets(targets, noise)
-    reserve = 0.0 if task.max_time is None else RESERVE * task.time_left()
-    regression.run(several, f"{name}opt-actions-{task.mean}", most_steps=STEPS, reserve=reserve)
+    regression.run(several, f"{name}opt-actions-{task.mean}", most_steps=STEPS, reserve=task.reserve(RESERVE))
     return several

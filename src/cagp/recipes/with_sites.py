@@ -74,8 +74,9 @@ def train(recipe: Recipe, task: Task, name: str = "") -> Fitted:
     ]
     several = MultiTarget([part.to(task.X.device) for part in parts])
     most_steps = EXACT_STEPS if recipe.name == "exact" else STEPS
-    reserve = 0.0 if task.max_time is None else RESERVE * task.time_left()
-    result = task.run(several, f"{name}{recipe.name}-sites-{task.mean}", most_steps=most_steps, reserve=reserve)
+    result = task.run(
+        several, f"{name}{recipe.name}-sites-{task.mean}", most_steps=most_steps, reserve=task.reserve(RESERVE)
+    )
     posteriors = []
     for j, (part, prior) in enumerate(zip(parts, priors, strict=True)):
         with collected(SitesWarning) as warned:
