@@ -290,7 +290,7 @@ def test_of_many_rows_some_are_drawn(tmp_path):
     assert "drawn at random from 90" in page.words
     rows = subject_of(model, X, y, 30)
     assert len(rows.y) == 30
-    assert all(any(np.array_equal(row, other) for other in X) for row in rows.X)
+    assert all(any(np.array_equal(row, other) for other in X) for row in rows.X.to_numpy())
     assert len(subject_of(model, X, y).y) == 90
 
 

@@ -7,11 +7,10 @@ from report_models import STRANGE_NAMES, KnownModel, plain, read, strange
 from scipy.stats import norm
 
 from cagp.report import importance, write_report
-from cagp.report.columns import MISSING, with_values_of
 from cagp.report.effects import effects_of
 from cagp.report.importance import importance_of
 from cagp.report.page import with_error
-from cagp.report.subject import sample, subject_of
+from cagp.report.subject import MISSING, sample, subject_of, with_values
 from cagp.report.svg import Drawing
 
 
@@ -302,10 +301,10 @@ def test_numbers_are_rounded_to_their_error(value, error, words):
 
 def test_a_replaced_column_leaves_the_table_alone():
     _, X, _ = strange()
-    changed = with_values_of(X, 0, np.arange(len(X))[::-1], X)
+    changed = with_values(X, 0, X.iloc[::-1, 0].array)
     np.testing.assert_array_equal(changed.iloc[:, 0], X.iloc[::-1, 0])
     pd.testing.assert_frame_equal(changed.iloc[:, 1:], X.iloc[:, 1:])
     assert list(changed.columns) == [*STRANGE_NAMES, "colour", "day"]
     array = np.arange(12.0).reshape(4, 3)
-    with_values_of(array, 1, np.array([3, 3, 3, 3]), array)
+    with_values(pd.DataFrame(array), 1, np.zeros(4))
     assert array[0, 1] == 1

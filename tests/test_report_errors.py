@@ -1,6 +1,7 @@
 """What the report says about errors and error bars: found where planted, and not where chance explains them."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,10 +13,8 @@ from scipy.stats import binom, norm
 from cagp import metrics, plots
 from cagp.metrics import Calibration
 from cagp.report import write_report
-from cagp.report.groups import OTHERS, equal_bins, groups_of
+from cagp.report.errors import OTHERS, equal_bins, groups_of, neighbour_correlation, places_of, residuals_of
 from cagp.report.page import number, with_error
-from cagp.report.places import neighbour_correlation, places_of
-from cagp.report.residuals import beyond_chance, binned
 from cagp.report.subject import subject_of
 from cagp.report.svg import Drawing
 from cagp.report.targets import AS_IT_SHOULD, targets_of, verdict_on
@@ -126,8 +125,8 @@ def test_groups_are_those_of_brute_force():
     target, columns = parts(model, X, y)
     inside = target.inside
     np.testing.assert_array_equal(inside, np.abs(y - X["x"]) <= norm.ppf(0.975) * 0.5)
-    binned_groups, (by_level,), _ = groups_of(target, columns)
-    names = {group.name: group for group in by_level.groups}
+    binned, ((_, by_level),), _ = groups_of(target, columns)
+    names = {group.Index: group for group in by_level.itertuples()}
     assert set(names) >= {"A", "B", "(missing)"}
     assert (X["level"] == "rare").sum() < 5
     assert names[OTHERS].num_rows == (X["level"] == "rare").sum()
@@ -138,18 +137,18 @@ def test_groups_are_those_of_brute_force():
     assert group.bias_error == pytest.approx(error.std(ddof=1) / np.sqrt(chosen.sum()))
     assert group.coverage == inside[chosen].mean()
     # The standard deviation is constant, so there are no groups by it.
-    assert [grouping.name for grouping in binned_groups] == ["prediction"]
+    assert [name for name, _ in binned] == ["prediction"]
     num_groups = 5 + len(names)
     tail = 0.025 / num_groups
     expected = binom.ppf([tail, 1 - tail], chosen.sum(), 0.95) / chosen.sum()
-    np.testing.assert_allclose(group.expected, expected)
+    np.testing.assert_allclose((group.low, group.high), expected)
 
 
 def test_groups_with_wrong_error_bars_are_found_and_others_rarely():
     model, X, y = mixed(spread=(0.7, 0.3))
     target, columns = parts(model, X, y)
-    _, (by_level,), _ = groups_of(target, columns)
-    off = {group.name: group.coverage < 0.95 for group in by_level.groups if group.is_beyond}
+    _, ((_, by_level),), _ = groups_of(target, columns)
+    off = {group.Index: group.coverage < 0.95 for group in by_level.itertuples() if group.is_beyond}
     assert off == {"A": True, "B": False, "(missing)": False}
     alarms = 0
     for seed in range(60):
@@ -189,12 +188,15 @@ def test_a_pattern_in_the_residuals_is_found_and_chance_is_not():
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, 2000)
     noise = rng.normal(size=2000)
-    found = binned("x", x, noise + 1.5 * np.maximum(x - 0.5, 0))
-    (off,) = beyond_chance([found])
-    assert off[-1]
-    assert not off[: len(off) // 2].any()
-    assert found.mean[-1] == pytest.approx((noise + 1.5 * np.maximum(x - 0.5, 0))[found.bins[-1]].mean())
-    alarms = sum(beyond_chance([binned("x", x, rng.normal(size=2000))])[0].any() for _ in range(200))
+    error = noise + 1.5 * np.maximum(x - 0.5, 0)
+    model = KnownModel(lambda X: X, None, ["x0"], ["y"])
+    target, _ = parts(model, x[:, None], x + error)
+    (found,) = residuals_of(target, [])
+    assert found.flagged[-1]
+    assert not any(found.flagged[: len(found.flagged) // 2])
+    assert found.mean[-1] == pytest.approx(error[found.bins[-1]].mean())
+    right = (replace(target, y=x + rng.normal(size=2000)) for _ in range(200))
+    alarms = sum(any(residuals_of(other, [])[0].flagged) for other in right)
     assert alarms <= 20  # 10 are expected
 
 
@@ -236,8 +238,8 @@ def test_the_worst_rows_are_listed_with_their_labels(tmp_path):
     assert len(labels) >= 5
     numbers = [int(label[3:]) for label in labels]
     error = np.abs(y - model.predict(frame))
-    rows = subject_of(model, frame, y, 200)
-    assert error[numbers].max() == error[rows.numbers].max()
+    tested = [int(label[3:]) for label in subject_of(model, frame, y, 200).X.index]
+    assert error[numbers].max() == error[tested].max()
 
 
 # ---- maps ----

@@ -1,6 +1,5 @@
 """The page on a classifier: how good its probabilities are on test rows, where it is wrong, and what it uses."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,10 +8,9 @@ from sklearn.metrics import average_precision_score, confusion_matrix, precision
 
 from cagp.class_metrics import ClassScores, class_scores, reliability
 from cagp.estimators.classifier import CaGPClassifier
-from cagp.report.columns import InputColumn
 from cagp.report.importance import SHUFFLES, importance_of
-from cagp.report.model import inputs_of, model_values
-from cagp.report.page import Template, checked_path, counted, fixed, number, share, text, write_page
+from cagp.report.model import model_values
+from cagp.report.page import checked_path, page_words, sections_of, write_page
 from cagp.report.subject import Subject, class_subject_of
 
 SHOWN_CLASSES = 4
@@ -29,6 +27,11 @@ class Tested(NamedTuple):
     probabilities: np.ndarray
     scores: ClassScores
     baseline: ClassScores  # of always predicting the shares of the classes
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """The place of the most probable class of each row."""
+        return self.probabilities.argmax(1)
 
     @property
     def shown(self) -> list[int]:
@@ -54,21 +57,21 @@ def write_class_report(
     Time: predictions of these rows, of at most 40,000 more for the importance of columns, and some seconds.
     """
     path = checked_path(path)
-    subject, template = class_subject_of(model, X_test, y_test, max_rows), Template()
+    subject, words = class_subject_of(model, X_test, y_test, max_rows), page_words()
     tested = tested_classes(subject)
-    rows, goal = counted(subject.num_rows, "row"), f"{len(tested.classes)} classes of {model.target_name_}"
     importance = importance_of(subject).for_target(0, "nll")
     curves = [(tested.classes[c], reliability(tested.codes, tested.probabilities, c)) for c in tested.shown]
     values = {
         "class_calibration": {"curves": curves},
         "confusion": {"tested": tested, **mistakes_of(tested)},
         "curves": curves_of(tested),
-        "class_worst": worst_of(subject, tested, importance.ranked),
+        "class_worst": {"subject": subject, "tested": tested, "rows": worst_of(tested), "columns": importance.ranked},
         "importance": {"target": None, "importance": importance, "weak": importance.weak("nll"), "shuffles": SHUFFLES},
     }
-    sections = template.sections(values | model_values(subject, f"{rows}.", goal))
+    goal = f"{len(tested.classes)} classes of {model.target_name_}"
+    sections = sections_of(words, values | model_values(subject, goal))
     heading = f"Classes of {model.target_name_}" if title is None else title
-    return write_page(path, heading, template("class_top", tested=tested), sections)
+    return write_page(path, heading, words.class_top(tested=tested), sections)
 
 
 def tested_classes(subject: Subject) -> Tested:
@@ -80,14 +83,11 @@ def tested_classes(subject: Subject) -> Tested:
 
 
 def mistakes_of(tested: Tested) -> dict[str, Any]:
-    """The confusion matrix, and its largest entries beside the diagonal."""
-    predicted, names = tested.probabilities.argmax(1), [text(name, 40) for name in tested.classes]
-    counts = confusion_matrix(tested.codes, predicted, labels=range(len(names)))
+    """The confusion matrix, and where its largest entries beside the diagonal are."""
+    counts = confusion_matrix(tested.codes, tested.predicted, labels=range(len(tested.classes)))
     wrong = counts - np.diag(np.diagonal(counts))
     order = np.argsort(-wrong, axis=None, kind="stable")[:10]
-    pairs = [np.unravel_index(place, wrong.shape) for place in order if wrong.flat[place]]
-    rows = [(names[i], names[j], f"{wrong[i, j]:,}", share(wrong[i, j] / counts[i].sum())) for i, j in pairs]
-    return {"counts": counts, "mistakes": rows}
+    return {"counts": counts, "mistakes": [np.unravel_index(k, wrong.shape) for k in order if wrong.flat[k]]}
 
 
 def curves_of(tested: Tested) -> dict[str, Any]:
@@ -95,32 +95,24 @@ def curves_of(tested: Tested) -> dict[str, Any]:
     codes, p, classes = tested.codes, tested.probabilities, tested.classes
     present = [c for c in range(len(classes)) if 0 < (codes == c).sum() < len(codes)]
     drawn = [c for c in tested.shown if c in present]
-    in_table = [1] if len(classes) == 2 and 1 in present else present[:LISTED_CLASSES]
-    areas = [(c, roc_auc_score(codes == c, p[:, c]), average_precision_score(codes == c, p[:, c])) for c in in_table]
-    rows = [
-        (text(classes[c], 40), f"{(codes == c).sum():,}", fixed(float(under_roc), 4), fixed(float(precision), 4))
-        for c, under_roc, precision in areas
-    ]
+    in_table = drawn if len(classes) == 2 else present[:LISTED_CLASSES]
     return {
         "roc": [(classes[c], *roc_curve(codes == c, p[:, c])[:2]) for c in drawn],
         "recall": [(classes[c], *precision_recall_curve(codes == c, p[:, c])[1::-1]) for c in drawn],
-        "rows": rows,
+        "areas": [
+            (
+                classes[c],
+                (is_c := codes == c).sum(),
+                roc_auc_score(is_c, p[:, c]),
+                average_precision_score(is_c, p[:, c]),
+            )
+            for c in in_table
+        ],
     }
 
 
-def worst_of(subject: Subject, tested: Tested, columns: Sequence[InputColumn]) -> dict[str, Any]:
-    """The wrong rows whose class had the lowest probability, with their values in the first of these columns."""
-    p, codes = tested.probabilities, tested.codes
-    of_class, best = p[np.arange(len(codes)), codes], p.argmax(1)
-    order = [row for row in np.argsort(of_class, kind="stable")[:WORST_ROWS].tolist() if best[row] != codes[row]]
-    rows = [
-        (
-            text(subject.label(row), 30),
-            text(tested.classes[codes[row]], 30),
-            number(float(of_class[row]), 2),
-            text(tested.classes[best[row]], 30),
-            number(float(p[row, best[row]]), 3),
-        )
-        for row in order
-    ]
-    return {"rows": rows, "notes": [inputs_of(columns, row) for row in order]}
+def worst_of(tested: Tested) -> list[int]:
+    """The wrong rows whose class had the lowest probability."""
+    of_class = tested.probabilities[np.arange(len(tested.codes)), tested.codes]
+    order = np.argsort(of_class, kind="stable")[:WORST_ROWS]
+    return order[tested.predicted[order] != tested.codes[order]].tolist()

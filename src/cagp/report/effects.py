@@ -4,15 +4,16 @@ Apley and Zhu (2020), Visualizing the effects of predictor variables in black bo
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
 
-from cagp.plots import Vector
-from cagp.report.columns import InputColumn, Matrix, Table
-from cagp.report.subject import Subject, sample
+from cagp.plots import Z95, Vector
+from cagp.report.subject import InputColumn, Matrix, Rows, Subject, sample, with_values
 
 NUM_EFFECTS = 6
 EFFECT_ROWS = 500  # that are moved to both ends of their bin
@@ -77,17 +78,19 @@ def effects_of(subject: Subject, ranked: Sequence[InputColumn]) -> list[Effect] 
         ranked: the columns that vary, the most important first.
     """
     num_columns = len(subject.column_names)
-    if num_columns == len(ranked) == 2 and all(_is_complete(column) for column in ranked):
-        first, second = sorted(ranked, key=lambda column: column.place)
-        return _surface(subject, first, second)
+    if num_columns == len(ranked) == 2 and all(c.kind == "number" and np.isfinite(c.values).all() for c in ranked):
+        return _surface(subject, *sorted(ranked, key=lambda column: column.place))
     if num_columns == 1:
         return [_fit(subject, column) for column in ranked]
-    effect = {True: _accumulated, False: _between_levels}
-    return [effect[column.is_ordered](subject, column) for column in ranked[:NUM_EFFECTS]]
+    return [(_accumulated if c.is_ordered else _between_levels)(subject, c) for c in ranked[:NUM_EFFECTS]]
 
 
-def _is_complete(column: InputColumn) -> bool:
-    return column.kind == "number" and bool(np.isfinite(column.values).all())
+def limits_of(effects: Sequence[Effect]) -> tuple[float, float]:
+    """The range of effects on one target with their bands, for figures with the same scale."""
+    ends = [end for effect in effects for end in (effect.mean - Z95 * effect.std, effect.mean + Z95 * effect.std)]
+    low, high = (float(np.concatenate(ends).min()), float(np.concatenate(ends).max())) if ends else (0.0, 1.0)
+    margin = 0.06 * (high - low) or 0.5
+    return low - margin, high + margin
 
 
 # ---- columns of numbers, dates and durations ----
@@ -110,15 +113,13 @@ def _accumulated(subject: Subject, column: InputColumn) -> Effect:
     donors = np.concatenate([ends[bins], ends[bins + 1]])
     mean, std = subject.function(subject.replaced(column, np.tile(chosen, 2), donors))
     low, high = np.split(mean, 2)
-    num_bins = len(nodes) - 1
-    effect = np.zeros((num_bins + 1, mean.shape[1]))
-    effect[1:] = np.cumsum(_means(high - low, bins, num_bins), axis=0)
-    for j in range(effect.shape[1]):
-        effect[:, j] -= np.interp(values[chosen], nodes, effect[:, j]).mean()
-    return Effect(column, nodes, effect, _means(std, np.concatenate([bins, bins + 1]), num_bins + 1), None, len(chosen))
+    effect = np.zeros((len(nodes), mean.shape[1]))
+    effect[1:] = np.cumsum(_means(high - low, bins), axis=0)
+    effect -= [np.interp(values[chosen], nodes, of_target).mean() for of_target in effect.T]
+    return Effect(column, nodes, effect, _means(std, np.concatenate([bins, bins + 1])), None, len(chosen))
 
 
-def _bin_ends(values: Vector, chosen: NDArray[np.intp]) -> NDArray[np.intp]:
+def _bin_ends(values: Vector, chosen: Rows) -> Rows:
     """Rows whose values are the ends of bins with about as many rows each, from the 1 % to the 99 % quantile."""
     ordered = chosen[np.argsort(values[chosen], kind="stable")]
     num_bins = int(np.clip(len(chosen) // ROWS_PER_BIN, 1, MAX_BINS))
@@ -132,11 +133,10 @@ def _bin_ends(values: Vector, chosen: NDArray[np.intp]) -> NDArray[np.intp]:
     return ordered[[0, -1]]
 
 
-def _means(values: Matrix, groups: NDArray[np.intp], num_groups: int) -> Matrix:
-    """The mean of the rows in each group, (groups, targets); no group is empty."""
-    sums = np.zeros((num_groups, values.shape[1]))
-    np.add.at(sums, groups, values)
-    return sums / np.bincount(groups, minlength=num_groups)[:, None]
+def _means(values: Matrix, groups: Rows) -> Matrix:
+    """The mean of the rows in each of the groups 0, 1, ..., (groups, targets)."""
+    means: Any = pd.DataFrame(values).groupby(groups).mean()
+    return means.to_numpy()
 
 
 # ---- columns of levels ----
@@ -158,50 +158,42 @@ def _between_levels(subject: Subject, column: InputColumn) -> Effect:
     donors = np.array([np.flatnonzero(column.values == level)[0] for level in shown])
     moved = subject.replaced(column, np.tile(chosen, len(shown)), np.repeat(donors, len(chosen)))
     at_level, std = (part.reshape(len(shown), len(chosen), -1) for part in subject.function(moved))
-    others = [other for other in subject.columns if other.place != column.place]
-    weights = _similarity(codes, len(shown), [other.values[chosen] for other in others], [o.is_ordered for o in others])
+    others = [(other.values[chosen], other.is_ordered) for other in subject.columns if other.place != column.place]
+    weights = _similarity(codes, others)
     effect = _least_squares(at_level, codes, weights)
     effect -= effect[codes].mean(0)
-    stds = _means(std[codes, np.arange(len(chosen))], codes, len(shown))
+    stds = _means(std[codes, np.arange(len(chosen))], codes)
     order = np.argsort([column.levels[level] for level in shown], kind="stable")
     return Effect(column, shown[order].astype(float), effect[order], stds[order], None, len(chosen))
 
 
-def _least_squares(at_level: NDArray[np.float64], codes: NDArray[np.intp], weights: Matrix) -> Matrix:
+def _least_squares(at_level: NDArray[np.float64], codes: Rows, weights: Matrix) -> Matrix:
     """Effects of the levels, (levels, targets), up to a constant, from predictions (levels, rows, targets)."""
-    num_levels = len(at_level)
-    laplacian, right = np.zeros((num_levels, num_levels)), np.zeros((num_levels, at_level.shape[2]))
-    for k in range(num_levels):
-        for m in range(k):
-            either = (codes == k) | (codes == m)
-            change = (at_level[k, either] - at_level[m, either]).mean(0)
-            weight = weights[k, m]
-            laplacian[[k, m], [k, m]] += weight
-            laplacian[[k, m], [m, k]] -= weight
-            right[k] += weight * change
-            right[m] -= weight * change
-    return np.asarray(np.linalg.lstsq(laplacian, right, rcond=None)[0], float)
+    differences, changes = [], []
+    for k, m in combinations(range(len(at_level)), 2):
+        either, root = (codes == k) | (codes == m), np.sqrt(weights[k, m])
+        differences.append(root * (np.arange(len(at_level)) == k) - root * (np.arange(len(at_level)) == m))
+        changes.append(root * (at_level[k, either] - at_level[m, either]).mean(0))
+    return np.linalg.lstsq(np.array(differences), np.array(changes), rcond=None)[0]
 
 
-def _similarity(
-    codes: NDArray[np.intp], num_levels: int, others: Sequence[Vector], ordered: Sequence[bool]
-) -> NDArray[np.float64]:
+def _similarity(codes: Rows, others: Sequence[tuple[Vector, bool]]) -> Matrix:
     """The weight of each pair of levels: their rows, times the fourth power of how alike their other columns are.
 
     Alike are two samples of a column by 1 minus the largest distance of their distribution functions, or the total
     variation of their levels; of all columns the least alike one counts. The power is a heuristic.
+
+    Args:
+        others: the values of each other column, and whether they are ordered.
     """
-    alike = np.ones((num_levels, num_levels))
-    for values, is_ordered in zip(others, ordered, strict=True):
+    num_rows = np.bincount(codes)
+    alike = np.ones((len(num_rows), len(num_rows)))
+    for values, is_ordered in others:
         places = np.unique(values, return_inverse=True)[1]  # NaN, if any, is the last
-        shares = np.stack([np.bincount(places[codes == k], minlength=places.max() + 1) for k in range(num_levels)])
-        shares = shares / shares.sum(1, keepdims=True)
-        if is_ordered:
-            shares = shares.cumsum(1)
-        distance = np.abs(shares[:, None] - shares[None])
-        distance = distance.max(2) if is_ordered else distance.sum(2) / 2
+        shares = pd.crosstab(codes, places, normalize="index").to_numpy()
+        below = shares.cumsum(1)
+        distance = cdist(below, below, "chebyshev") if is_ordered else cdist(shares, shares, "cityblock") / 2
         alike = np.minimum(alike, 1 - distance)
-    num_rows = np.bincount(codes, minlength=num_levels)
     # Never zero, so that all levels are connected.
     return (num_rows[:, None] + num_rows) * np.clip(alike, 0.05, 1) ** 4
 
@@ -211,37 +203,27 @@ def _similarity(
 
 def _fit(subject: Subject, column: InputColumn) -> Effect:
     """The prediction as a function of the only column."""
-    finite = np.flatnonzero(np.isfinite(column.values))
+    values = column.values
     if column.kind == "number":
-        nodes = np.linspace(column.values[finite].min(), column.values[finite].max(), FIT_NODES)
-        table = _with_numbers(subject.take(np.zeros(FIT_NODES, np.intp)), column, nodes)
+        nodes = np.linspace(np.nanmin(values), np.nanmax(values), FIT_NODES)
+        table = with_values(subject.X.iloc[np.zeros(FIT_NODES, int)], column.place, nodes)
     else:
         # Values that occur keep their type: all levels, or dates at even quantiles.
-        donors = finite[np.unique(column.values[finite], return_index=True)[1]]
+        donors = np.unique(values, return_index=True)[1]
+        donors = donors[np.isfinite(values[donors])]
         if column.is_ordered:
             donors = donors[np.unique(np.linspace(0, len(donors) - 1, FIT_NODES).round().astype(int))]
         else:
-            donors = np.array(sorted(donors[:MAX_LEVELS], key=lambda row: column.levels[int(column.values[row])]))
-        nodes, table = column.values[donors], subject.take(donors)
+            donors = np.array(sorted(donors[:MAX_LEVELS], key=column.shown))
+        nodes, table = values[donors], subject.X.iloc[donors]
     mean, std, function_std = subject.moments(table)
     return Effect(column, nodes, mean, function_std, std, subject.num_rows)
 
 
 def _surface(subject: Subject, first: InputColumn, second: InputColumn) -> Surface:
     across, up = (np.linspace(c.values.min(), c.values.max(), MAP_NODES) for c in (first, second))
-    table = subject.take(np.zeros(MAP_NODES**2, np.intp))
-    table = _with_numbers(table, first, np.tile(across, MAP_NODES))
-    table = _with_numbers(table, second, np.repeat(up, MAP_NODES))
+    table = subject.X.iloc[np.zeros(MAP_NODES**2, int)]
+    table = with_values(table, first.place, np.tile(across, MAP_NODES))
+    table = with_values(table, second.place, np.repeat(up, MAP_NODES))
     mean, _, std = (part.reshape(MAP_NODES, MAP_NODES, -1) for part in subject.moments(table))
     return Surface((first, second), (across, up), mean, std)
-
-
-def _with_numbers(X: Table, column: InputColumn, values: Vector) -> Table:
-    """The table with other numbers in one column."""
-    if not isinstance(X, pd.DataFrame):
-        changed = X.astype(float)
-        changed[:, column.place] = values
-        return changed
-    changed = X.reset_index(drop=True)
-    changed.isetitem(column.place, pd.Series(values))
-    return changed

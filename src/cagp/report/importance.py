@@ -8,13 +8,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import sem
 
 from cagp.class_metrics import row_scores
 from cagp.estimators.observations import Observations
 from cagp.estimators.predictive import Predictive
-from cagp.plots import Z95
-from cagp.report.columns import InputColumn, Matrix, Table
-from cagp.report.subject import SEED, Subject, as_matrix
+from cagp.plots import Z95, Vector
+from cagp.report.subject import SEED, InputColumn, Matrix, Subject, as_matrix
 
 SHUFFLES = 5
 MAX_COLUMNS = 30
@@ -67,59 +67,38 @@ def importance_of(subject: Subject) -> Importance:
     rng = np.random.default_rng(SEED)
     donors = np.concatenate([rng.permutation(chosen) for _ in range(SHUFFLES)])
     repeated = np.tile(chosen, SHUFFLES)
-    before, increases = _errors_before(subject, chosen), []
+    noise = None if subject.noise is None else subject.noise[repeated]
+    answers = subject.probabilities[chosen] if subject.is_classifier else subject.predicted.take(chosen)
+    before, increases = _row_errors(answers, subject.y[chosen]), []
     for column in measured:
-        shuffled = subject.replaced(column, repeated, donors)
-        increases.append(_increase(before, _errors_of(subject, shuffled, repeated)))
-    parts = [np.stack(part) for part in zip(*increases, strict=True)]
+        inputs, model = subject.encoded(subject.replaced(column, repeated, donors)), subject.model
+        answers = model.predict_proba(inputs) if subject.is_classifier else model.predictive(inputs, noise)
+        after = _row_errors(answers, subject.y[repeated]).reshape(2, SHUFFLES, len(chosen), -1).mean(1)
+        increases.append(_increase(before, after))
+    parts = np.stack(increases, 1)
     # Each target counts the same, whatever its unit.
-    spread = np.sqrt(before.square.mean(0))
+    spread = np.sqrt(before[0].mean(0))
     leading = parts[2] if subject.is_classifier else parts[0] / np.where(spread > 0, spread, 1)
     order = np.argsort(-leading.mean(1), kind="stable")
-    columns = [measured[k] for k in order]
-    return Importance._make([columns, *(part[order] for part in parts), len(chosen), others])
+    return Importance._make([[measured[k] for k in order], *parts[:, order], len(chosen), others])
 
 
-class _RowErrors(NamedTuple):
-    """The squared error and the negative log density of each row and target."""
-
-    square: Matrix
-    nll: Matrix
-
-
-def _errors_before(subject: Subject, rows: NDArray[np.intp]) -> _RowErrors:
-    answers = subject.probabilities[rows] if subject.is_classifier else subject.predicted.take(rows)
-    return _row_errors(answers, subject.y[rows])
-
-
-def _errors_of(subject: Subject, X: Table, origin: NDArray[np.intp]) -> _RowErrors:
-    """Those of predictions from ``X`` of the targets of the rows ``origin``."""
-    model, inputs = subject.model, subject.encoded(X)
-    noise = subject.take_noise(origin)
-    answers = model.predict_proba(inputs) if subject.is_classifier else model.predictive(inputs, noise)
-    return _row_errors(answers, subject.y[origin])
-
-
-def _row_errors(answers: Predictive | Observations | Matrix, y: Matrix) -> _RowErrors:
+def _row_errors(answers: Predictive | Observations | Matrix, y: Matrix) -> NDArray[np.float64]:
+    """The squared error and the negative log density of each row and target, (2, rows, targets)."""
     if isinstance(answers, np.ndarray):
         rows = row_scores(y[:, 0].astype(np.int64), answers)
-        return _RowErrors(rows.brier[:, None], rows.log_loss[:, None])
-    return _RowErrors(np.square(y - answers.mean()), -answers.log_density(y))
+        return np.stack([rows.brier, rows.log_loss])[..., None]
+    return np.stack([np.square(y - answers.mean()), -answers.log_density(y)])
 
 
-def _increase(whole: _RowErrors, shuffled: _RowErrors) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+def _increase(before: NDArray[np.float64], after: NDArray[np.float64]) -> tuple[Vector, Vector, Vector, Vector]:
     """Increases of RMSE and NLL, each with its standard error, for each target."""
-    num_rows = len(whole.nll)
-    square, nll = (part.reshape(SHUFFLES, num_rows, -1).mean(0) for part in shuffled)
-    before, after = np.sqrt(whole.square.mean(0)), np.sqrt(square.mean(0))
+    (square, nll), (square_after, nll_after) = before, after
+    rmse, rmse_after = np.sqrt(square.mean(0)), np.sqrt(square_after.mean(0))
     # √m changes by dm / 2√m: the RMSE as a mean over rows, to first order.
-    share = [part / np.where(root > 0, 2 * root, 1) for part, root in ((square, after), (whole.square, before))]
-    change = nll - whole.nll
-    return after - before, _standard_error(share[0] - share[1]), change.mean(0), _standard_error(change)
-
-
-def _standard_error(values: Matrix) -> Matrix:
-    return values.std(0, ddof=1) / np.sqrt(len(values))
+    parts = [part / np.where(root > 0, 2 * root, 1) for part, root in ((square_after, rmse_after), (square, rmse))]
+    change = nll_after - nll
+    return rmse_after - rmse, sem(parts[0] - parts[1]), change.mean(0), sem(change)
 
 
 def _screened(subject: Subject) -> tuple[list[InputColumn], list[InputColumn]]:
@@ -129,14 +108,14 @@ def _screened(subject: Subject) -> tuple[list[InputColumn], list[InputColumn]]:
         return columns, []
     chosen = subject.sample(int(np.clip(SCREENED_ROWS // len(columns), 8, 100)))
     donors = np.random.default_rng(SEED).permutation(chosen)
-    spread = subject.y.std(0)
-    predict = model.predict_proba if subject.is_classifier else model.predict
-    before = subject.probabilities if subject.is_classifier else subject.predicted.mean()
-    unit, change = np.where(spread > 0, spread, 1), []
+    if subject.is_classifier:
+        predict, before = model.predict_proba, subject.probabilities
+    else:
+        predict, before = model.predict, subject.predicted.mean()
+    spread, change = subject.y.std(0), []
     for column in columns:
-        shuffled = subject.encoded(subject.replaced(column, chosen, donors))
-        after = as_matrix(predict(shuffled), len(chosen))
-        change.append(float(np.square((after - before[chosen]) / unit).mean()))
-    best = set(np.argsort(-np.array(change), kind="stable")[:MAX_COLUMNS].tolist())
-    kept = [column for k, column in enumerate(columns) if k in best]
-    return kept, [column for k, column in enumerate(columns) if k not in best]
+        after = as_matrix(predict(subject.encoded(subject.replaced(column, chosen, donors))), len(chosen))
+        change.append(np.square((after - before[chosen]) / np.where(spread > 0, spread, 1)).mean())
+    order = np.argsort(-np.array(change), kind="stable")
+    kept, others = ([columns[k] for k in sorted(part)] for part in (order[:MAX_COLUMNS], order[MAX_COLUMNS:]))
+    return kept, others

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from cagp import plots
 from cagp.files import write_atomically
-from cagp.metrics import LEVEL
-from cagp.plots import shortened
+from cagp.metrics import LEVEL, METRICS
+from cagp.plots import percent, shortened
 from cagp.report.svg import Drawing
 
 NBSP = "\N{NO-BREAK SPACE}"
@@ -30,56 +30,18 @@ class Section(NamedTuple):
     parts: tuple["Section", ...] = ()
 
 
-SECTIONS = {
-    "data": ("Data", "Data and model"),
-    "metrics": ("Metrics", "How good the predictions are"),
-    "errors": ("Errors", "Actual against predicted values"),
-    "calibration": ("Calibration", "Are the error bars right?"),
-    "class_calibration": ("Calibration", "Are the probabilities right?"),
-    "confusion": ("Confusion", "Which classes are taken for others"),
-    "curves": ("ROC", "How well the classes are told apart"),
-    "groups": ("Groups", "Are they right in every group of rows?"),
-    "residuals": ("Residuals", "Patterns in the residuals"),
-    "worst": ("Worst rows", "The worst rows"),
-    "class_worst": ("Worst rows", "The most confidently wrong rows"),
-    "map": ("Map", "Where the errors are"),
-    "importance": ("Importance", "Which columns matter"),
-    "fit_in_one_input": ("Effects", "What the columns do"),
-    "surface": ("Effects", "What the columns do"),
-    "effects": ("Effects", "What the columns do"),
-    "uncertainty": ("Uncertainty", "Where the uncertainty comes from"),
-    "relevance": ("Lengthscales", "Lengthscales"),
-    "learning": ("Learning", "Learning curve"),
-    "fit": ("Fit", "The fit"),
-}
-"""The macros of all sections, in their order on the page: what the links call them, and their headings."""
-
-LINKED_AS = {
-    "class_calibration": "calibration",
-    "class_worst": "worst",
-    "fit_in_one_input": "effects",
-    "surface": "effects",
-}
-"""Sections with the name of others, of which a page has one."""
+def page_words() -> Any:
+    """The macros of a page's sections, which draw figures as they are filled; they escape all values."""
+    return environment().get_template("sections.html").make_module({"draw": Drawing()})
 
 
-class Template:
-    """The words of one page: a macro for every section, whose figures are drawn as it is filled."""
-
-    def __init__(self):
-        self._macros: Any = environment().get_template("sections.html").make_module({"draw": Drawing()})
-
-    def __call__(self, macro: str, **values: Any) -> Markup:
-        """The HTML of one macro with these values, which it escapes."""
-        return getattr(self._macros, macro)(**values)
-
-    def sections(self, values: dict[str, dict[str, Any]], prefix: str = "") -> list[Section]:
-        """The sections of macros with these values, in the order of ``SECTIONS``; links have ``prefix`` first."""
-        return [
-            Section(f"{prefix}{LINKED_AS.get(macro, macro)}", *words, self(macro, **values[macro]))
-            for macro, words in SECTIONS.items()
-            if macro in values
-        ]
+def sections_of(words: Any, values: dict[str, dict[str, Any]], prefix: str = "") -> list[Section]:
+    """The sections of the macros that have values here, in the order of the page; links have ``prefix`` first."""
+    return [
+        Section(prefix + name, link, title, getattr(words, macro)(**values[macro]))
+        for macro, name, link, title in words.SECTIONS
+        if macro in values
+    ]
 
 
 def write_page(path: Path, title: str, header: Markup, sections: list[Section]) -> Path:
@@ -107,16 +69,12 @@ def environment() -> Environment:
     The content security policy of the page forbids scripts and external resources: a user's text could not bring them
     in, even unescaped.
     """
-    made = Environment(
-        loader=PackageLoader("cagp.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    formats = [counted, fixed, listed, number, percent_nbsp, share, shortened, text, with_error]
+    loader = PackageLoader("cagp.report")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    formats = [counted, fixed, listed, number, percent, percent_nbsp, share, shortened, text, with_error]
     made.filters |= {function.__name__: function for function in formats}
-    made.globals |= {"plots": plots, "LEVEL": LEVEL, "NBSP": NBSP}
+    made.tests["finite"] = isfinite
+    made.globals |= {"plots": plots, "LEVEL": LEVEL, "METRICS": METRICS, "NBSP": NBSP}
     return made
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,36 +18,89 @@ from cagp.estimators.labels import codes_of, column_of
 from cagp.estimators.observations import Observations
 from cagp.estimators.predictive import Predictive
 from cagp.estimators.units import known_variances
-from cagp.report.columns import InputColumn, Matrix, Table, column_names, input_columns, with_values_of
+from cagp.plots import Vector
 
 SEED = 0
+
+Matrix = NDArray[np.float64]
+"""(rows, targets)"""
+Rows = NDArray[np.intp]
+
+MISSING = "(missing)"
+"""The name of the level of rows without a value, in a column of levels."""
+
+
+class InputColumn(NamedTuple):
+    """A column of the table before anything is encoded."""
+
+    name: str
+    place: int
+    kind: str  # "number", "date", "duration" or "levels"
+    values: Vector  # NaN where missing; days for durations, days since 1970 for dates, codes 0, 1, ... for levels
+    levels: tuple[str, ...] = ()  # the name of each code, the most frequent first
+
+    @classmethod
+    def of(cls, name: str, place: int, series: pd.Series) -> "InputColumn":
+        """A column of a frame."""
+        types = pd.api.types
+        if types.is_numeric_dtype(series.dtype) and not types.is_bool_dtype(series.dtype):
+            kind = "number"
+        elif types.is_datetime64_any_dtype(series.dtype):
+            kind, series = "date", (series - pd.Timestamp(0, tz=series.dt.tz)) / pd.Timedelta(days=1)
+        elif types.is_timedelta64_dtype(series.dtype):
+            kind, series = "duration", series / pd.Timedelta(days=1)
+        else:
+            text = series.astype(object).where(series.notna().to_numpy(), MISSING).map(str)
+            counts = text.value_counts()
+            levels = sorted(counts.index, key=lambda level: (-counts[level], level))
+            return cls(name, place, "levels", pd.Index(levels).get_indexer(text).astype(float), tuple(levels))
+        return cls(name, place, kind, series.to_numpy(dtype=float, na_value=np.nan))
+
+    @property
+    def label(self) -> str:
+        """The name, with the unit that the values have here."""
+        return f"{self.name} (days)" if self.kind == "duration" else self.name
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the values are numbers in the usual sense."""
+        return self.kind != "levels"
+
+    def shown(self, row: int) -> str:
+        """The value of one row in words."""
+        value = float(self.values[row])
+        if self.kind == "levels":
+            return self.levels[int(value)]
+        if np.isnan(value):
+            return "missing"
+        if self.kind == "date":
+            return f"{pd.Timestamp(0) + pd.Timedelta(days=value):%Y-%m-%d}"
+        return f"{value:.4g}".replace("-", "−")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A fitted model and the rows that it is tested on.
-
-    Rows are encoded once, and the model predicts them once, for all sections of the page.
-    """
+    """A fitted model and the rows that it is tested on, which are encoded once and predicted once."""
 
     model: Any  # a GPRegressor or a CaGPClassifier
     steps: tuple[Pipeline, ...]  # before the model; the first takes ``X``
-    X: Table
+    X: pd.DataFrame  # the index has what the user calls a row; of an array, numbers from 0
+    is_array: bool  # whether the model takes arrays, and not frames
     y: Matrix  # (rows, targets); the places of classes for a classifier
     noise: Matrix | None  # known noise variances
-    numbers: NDArray[np.intp]  # where the rows are in the table that was given, from 0
     num_given: int
     num_missing: int  # rows without a target, which are left out
 
     @cached_property
     def columns(self) -> list[InputColumn]:
-        """The columns of the table that vary among the rows."""
-        return input_columns(self.X)
+        """The columns of the table with at least two different values, in their order."""
+        columns = [InputColumn.of(name, j, self.X.iloc[:, j]) for j, name in enumerate(self.column_names)]
+        return [column for column in columns if len(np.unique(column.values[np.isfinite(column.values)])) > 1]
 
     @property
     def column_names(self) -> list[str]:
         """The names of all columns."""
-        return column_names(self.X)
+        return [str(name) for name in self.X.columns]
 
     @property
     def is_classifier(self) -> bool:
@@ -59,34 +112,32 @@ class Subject:
         """The number of test rows."""
         return len(self.y)
 
-    def take(self, rows: NDArray[np.intp]) -> Table:
-        """Some of the inputs."""
-        return self.X.iloc[rows] if isinstance(self.X, pd.DataFrame) else self.X[rows]
+    def take(self, rows: Rows) -> "Subject":
+        """The same on some of the rows."""
+        noise = None if self.noise is None else self.noise[rows]
+        return replace(self, X=self.X.iloc[rows], y=self.y[rows], noise=noise)
 
-    def replaced(self, column: InputColumn, rows: NDArray[np.intp], donors: NDArray[np.intp]) -> Table:
-        """Some of the inputs, with the values that the rows ``donors`` have in one column."""
-        return with_values_of(self.take(rows), column.place, donors, self.X)
+    def replaced(self, column: InputColumn, rows: Rows, donors: Rows) -> pd.DataFrame:
+        """Some of the inputs, with the values that the rows ``donors`` have in one column, which keeps its type."""
+        return with_values(self.X.iloc[rows], column.place, self.X.iloc[donors, column.place].array)
 
-    def take_noise(self, rows: NDArray[np.intp]) -> Matrix | None:
-        """The known noise variances of some of the rows."""
-        return None if self.noise is None else self.noise[rows]
+    def label(self, row: int) -> str:
+        """What the user calls a row."""
+        return str(self.X.index[row])
 
-    def sample(self, size: int) -> NDArray[np.intp]:
+    def sample(self, size: int) -> Rows:
         """``size`` of the rows, drawn at random, in their order; all rows if there are no more."""
         return sample(self.num_rows, size)
 
-    def label(self, row: int) -> str:
-        """What the user calls a row: its label in the index of a frame, or its number in the table, from 0."""
-        return str(self.X.index[row]) if isinstance(self.X, pd.DataFrame) else str(self.numbers[row])
-
     # ---- what the model says ----
 
-    def encoded(self, X: Table) -> EncodedTable:
+    def encoded(self, X: pd.DataFrame) -> EncodedTable:
         """A table after the steps of the pipeline, as numbers: the model takes it and encodes nothing."""
+        table = X.to_numpy() if self.is_array else X
         for step in self.steps:
-            X = step.transform(X)
+            table = step.transform(table)
         encoder = self.model.encoder_
-        return EncodedTable(encoder, encoder.codes(X))
+        return EncodedTable(encoder, encoder.codes(table))
 
     @cached_property
     def encoded_rows(self) -> EncodedTable:
@@ -103,12 +154,12 @@ class Subject:
         """The probability of each class at the test rows, by a classifier."""
         return self.model.predict_proba(self.encoded_rows)
 
-    def function(self, X: Table) -> tuple[Matrix, Matrix]:
+    def function(self, X: pd.DataFrame) -> tuple[Matrix, Matrix]:
         """Mean and standard deviation of the function, without noise."""
         mean, std = self.model.predict(self.encoded(X), return_std=True, noise=False)
         return as_matrix(mean, len(X)), as_matrix(std, len(X))
 
-    def moments(self, X: Table) -> tuple[Matrix, Matrix, Matrix]:
+    def moments(self, X: pd.DataFrame) -> tuple[Matrix, Matrix, Matrix]:
         """Mean and standard deviation of new observations, and the part of the latter that is not noise."""
         inputs = self.encoded(X)
         predicted = checked(self.model.predictive(inputs))
@@ -142,7 +193,7 @@ def subject_of(estimator: Any, X: Any, y: Any, max_rows: int | None = None, samp
                 "one, or a search (GridSearchCV, RandomizedSearchCV) over one."
             )
     target = encode_target(y, "y_test")
-    values = target.values.reshape(len(target.values), -1)
+    values = as_matrix(target.values, len(target.values))
     noise = known_variances(sample_noise, values.shape)
     return _drawn(estimator, tuple(steps), X, values, target.missing, max_rows, noise)
 
@@ -160,17 +211,24 @@ def _drawn(
     model: Any,
     steps: tuple[Pipeline, ...],
     X: Any,
-    values: Matrix,
+    y: Matrix,
     missing: NDArray[np.bool_],
     max_rows: int | None,
     noise: Matrix | None = None,
 ) -> Subject:
-    first = steps[0] if steps else model
-    table, num_targets = _columns_of(first, as_table(X)), 1 if hasattr(model, "classes_") else model.n_outputs_
-    if values.shape != (len(table), num_targets):
+    table = as_table(X)
+    is_array = isinstance(table, np.ndarray)
+    if is_array:
+        table = pd.DataFrame(table, columns=[f"x{j}" for j in range(table.shape[1])]).infer_objects()
+    else:  # the columns that the model was fitted with, if all are there; others have no effect
+        fitted = [str(name) for name in getattr(steps[0] if steps else model, "feature_names_in_", [])]
+        place = {str(name): j for j, name in enumerate(table.columns)}
+        table = table.iloc[:, [place[name] for name in fitted]] if fitted and set(fitted) <= set(place) else table
+    num_targets = 1 if hasattr(model, "classes_") else model.n_outputs_
+    if y.shape != (len(table), num_targets):
         raise ValueError(
-            f"y_test has {values.shape[0]} rows and {values.shape[1]} column(s), expected {len(table)} rows, as in "
-            f"X_test, and {num_targets} column(s), as in fit."
+            f"y_test has {y.shape[0]} rows and {y.shape[1]} column(s), expected {len(table)} rows, as in X_test, and "
+            f"{num_targets} column(s), as in fit."
         )
     if missing.all():
         raise ValueError("y_test has no row with all of its targets or labels; a report needs some.")
@@ -178,17 +236,21 @@ def _drawn(
         raise ValueError(f"max_rows is {max_rows}, expected at least 1, or None for all rows.")
     kept = np.flatnonzero(~missing)
     kept = kept if max_rows is None else kept[sample(len(kept), max_rows)]
-    every = Subject(model, steps, table, values, noise, np.arange(len(values)), len(values), int(missing.sum()))
-    if len(kept) == len(values):
-        return every
-    return replace(every, X=every.take(kept), y=values[kept], noise=every.take_noise(kept), numbers=kept)
+    return Subject(model, steps, table, is_array, y, noise, len(y), int(missing.sum())).take(kept)
 
 
-def sample(num_rows: int, size: int) -> NDArray[np.intp]:
+def sample(num_rows: int, size: int) -> Rows:
     """``size`` of the rows, drawn at random, in their order; all rows if there are no more."""
     if num_rows <= size:
         return np.arange(num_rows)
     return np.sort(np.random.default_rng(SEED).choice(num_rows, size, replace=False))
+
+
+def with_values(X: pd.DataFrame, place: int, values: Any) -> pd.DataFrame:
+    """The table with other values in the column at ``place``."""
+    changed = X.reset_index(drop=True)
+    changed.isetitem(place, values)
+    return changed
 
 
 def checked(predicted: Predictive | Observations) -> Predictive | Observations:
@@ -206,13 +268,3 @@ def checked(predicted: Predictive | Observations) -> Predictive | Observations:
 def as_matrix(values: Any, num_rows: int) -> Matrix:
     """Answers of the model as (rows, targets)."""
     return np.asarray(values, float).reshape(num_rows, -1)
-
-
-def _columns_of(model: Any, table: Table) -> Table:
-    """The columns of a frame that the model was fitted with, if all are there; other columns have no effect."""
-    names = [str(name) for name in getattr(model, "feature_names_in_", [])]
-    if isinstance(table, pd.DataFrame) and names:
-        place = {str(name): j for j, name in enumerate(table.columns)}
-        if set(names) <= set(place):
-            return table.iloc[:, [place[name] for name in names]]
-    return table
