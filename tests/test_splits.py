@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cagp.cli.commands import SplitRule
 from cagp.data import shared_groups, split, split_by_group, split_by_time
-from cagp.split_rules import SplitRule, split_rule
 
 fractions = st.floats(0.02, 0.98)
 
@@ -100,17 +100,17 @@ def test_columns_that_cannot_split_are_errors(name):
 
 
 def test_rules_in_words():
-    assert split_rule("random") == SplitRule("random")
-    assert split_rule("time:a:b") == SplitRule("time", "a:b")
+    assert SplitRule.parse("random") == SplitRule("random")
+    assert SplitRule.parse("time:a:b") == SplitRule("time", "a:b")
     for rule in ("random", "time:date", "group:site 1"):
-        assert str(split_rule(rule)) == rule
-    assert split_rule("group:site").group_column == "site"
-    assert split_rule("time:site").group_column is None
+        assert str(SplitRule.parse(rule)) == rule
+    assert SplitRule.parse("group:site").group_column == "site"
+    assert SplitRule.parse("time:site").group_column is None
     for kind, rest in product(("", "time", "group", "random", "Time"), ("", ":")):
         text = kind + rest
         if text != "random":
             with pytest.raises(ValueError, match='expected "random", "time:COLUMN" or "group:COLUMN"'):
-                split_rule(text)
+                SplitRule.parse(text)
 
 
 def test_dates_as_text_are_split_by_time():

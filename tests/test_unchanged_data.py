@@ -15,7 +15,7 @@ import torch
 
 import cagp
 from cagp.cli import main
-from cagp.cli.spreadsheets import is_formula
+from cagp.cli.predict import is_formula
 from cagp.data import Encoder, read_table, split
 from cagp.kernels import Matern32, Scale
 from cagp.methods.common import idle_inputs

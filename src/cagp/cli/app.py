@@ -5,13 +5,13 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from cagp.cli.console import HelpFormatter, UsageError, complain, leave_pipe, on_one_line
+from cagp.cli.console import HelpFormatter, UsageError, complain, leave_pipe, on_one_line, warn
 from cagp.cli.plugins import plugin, with_data_sets
 from cagp.launch import FirstProcessError, launched_rank, launched_size
 
@@ -26,12 +26,13 @@ class Command(NamedTuple):
     name: str
     summary: str
     is_plugin: bool = False  # of another package, which registers it in the entry points ``cagp.commands``
+    shares_work: bool = False  # whether several processes can run it together
 
 
 GROUPS = {
     "from a table to predictions": [
-        Command("fit", "learn from a table, test on held-out rows, save the model"),
-        Command("predict", "means and error bars for the rows of a table of any size"),
+        Command("fit", "learn from a table, test on held-out rows, save the model", shares_work=True),
+        Command("predict", "means and error bars for the rows of a table of any size", shares_work=True),
         Command("evaluate", "how good a model is on a table with known targets; a report"),
         Command("info", "what is in a model file"),
     ],
@@ -50,8 +51,7 @@ examples:
   cagp predict houses.cagp new.csv --out predictions.csv
   cagp evaluate houses.cagp sold.csv --report report.html
   cagp compare houses.csv --target price --max-time 1min
-  cagp bench engine
-"""
+  cagp bench engine"""
 TABLES = """\
 Tables are CSV (.csv, .tsv, .txt, also .gz; "-" is stdin), Parquet (.parquet) or NumPy (.npz with X and y). With
 cagp-bench, the tables of the paper have names: dataset:parkinsons, dataset:bike, dataset:protein, dataset:keggu,
@@ -67,18 +67,17 @@ class Terminated(BaseException):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
-    try:
-        arguments = _parsed(argv)
-    except UsageError as error:  # a command that is not installed
-        complain(error)
-        return 2
     rank, size = launched_rank(), launched_size()
     who = f"process {rank} of {size}: " if rank > 0 else ""
-    # The command is the process: its warnings are lines on stderr.
-    with warnings.catch_warnings(), _noticing_termination(alone=size == 1):
-        warnings.showwarning = _show_warning if rank == 0 else _keep_quiet
+    with warnings.catch_warnings(), ExitStack() as restored:
+        # The command is the process: its warnings are lines on stderr.
+        warnings.showwarning = _show_warning
+        if size == 1 and threading.current_thread() is threading.main_thread():
+            # Unfinished files are removed. A process that waits for others would not notice the signal.
+            restored.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminate))
         try:
-            if size > 1 and not hasattr(arguments, "ranks"):
+            arguments = _parsed(argv)
+            if size > 1 and not COMMANDS[arguments.command].shares_work:
                 raise UsageError(f"{size} processes were started; only cagp fit and cagp predict share their work.")
             arguments = with_data_sets(arguments)
             run = getattr(arguments, "run", None) or import_module(f"cagp.cli.{arguments.command}").run
@@ -110,33 +109,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 143
 
 
-@contextmanager
-def _noticing_termination(alone: bool) -> Iterator[None]:
-    """Raise ``Terminated`` on SIGTERM, so that unfinished files are removed.
-
-    Not where several processes work together: one that waits for another would not notice the signal.
-    """
-    if not alone or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def terminate(*_: Any) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _terminate(*_: Any) -> None:
+    raise Terminated
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command that is called; parsers of the others are not built."""
+    listed = [
+        f"{title}:\n" + "\n".join(f"  {command.name:<10}{command.summary}" for command in group)
+        for title, group in GROUPS.items()
+    ]
     parser = argparse.ArgumentParser(
         prog="cagp",
         usage="cagp COMMAND ...   (cagp COMMAND --help says more)",
         description="Gaussian process regression for large data, with error bars that include what was not computed.",
-        epilog="\n".join([_listed_commands(), EXAMPLES, TABLES]),
+        epilog="\n\n".join([*listed, EXAMPLES, TABLES]),
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"cagp {version('cagp')}")
@@ -153,19 +140,10 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     return own.parse_args(called.options, argparse.Namespace(command=command.name))
 
 
-def _listed_commands() -> str:
-    lines = []
-    for title, group in GROUPS.items():
-        lines += [f"{title}:", *(f"  {command.name:<10}{command.summary}" for command in group), ""]
-    return "\n".join(lines)
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
-    print(f"cagp: warning: {on_one_line(message)}", file=sys.stderr)
-
-
-def _keep_quiet(*_: Any) -> None:
-    """The warnings of process 0 are enough."""
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    """One line on stderr; only process 0 shows warnings."""
+    if launched_rank() == 0:
+        warn(on_one_line(message))
 
 
 def _is_memory(error: BaseException) -> bool:

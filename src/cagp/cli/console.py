@@ -7,7 +7,6 @@ import os
 import sys
 import textwrap
 from contextlib import suppress
-from itertools import groupby
 from typing import Any
 
 
@@ -88,22 +87,8 @@ def _plain(value: Any) -> Any:
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Fills paragraphs to the width of the terminal, and keeps lines that are indented: examples."""
+    """Fills paragraphs to the width of the terminal, and keeps those with indented lines: examples and lists."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        filled = []
-        for is_prose, group in groupby(text.splitlines(), lambda line: bool(line) and not line.startswith(" ")):
-            lines = list(group)
-            filled += _paragraphs(lines, width) if is_prose else lines
-        return "\n".join(filled)
-
-
-def _paragraphs(lines: list[str], width: int) -> list[str]:
-    """Lines of prose, filled; a line that ends with a colon is a heading and stays alone."""
-    paragraphs, current = [], []
-    for line in lines:
-        current.append(line)
-        if line.endswith(":"):
-            paragraphs.append(current)
-            current = []
-    return [textwrap.fill(" ".join(part), width) for part in [*paragraphs, current] if part]
+        parts = text.split("\n\n")
+        return "\n\n".join(part if "\n " in part else textwrap.fill(part, width) for part in parts)

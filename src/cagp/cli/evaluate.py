@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 
 from cagp.cli.console import Console, UsageError, count, print_json, warn
-from cagp.cli.scores import tally_of
+from cagp.cli.scores import tally_of, write_report
 from cagp.cli.tables import (
     Model,
-    Piece,
-    held_out_piece,
-    inputs_of,
+    Rows,
+    held_out_rows,
     pieces,
     targets_of,
     warn_of_levels,
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     if is_classifier and arguments.noise is not None:
         raise UsageError("--noise cannot be used with a classifier; remove it.")
     warn_of_noise(model, arguments.noise)
-    tally, sample, num_rows, num_missing = tally_of(model), Sample(REPORT_ROWS), 0, 0
+    tally, sample, num_rows, num_tested = tally_of(model), Sample(REPORT_ROWS), 0, 0
     known_rows, common = None if is_classifier else KnownRows.of_model(model.fitted), None
     unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
     start = time.perf_counter()
@@ -49,21 +48,22 @@ def run(arguments: argparse.Namespace) -> int:
         for piece in _pieces(model, arguments):
             y = targets_of(model, piece.frame, arguments.table)
             known = np.asarray(~np.isnan(y).all(axis=1))
-            tested = piece.where(known)
-            tally.add(y[known], tested.inputs, tested.noise)
+            tested, y = piece.where(known), y[known]
+            tally.add(y, tested.inputs, tested.noise)
             unknown += Counter(model.encoder_.num_unknown(tested.inputs.matrix))
             lacking += Counter(model.encoder_.num_missing(tested.inputs.matrix))
-            num_rows, num_missing = num_rows + len(y), num_missing + int((~known).sum())
+            num_rows, num_tested = num_rows + len(known), num_tested + len(y)
             if known_rows is not None:
-                overlap = known_rows.overlap(tested.inputs.matrix, y[known])
+                overlap = known_rows.overlap(tested.inputs.matrix, y)
                 common = overlap if common is None else common.plus(overlap)
             if arguments.report is not None:
-                sample.add(*_reported(model, tested, y[known], arguments))
-            progress.advance(len(y), piece.fraction)
+                numbers = {} if is_classifier else dict(zip(model.target_names_, y.T, strict=True))
+                sample.add(tested.frame.assign(**numbers))  # text like "3,14" need not be in every piece
+            progress.advance(len(known), piece.fraction)
     warn_of_levels(unknown)
     warn_of_missing(lacking)
     seconds = time.perf_counter() - start
-    num_tested = num_rows - num_missing
+    num_missing = num_rows - num_tested
     if is_classifier and not num_tested:
         raise ValueError(f"{arguments.table} has no row with a label.")
     what = "a label" if is_classifier else "a target"
@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     if common is not None and common.is_large:
         warn(common.words())
     if arguments.report is not None:
-        num_drawn = _write_report(model, sample, arguments)
+        write_report(model, sample.rows, arguments)
+        num_drawn = len(sample.rows)
         drawn = f", on {num_drawn:,} rows drawn at random" if num_drawn < num_tested else ""
         console.say(f"\nWrote {arguments.report}{drawn}.")
     if arguments.json:
@@ -94,34 +95,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _pieces(model: Model, arguments: argparse.Namespace) -> Iterable[Piece]:
+def _pieces(model: Model, arguments: argparse.Namespace) -> Iterable[Rows]:
     """All rows of the table a piece at a time, or at once those that a split holds out."""
     if arguments.split is None:
         return pieces(model, arguments.table, arguments.rows_at_a_time, noise=arguments.noise)
     share = 0.1 if arguments.test_fraction is None else arguments.test_fraction
-    return [held_out_piece(model, arguments.table, arguments.split, share, arguments.seed or 0, arguments.noise)]
-
-
-def _reported(model: Model, tested: Piece, y: np.ndarray, arguments: argparse.Namespace) -> list[pd.DataFrame]:
-    """Inputs, targets and known noise of rows, as frames."""
-    inputs = pd.DataFrame(inputs_of(model, tested.frame, arguments.table, arguments.noise))
-    noise = np.zeros(len(y)) if tested.noise is None else tested.noise
-    targets = pd.DataFrame(y, columns=list(model.target_names_))
-    return [inputs.reset_index(drop=True), targets, pd.DataFrame({"noise": noise})]
-
-
-def _write_report(model: Model, sample: "Sample", arguments: argparse.Namespace) -> int:
-    """A page on the rows that were drawn; their number."""
-    inputs, targets, noise = sample.rows()
-    X = inputs.to_numpy() if model.encoder_.names_in is None else inputs
-    if isinstance(model, CaGPClassifier):
-        labels = model.classes_[targets.iloc[:, 0].to_numpy(dtype=np.int64)]
-        model.report(X, pd.Series(labels, name=model.target_name_), arguments.report)
-    else:
-        known = None if arguments.noise is None else noise["noise"].to_numpy()
-        y = targets.iloc[:, 0] if targets.shape[1] == 1 else targets
-        model.report(X, y, arguments.report, sample_noise=known)
-    return len(targets)
+    return [held_out_rows(model, arguments.table, arguments.split, share, arguments.seed or 0, arguments.noise)]
 
 
 class Sample:
@@ -129,19 +108,11 @@ class Sample:
 
     def __init__(self, most: int, seed: int = 0):
         self._most, self._random = most, np.random.default_rng(seed)
-        self._keys, self._frames = np.empty(0), []
+        self._keys, self.rows = np.empty(0), pd.DataFrame()
 
-    def add(self, *frames: pd.DataFrame) -> None:
-        """More rows, in several frames of the same length: their inputs, their targets, and so on."""
-        # Every row has a random key, and those with the smallest ones stay.
-        keys = np.concatenate([self._keys, self._random.random(len(frames[0]))])
-        if self._frames:
-            frames = tuple(pd.concat(pair, ignore_index=True) for pair in zip(self._frames, frames, strict=True))
-        kept = np.arange(len(keys))
-        if len(keys) > self._most:
-            kept = np.sort(np.argpartition(keys, self._most)[: self._most])
-        self._keys, self._frames = keys[kept], [frame.iloc[kept] for frame in frames]
-
-    def rows(self) -> list[pd.DataFrame]:
-        """The rows drawn, in the frames that were added."""
-        return [frame.reset_index(drop=True) for frame in self._frames]
+    def add(self, frame: pd.DataFrame) -> None:
+        """More rows: every row has a random key, and those with the smallest ones stay."""
+        keys = np.concatenate([self._keys, self._random.random(len(frame))])
+        kept = np.sort(np.argsort(keys)[: self._most])
+        rows = pd.concat([self.rows, frame], ignore_index=True) if len(self.rows) else frame
+        self._keys, self.rows = keys[kept], rows.iloc[kept]

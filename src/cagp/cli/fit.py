@@ -7,16 +7,16 @@ from contextlib import ExitStack, redirect_stdout
 from io import StringIO
 from typing import Any
 
-from cagp import notices, report
+from cagp import notices
 from cagp.cli.checkpoints import CheckpointFolder
+from cagp.cli.commands import parameters_of
 from cagp.cli.console import Console, UsageError, check_shared_table, count, print_json, warn
 from cagp.cli.models import CLASSES, check_model, estimator, kind_of_targets
-from cagp.cli.options import parameters_of
-from cagp.cli.scores import Tally, tally_of
-from cagp.cli.sources import Part, Source, WholeTable, is_sharded, open_in_pieces, read_table_of, reason_for_pieces
+from cagp.cli.scores import tally_of, write_report
+from cagp.cli.sources import Source, WholeTable, is_sharded, open_in_pieces, read_table_of, reason_for_pieces
 from cagp.cli.tables import Model, targets_of
 from cagp.data.table_files import READABLE
-from cagp.estimators import CaGPClassifier, CopiesWarning
+from cagp.estimators import CopiesWarning
 from cagp.files import checked_destination
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.quantities import size
@@ -50,7 +50,7 @@ def _run(
 ) -> int:
     say = Console(arguments.quiet or not ranks.is_first, data_on_stdout=arguments.json).say
     source = read_table_of(arguments) if reason is None else open_in_pieces(arguments, reason)
-    say(source.words(arguments))
+    say(source.words())
     if isinstance(source, WholeTable) and ranks.is_first:
         source.warn_of_test_rows()
     if arguments.resume and not is_begun:
@@ -73,10 +73,11 @@ def _run(
 
     test, num_missing = source.tested(model, ranks if in_regions else Ranks.alone())
     tally = None
-    if len(test):
+    num_test = len(test.frame)
+    if num_test:
         tally = tally_of(model)
-        tally.add(targets_of(model, test.targets, arguments.table), test.inputs, test.noise)
-        say(f"\nOn {count(len(test), 'test row')}, which were not trained on:\n{tally.words()}")
+        tally.add(targets_of(model, test.frame, arguments.table), test.inputs, test.noise)
+        say(f"\nOn {count(num_test, 'test row')}, which were not trained on:\n{tally.words()}")
     if in_regions:
         ranks.leave()
         if not ranks.is_first:
@@ -87,7 +88,8 @@ def _run(
     saved = size(arguments.out.stat().st_size)
     say(f"\nSaved {arguments.out} ({saved}){beside}; it holds training data, see cagp info {arguments.out}.")
     if arguments.report is not None:
-        _write_report(model, source, test, arguments)
+        groups = source.shared_groups() if isinstance(source, WholeTable) else {}
+        write_report(model, test.frame, arguments, groups)
         say(f"Wrote {arguments.report}.")
     if interrupted:
         say("Training was interrupted: the same command with --resume continues it.")
@@ -97,43 +99,36 @@ def _run(
         print_json(
             {
                 "rows_without_target": num_missing,
-                "test_rows": len(test),
+                "test_rows": num_test,
                 "in_pieces": reason is not None,
                 "fit_seconds": seconds,
                 "rows_beside": rows == "beside",
-                **_record(arguments, source, model, tally),
+                "table": arguments.table,
+                "rows": source.num_rows,
+                "train_rows": model.n_rows_,
+                "inputs": source.inputs,
+                "targets": source.targets,
+                "classes": getattr(model, "classes_", None),
+                "split": str(arguments.split),
+                "seed": arguments.seed,
+                "method": model.method_,
+                "likelihood": model.likelihood,
+                "exposure": getattr(model, "exposure", None),
+                "choice": model.choice_,
+                "tried": model.choices_,
+                "mean": "zero" if model.trees_ is None else "trees",
+                "status": model.fit_result_.status.value,
+                "interrupted": interrupted,
+                "fit_report": model.fit_report_,
+                "guarantee": model.guarantee_,
+                "target_transforms": list(getattr(model, "target_transforms_", [])),
+                "metrics": None if tally is None else tally.record(),
+                "model": str(arguments.out),
+                "bytes": arguments.out.stat().st_size,
+                "report": None if arguments.report is None else str(arguments.report),
             }
         )
     return code
-
-
-def _record(arguments: argparse.Namespace, source: Source, model: Model, tally: Tally | None) -> dict[str, Any]:
-    """What the table, the options and the model say, for --json."""
-    return {
-        "table": arguments.table,
-        "rows": source.num_rows,
-        "train_rows": model.n_rows_,
-        "inputs": source.inputs,
-        "targets": source.targets,
-        "classes": getattr(model, "classes_", None),
-        "split": str(arguments.split),
-        "seed": arguments.seed,
-        "method": model.method_,
-        "likelihood": model.likelihood,
-        "exposure": getattr(model, "exposure", None),
-        "choice": model.choice_,
-        "tried": model.choices_,
-        "mean": "zero" if model.trees_ is None else "trees",
-        "status": model.fit_result_.status.value,
-        "interrupted": any(result.interrupted for result in model.fit_results_),
-        "fit_report": model.fit_report_,
-        "guarantee": model.guarantee_,
-        "target_transforms": list(getattr(model, "target_transforms_", [])),
-        "metrics": None if tally is None else tally.record(),
-        "model": str(arguments.out),
-        "bytes": arguments.out.stat().st_size,
-        "report": None if arguments.report is None else str(arguments.report),
-    }
 
 
 def _check_destinations(arguments: argparse.Namespace) -> None:
@@ -171,12 +166,3 @@ def _key(arguments: argparse.Namespace, source: Source) -> str:
     options = {name: value for name, value in parameters_of(arguments).items() if name not in limits}
     plain = [arguments.method, kind_of_targets(arguments), options, arguments.categories, str(arguments.split)]
     return fingerprint(plain, *source.key())
-
-
-def _write_report(model: Model, source: Source, test: Part, arguments: argparse.Namespace) -> None:
-    """A page on the test rows."""
-    if isinstance(model, CaGPClassifier):
-        report.write_class_report(model, test.frame, test.target, arguments.report)
-        return
-    groups = source.shared_groups() if isinstance(source, WholeTable) else {}
-    report.write_report(model, test.frame, test.target, arguments.report, sample_noise=test.noise, shared_groups=groups)

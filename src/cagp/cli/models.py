@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
+from cagp.cli.commands import parameters_of
 from cagp.cli.console import UsageError
-from cagp.cli.options import parameters_of
 from cagp.estimators import CaGPClassifier, CaGPRegressor
 from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
 from cagp.recipes import OPTIONS, RECIPES, methods_for, users_of

@@ -15,35 +15,31 @@ def plugin(group: str, name: str, words: str) -> Any:
     raise UsageError(f"{words} is part of the package cagp-bench, which is not installed: pip install cagp-bench")
 
 
-DATA_SET = "dataset:"
-
-
 class DataSet(NamedTuple):
     """A data set of the paper that the user named instead of a file."""
 
-    name: str
-    kind: type  # of the path that takes its place
+    name: str  # dataset:NAME
+    kind: type[str] | type[Path]  # of the path that takes its place
 
 
 def table(text: str) -> str | DataSet:
     """A path as text, or the data set behind ``dataset:``; a file of such a name is written ./dataset:NAME."""
-    return DataSet(text.removeprefix(DATA_SET), str) if text.startswith(DATA_SET) else text
+    return DataSet(text, str) if text.startswith("dataset:") else text
 
 
 def table_path(text: str) -> Path | DataSet:
     """The same with a path as such."""
-    return DataSet(text.removeprefix(DATA_SET), Path) if text.startswith(DATA_SET) else Path(text)
+    return DataSet(text, Path) if text.startswith("dataset:") else Path(text)
 
 
 def with_data_sets(arguments: argparse.Namespace) -> argparse.Namespace:
     """The arguments with the prepared file of each data set in its place: found on this machine, or downloaded."""
-    folder = getattr(arguments, "data_dir", None)
 
     def file_of(value: Any) -> Any:
         if not isinstance(value, DataSet):
             return value
-        prepared_file = plugin("cagp.tables", DATA_SET.rstrip(":"), f"{DATA_SET}{value.name}")
-        return value.kind(prepared_file(value.name, folder))
+        prepared_file = plugin("cagp.tables", "dataset", value.name)
+        return value.kind(prepared_file(value.name.removeprefix("dataset:"), getattr(arguments, "data_dir", None)))
 
     for name, value in vars(arguments).items():
         setattr(arguments, name, [file_of(item) for item in value] if isinstance(value, list) else file_of(value))

@@ -2,27 +2,31 @@
 
 import argparse
 import os
+import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import final
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
-from cagp.cli.console import Console, UsageError, check_shared_table, count, names
-from cagp.cli.options import PREDICTIONS
-from cagp.cli.spreadsheets import Neutralised
-from cagp.cli.tables import Model, Piece, check_columns, pieces, warn_of_levels, warn_of_missing, warn_of_noise
+from cagp.cli.commands import PREDICTIONS
+from cagp.cli.console import Console, UsageError, check_shared_table, count, names, warn
+from cagp.cli.tables import Model, Rows, check_columns, pieces, warn_of_levels, warn_of_missing, warn_of_noise
 from cagp.data import TableWriter, stream_table
-from cagp.data.table_files import CSV_ENDINGS
+from cagp.data.table_files import CSV_ENDINGS, ending_of
+from cagp.data.text_values import COMMA_NUMBER, PLAIN_NUMBER
 from cagp.estimators import CaGPClassifier, GPRegressor, load
 from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
 from cagp.progress import TableProgress
 from cagp.ranks import Ranks
 from cagp.shards import RegionPosterior
+
+FORMULA = re.compile(r"[=+\-@\t\r\n].", re.DOTALL)
+NUMBER = re.compile(f"{PLAIN_NUMBER}|{COMMA_NUMBER}")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,11 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     model = load(arguments.model)
     if ranks.is_first:
         warn_of_noise(model, arguments.noise)
-    answers = Probabilities(model, arguments) if isinstance(model, CaGPClassifier) else Moments(model, arguments)
+    answers = _probabilities(model, arguments) if isinstance(model, CaGPClassifier) else _moments(model, arguments)
     keep, verbatim = _kept(model, arguments.table, arguments.keep)
-    if set(answers.names) & set(keep):
-        clash = names(sorted(set(answers.names) & set(keep)))
-        raise UsageError(f"--keep has {clash}, which is also a column of the result.")
+    if clash := sorted(set(answers.names) & set(keep)):
+        raise UsageError(f"--keep has {names(clash)}, which is also a column of the result.")
     unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
     start = time.perf_counter()
     table = pieces(model, arguments.table, arguments.rows_at_a_time, verbatim, arguments.noise)
@@ -52,10 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
             pass
         ranks.leave()
         return 0
-    writer, neutralised = TableWriter(arguments.out), Neutralised()
+    formulas, written = Counter(), []
     as_it_is = arguments.keep_formulas or arguments.out.lower().endswith(".parquet")
-    written = []
-    with TableProgress("predict", enabled=not quiet) as progress, writer:
+    with TableProgress("predict", enabled=not quiet) as progress, TableWriter(arguments.out) as writer:
         for piece, values in answered:
             unknown += Counter(model.encoder_.num_unknown(piece.inputs.matrix))
             lacking += Counter(model.encoder_.num_missing(piece.inputs.matrix))
@@ -63,12 +65,16 @@ def run(arguments: argparse.Namespace) -> int:
             if keep:
                 check_columns(piece.frame, "--keep", keep)
                 kept = piece.frame.loc[:, keep].astype(dict.fromkeys(verbatim, "string"))
-                result = pd.concat([kept if as_it_is else neutralised(kept), result], axis=1)
+                result = pd.concat([kept if as_it_is else _neutralised(kept, formulas), result], axis=1)
             writer.write(result)
             written = list(result.columns)
             progress.advance(len(result), piece.fraction)
     ranks.leave()
-    neutralised.tell()
+    for name, found in formulas.items():
+        warn(
+            f"{count(found, 'cell')} of column {name!r} would run as {'a formula' if found == 1 else 'formulas'} in a "
+            "spreadsheet and got a ' in front; --keep-formulas copies them as they are"
+        )
     warn_of_levels(unknown)
     warn_of_missing(lacking)
     if arguments.out != "-":
@@ -78,79 +84,73 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-@final
-class Probabilities:
+class Answers(NamedTuple):
+    """What is predicted of rows: numbers, which processes send each other, and the columns that these become."""
+
+    names: list[str]  # of the columns
+    num_numbers: int  # for each row
+    of: Callable[[Rows], np.ndarray]
+    frame: Callable[[np.ndarray, pd.Index], pd.DataFrame]
+
+
+def _probabilities(model: CaGPClassifier, arguments: argparse.Namespace) -> Answers:
     """The most probable class, and the probability of each."""
+    if arguments.columns or arguments.quantiles or arguments.interval != "model":
+        raise UsageError(
+            f"{arguments.model} is a classifier: it predicts classes and probabilities. Remove --columns, "
+            "--quantiles and --interval."
+        )
+    target, classes = model.target_name_, model.classes_
+    first, *others = [f"{target}_class", *(f"{target}_p_{label}" for label in classes.tolist())]
 
-    def __init__(self, model: CaGPClassifier, arguments: argparse.Namespace):
-        if arguments.columns or arguments.quantiles or arguments.interval != "model":
-            raise UsageError(
-                f"{arguments.model} is a classifier: it predicts classes and probabilities. Remove --columns, "
-                "--quantiles and --interval."
-            )
-        self._model = model
-        target, classes = model.target_name_, model.classes_.tolist()
-        self.names = [f"{target}_class", *(f"{target}_p_{label}" for label in classes)]
-        self.num_numbers = len(classes)
-
-    def of(self, piece: Piece) -> np.ndarray:
-        """The probability of each class."""
-        return self._model.predict_proba(piece.inputs)
-
-    def frame(self, values: np.ndarray, index: pd.Index) -> pd.DataFrame:
-        """The class and the probabilities."""
-        result = pd.DataFrame(values, index, self.names[1:])
-        result.insert(0, self.names[0], self._model.classes_[values.argmax(1)])
+    def frame(values: np.ndarray, index: pd.Index) -> pd.DataFrame:
+        result = pd.DataFrame(values, index, others)
+        result.insert(0, first, classes[values.argmax(1)])
         return result
 
+    return Answers([first, *others], len(classes), lambda rows: model.predict_proba(rows.inputs), frame)
 
-@final
-class Moments:
+
+def _moments(model: GPRegressor, arguments: argparse.Namespace) -> Answers:
     """Moments, intervals and quantiles of each target."""
+    is_conformal, level, quantiles = arguments.interval == "conformal", arguments.level, arguments.quantiles
+    if model.likelihood != GAUSSIAN and is_conformal:
+        raise UsageError(
+            f"{arguments.model} has the likelihood {model.likelihood}: conformal intervals are for Gaussian noise. "
+            "Remove --interval."
+        )
+    asked = arguments.columns or ([] if quantiles else list(PREDICTIONS))
+    listed = [f"{t}_{c}" for t in model.target_names_ for c in (*asked, *(f"q{quantile:g}" for quantile in quantiles))]
+    # Quantiles of counts are integers.
+    counts = model.likelihood in likelihoods_of("counts")
+    whole = [name for name in listed if counts and not name.endswith(("_mean", "_std"))]
 
-    def __init__(self, model: GPRegressor, arguments: argparse.Namespace):
-        if model.likelihood != GAUSSIAN and arguments.interval == "conformal":
-            raise UsageError(
-                f"{arguments.model} has the likelihood {model.likelihood}: conformal intervals are for Gaussian noise. "
-                "Remove --interval."
-            )
-        self._model, self._quantiles, self._level = model, arguments.quantiles, arguments.level
-        self._columns = arguments.columns or ([] if arguments.quantiles else list(PREDICTIONS))
-        self._is_conformal = arguments.interval == "conformal"
-        columns = [*self._columns, *(f"q{quantile:g}" for quantile in self._quantiles)]
-        self.names = [f"{target}_{column}" for target in model.target_names_ for column in columns]
-        self.num_numbers = len(self.names)
-
-    def of(self, piece: Piece) -> np.ndarray:
-        """What the user asks for; the standard deviation is computed only where it is needed."""
-        model, level = self._model, self._level
-        if self._columns == ["mean"] and not self._quantiles:
-            return np.asarray(model.predict(piece.inputs)).reshape(-1, model.n_outputs_)
-        predicted = model.predictive(piece.inputs, piece.noise)
+    def of(rows: Rows) -> np.ndarray:
+        if asked == ["mean"] and not quantiles:  # without the time for standard deviations
+            return np.asarray(model.predict(rows.inputs)).reshape(-1, model.n_outputs_)
+        predicted = model.predictive(rows.inputs, rows.noise)
         ends = predicted.quantiles([0.5 - level / 2, 0.5 + level / 2])
-        if self._is_conformal:
+        if is_conformal:
             ends = predicted.at(model.fitted.conformal_factors(level)[:, None] * np.array([-1.0, 1.0]))
         columns = {"mean": predicted.mean(), "std": predicted.std(), "lower": ends[..., 0], "upper": ends[..., 1]}
-        parts = [columns[name][:, :, None] for name in self._columns]
-        values = np.concatenate([*parts, predicted.quantiles(self._quantiles)], axis=2)
+        parts = [columns[name][:, :, None] for name in asked]
+        values = np.concatenate([*parts, predicted.quantiles(quantiles)], axis=2)
         return values.reshape(len(values), -1).astype(model.units_.target_dtype, copy=False)
 
-    def frame(self, values: np.ndarray, index: pd.Index) -> pd.DataFrame:
-        """These numbers under their names; quantiles of counts are integers."""
-        counts = self._model.likelihood in likelihoods_of("counts")
-        whole = [name for name in self.names if counts and not name.endswith(("_mean", "_std"))]
-        return pd.DataFrame(values, index, self.names).astype(dict.fromkeys(whole, "int64"))
+    def frame(values: np.ndarray, index: pd.Index) -> pd.DataFrame:
+        return pd.DataFrame(values, index, listed).astype(dict.fromkeys(whole, "int64"))
+
+    return Answers(listed, len(listed), of, frame)
 
 
 def _answered(
-    table: Iterator[Piece], answers: Probabilities | Moments, in_regions: bool, ranks: Ranks
-) -> Iterator[tuple[Piece, np.ndarray]]:
+    table: Iterator[Rows], answers: Answers, in_regions: bool, ranks: Ranks
+) -> Iterator[tuple[Rows, np.ndarray]]:
     """Pieces with their answers, in order: on process 0, the others yield nothing.
 
     Process r answers every n-th piece, from the r-th on: with the same numbers as a process that answers all of them.
     Process 0 holds n pieces at a time, the others their own. A model in regions answers each piece by all processes.
     """
-    table = iter(table)
     if in_regions:
         for piece in table:
             values = answers.of(piece)
@@ -172,7 +172,25 @@ def _kept(model: Model, table: str, keep: list[str]) -> tuple[list[str], list[st
     if keep == ["all"]:
         if table == "-":
             raise UsageError('--keep all needs a file: name the columns to keep of "-".')
-        keep = [str(name) for name in next(iter(stream_table(table, rows=1000))).frame.columns]
-    is_csv = table == "-" or any(table.lower().endswith(ending) for ending in CSV_ENDINGS)
-    inputs = model.encoder_.names_in
+        keep = [str(name) for name in next(stream_table(table, rows=1000)).frame.columns]
+    is_csv, inputs = ending_of(table) in CSV_ENDINGS, model.encoder_.names_in
     return keep, [name for name in keep if is_csv and inputs is not None and name not in inputs]
+
+
+def is_formula(cell: object) -> bool:
+    """Whether text begins like a formula and is not a number; a sign alone is text as well."""
+    return isinstance(cell, str) and FORMULA.match(cell) is not None and NUMBER.fullmatch(cell) is None
+
+
+def _neutralised(frame: pd.DataFrame, counts: Counter[str]) -> pd.DataFrame:
+    """The frame with a ' before cells and names that a spreadsheet would run; ``counts`` grows by these cells."""
+    changed = {}
+    for name, column in frame.items():
+        if column.dtype.kind in "biufcmM":
+            continue
+        cells = column.astype(object)
+        found = cells.map(is_formula).to_numpy(dtype=bool)
+        if found.any():
+            changed[name] = cells.where(~found, "'" + cells.astype(str))
+            counts[str(name)] += int(found.sum())
+    return frame.assign(**changed).rename(columns=lambda name: f"'{name}" if is_formula(name) else name)

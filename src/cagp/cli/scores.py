@@ -1,13 +1,16 @@
 """How good a model's predictions are, on rows that come in pieces: as a record and as a table in words."""
 
+import argparse
+from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
+import pandas as pd
 import torch
 
 from cagp.class_metrics import class_scores
-from cagp.cli.tables import Model
-from cagp.estimators import CaGPClassifier, GPRegressor
+from cagp.cli.tables import Model, as_target, inputs_of, noise_column, targets_of
+from cagp.estimators import CaGPClassifier, EncodedTable, GPRegressor
 from cagp.likelihood_registry import likelihoods_of
 from cagp.metrics import METRICS, Metric, ScoreSum
 from cagp.quantities import number
@@ -21,42 +24,38 @@ class TargetTally:
 
     def __init__(self, model: GPRegressor):
         self._model = model
-        self.model = [ScoreSum() for _ in model.target_names_]
-        self.constant = [ScoreSum() for _ in model.target_names_]
+        self._sums = {name: {"model": ScoreSum(), "constant": ScoreSum()} for name in model.target_names_}
 
-    def add(self, y: np.ndarray, inputs: Any, sample_noise: np.ndarray | None = None) -> None:
+    def add(self, y: np.ndarray, inputs: EncodedTable, sample_noise: np.ndarray | None = None) -> None:
         """Predict rows and count them for the targets that they have; y is (n, q), NaN where it is missing."""
         if len(y) == 0:
             return
         predicted = self._model.predictive(inputs, sample_noise)
-        constant = self._model.fitted.constant_prediction(len(y), predicted)
-        for j in range(y.shape[1]):
+        answers = {"model": predicted, "constant": self._model.fitted.constant_prediction(len(y), predicted)}
+        for j, sums in enumerate(self._sums.values()):
             known = ~np.isnan(y[:, j])
-            values = torch.from_numpy(y[known, j])
-            for tally, distribution in ((self.model[j], predicted), (self.constant[j], constant)):
-                tally.add_rows(values, distribution.take(known).row_scores(j, y[known, j]))
+            for which, total in sums.items():
+                rows = answers[which].take(known).row_scores(j, y[known, j])
+                total.add_rows(torch.from_numpy(y[known, j]), rows)
 
     def record(self) -> dict[str, Any]:
-        """The metrics by target, of the model and of the constant prediction."""
+        """The metrics by target, of the model and of the constant prediction; None for a target that no row has."""
         return {
-            name: {
-                which: tally.scores()._asdict() if tally.num_rows else None
-                for which, tally in (("model", model), ("constant", constant))
-            }
-            for name, model, constant in zip(self._model.target_names_, self.model, self.constant, strict=True)
+            name: {which: total.scores()._asdict() if total.num_rows else None for which, total in sums.items()}
+            for name, sums in self._sums.items()
         }
 
     def words(self) -> str:
         """A table of the metrics, with how to read each one."""
-        parts, several = [], len(self.model) > 1
-        for name, model, constant in zip(self._model.target_names_, self.model, self.constant, strict=True):
+        parts, several = [], len(self._sums) > 1
+        for name, scores in self.record().items():
             lines = [f"  {name if several else '':<16}{'model':>12}{'constant':>12}"]
-            for field, metric in METRICS.items() if model.num_rows or not several else []:
-                values = [_shown(metric, getattr(tally.scores(), field)) for tally in (model, constant)]
-                lines.append(
-                    f"  {metric.label:<16}{values[0]:>12}{values[1]:>12}   {metric.better}{UNITS[metric.unit]}"
-                )
-            parts.append("\n".join(lines if len(lines) > 1 else [*lines, "  no test row has this target"]))
+            if scores["model"] is None:
+                lines.append("  no test row has this target")
+            for field, metric in METRICS.items() if len(lines) == 1 else ():
+                one, other = (_shown(metric, scores[which][field]) for which in ("model", "constant"))
+                lines.append(f"  {metric.label:<16}{one:>12}{other:>12}   {metric.better}{UNITS[metric.unit]}")
+            parts.append("\n".join(lines))
         notes = [f"  constant: always predicts {self._model.fitted.constant_words} of the training rows"]
         if self._model.likelihood in likelihoods_of("counts"):
             notes.append("  intervals of counts hold at least their share, since they end at integers")
@@ -73,7 +72,7 @@ class ClassTally:
     def __init__(self, model: CaGPClassifier):
         self._model, self._codes, self._probabilities = model, [], []
 
-    def add(self, y: np.ndarray, inputs: Any, sample_noise: np.ndarray | None = None) -> None:
+    def add(self, y: np.ndarray, inputs: EncodedTable, sample_noise: np.ndarray | None = None) -> None:
         """Predict the probabilities of rows."""
         if len(y):
             self._codes.append(y[:, 0].astype(np.int64))
@@ -81,8 +80,6 @@ class ClassTally:
 
     def record(self) -> dict[str, Any]:
         """The metrics of all rows."""
-        if not self._codes:
-            raise ValueError("there is no row with a label.")
         return class_scores(np.concatenate(self._codes), np.concatenate(self._probabilities))._asdict()
 
     def words(self) -> str:
@@ -96,12 +93,26 @@ class ClassTally:
         )
 
 
-Tally = TargetTally | ClassTally
-
-
-def tally_of(model: Model) -> Tally:
+def tally_of(model: Model) -> TargetTally | ClassTally:
     """Nothing tested yet."""
     return ClassTally(model) if isinstance(model, CaGPClassifier) else TargetTally(model)
+
+
+def write_report(
+    model: Model, frame: pd.DataFrame, arguments: argparse.Namespace, shared_groups: Mapping[str, float] | None = None
+) -> None:
+    """Write the page of --report on rows with known targets; ``shared_groups`` as for ``cagp.report.write_report``."""
+    from cagp import report  # it draws
+
+    X = model.encoder_.typed(inputs_of(model, frame, arguments.table, arguments.noise))
+    y = targets_of(model, frame, arguments.table)
+    if isinstance(model, CaGPClassifier):
+        labels = pd.Series(model.classes_[y[:, 0].astype(np.int64)], name=model.target_name_)
+        report.write_class_report(model, X, labels, arguments.report)
+        return
+    known = None if arguments.noise is None else noise_column(frame, arguments.noise)
+    targets = as_target(pd.DataFrame(y, columns=list(model.target_names_)))
+    report.write_report(model, X, targets, arguments.report, sample_noise=known, shared_groups=shared_groups)
 
 
 def _shown(metric: Metric, value: float) -> str:

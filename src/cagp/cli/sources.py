@@ -2,8 +2,8 @@
 
 import argparse
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -15,17 +15,22 @@ from cagp.cli.console import UsageError, count, names, warn
 from cagp.cli.models import CLASSES, kind_of_targets
 from cagp.cli.tables import (
     Model,
+    Rows,
+    as_target,
     check_columns,
+    check_rule,
     default_targets,
     noise_column,
-    read_columns,
+    rows_of,
     split_rows,
+    targets_of,
     warn_of_missing,
 )
-from cagp.data import MAX_LEVELS, Chunks, Encoder, encode_target, open_chunks
+from cagp.data import MAX_LEVELS, Chunks, Encoder, encode_target, open_chunks, read_table
 from cagp.data.splits import shared_groups
 from cagp.data.table_files import CSV_ENDINGS
 from cagp.data.tables import is_several_files, stream_table, table_parts, table_rows, table_size
+from cagp.data.text_values import with_decimal_commas_read
 from cagp.estimators import CaGPClassifier, EncodedTable
 from cagp.estimators.overlap import MANY_IN_GROUPS, KnownRows, group_words
 from cagp.estimators.pieces import gathered
@@ -46,27 +51,10 @@ LEAST_BYTES = 10**9
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some rows of a table."""
-
-    frame: pd.DataFrame  # inputs as they came
-    inputs: EncodedTable
-    targets: pd.DataFrame
-    noise: np.ndarray | None = None  # known variances
-
-    def __len__(self) -> int:
-        return len(self.frame)
-
-    @property
-    def target(self) -> Any:
-        """One target as a column, several as a frame: estimators answer in the same shape."""
-        return as_target(self.targets)
-
-
-@dataclass(frozen=True)
 class Source(ABC):
     """A table whose rows are to be trained on and tested on."""
 
+    arguments: argparse.Namespace  # of the command
     num_rows: int  # of the table
     num_test: int
     num_missing: int  # rows without any target that are known of
@@ -78,7 +66,7 @@ class Source(ABC):
         """Fit a model to the rows to train on."""
 
     @abstractmethod
-    def tested(self, model: Model, ranks: Ranks) -> tuple[Part, int]:
+    def tested(self, model: Model, ranks: Ranks) -> tuple[Rows, int]:
         """The rows to test on as a fitted model takes them, and the number of rows without any target.
 
         Args:
@@ -89,22 +77,22 @@ class Source(ABC):
     def key(self) -> list[Any]:
         """What the rows depend on, for ``cagp.storage.fingerprint``."""
 
-    def words(self, arguments: argparse.Namespace) -> str:
+    def words(self) -> str:
         """The table in a few sentences."""
-        is_classes = kind_of_targets(arguments) == CLASSES
+        is_classes = kind_of_targets(self.arguments) == CLASSES
         role = "classes of" if is_classes else "target" if len(self.targets) == 1 else "targets"
         what = "a label" if is_classes else "a target"
         left_out = f" Left out {count(self.num_missing, 'row')} without {what}." if self.num_missing else ""
         return (
             f"{count(self.num_rows, 'row')}, {count(len(self.inputs), 'input')} ({names(self.inputs)}), {role} "
-            f"{names(self.targets)}.{left_out} {self.split_words(arguments)}"
+            f"{names(self.targets)}.{left_out} {self.split_words()}"
         )
 
-    def split_words(self, arguments: argparse.Namespace) -> str:
+    def split_words(self) -> str:
         """How many rows are in each part, and which, in a sentence."""
         if not self.num_test:
             return "All are trained on."
-        rule, seed = arguments.split, arguments.seed
+        rule, seed = self.arguments.split, self.arguments.seed
         is_input = f"which is {'also' if rule.column in self.inputs else 'not'} an input"
         most = f", at most {MOST_TEST_ROWS:,}" if self.num_test == MOST_TEST_ROWS else ""
         which = {
@@ -124,25 +112,22 @@ class Source(ABC):
 class WholeTable(Source):
     """A table in memory."""
 
-    train: Part
-    test: Part
-    dropped: tuple[pd.DataFrame, pd.DataFrame]  # the columns that the user left out, of both parts
-    by: dict[str, pd.Series]  # what splits the table, as "time" or "group"
+    train: Rows
+    test: Rows
 
     def fit(self, model: Model) -> None:
-        """Fit a model to the rows to train on."""
         noise = {} if self.train.noise is None else {"sample_noise": self.train.noise}
-        by = {} if isinstance(model, CaGPClassifier) else self.by
-        model.fit(self.train.inputs, self.train.target, **noise, **by)
+        by = {} if isinstance(model, CaGPClassifier) else self.arguments.split.by(self.train.frame)
+        model.fit(self.train.inputs, as_target(self.train.frame.loc[:, self.targets]), **noise, **by)
 
-    def tested(self, model: Model, ranks: Ranks) -> tuple[Part, int]:
-        """The rows to test on, and the number of rows without any target."""
+    def tested(self, model: Model, ranks: Ranks) -> tuple[Rows, int]:
         return self.test, self.num_missing
 
     def key(self) -> list[Any]:
         """The rows to train on."""
-        targets = hash_pandas_object(self.train.targets, index=False).to_numpy()  # pyright: ignore[reportCallIssue]
-        return [self.train.inputs.matrix, targets, *([] if self.train.noise is None else [self.train.noise])]
+        frame, inputs, noise, _ = self.train
+        targets = hash_pandas_object(frame.loc[:, self.targets], index=False).to_numpy()  # pyright: ignore[reportCallIssue]
+        return [inputs.matrix, targets, *([] if noise is None else [noise])]
 
     def shared_groups(self) -> dict[str, float]:
         """Columns that are not inputs but look like names of groups, and the share of test rows with a training group.
@@ -151,8 +136,8 @@ class WholeTable(Source):
         Where rows are not drawn at random, there is none.
         """
         shares = {}
-        for name in [] if self.by else self.dropped[0].columns:
-            train, test = (part[name] for part in self.dropped)
+        for name in self.arguments.drop if self.arguments.split.kind == "random" else []:
+            train, test = self.train.frame[name], self.test.frame[name]
             values = pd.Series(pd.concat([train, test]))
             is_code = pd.api.types.infer_dtype(values, skipna=True) in ("string", "integer", "categorical")
             if is_code and MAX_LEVELS < values.nunique() <= len(values) / 2:
@@ -163,9 +148,12 @@ class WholeTable(Source):
         """Say that test rows have much in common with training rows, or lack values that all of these have."""
         if not self.num_test:
             return
+        codes, y = (
+            self.train.inputs.matrix,
+            _as_numbers(self.train.frame.loc[:, self.targets], self.test.frame.loc[:, self.targets]),
+        )
         warn_of_missing(self.test.inputs.encoder.num_missing(self.test.inputs.matrix))
-        train, test = np.split(_as_numbers(pd.concat([self.train.targets, self.test.targets])), [len(self.train)])
-        overlap = KnownRows.of_table(self.train.inputs.matrix, train).overlap(self.test.inputs.matrix, test)
+        overlap = KnownRows.of_table(codes, y[: len(codes)]).overlap(self.test.inputs.matrix, y[len(codes) :])
         if overlap.is_large:
             warn(overlap.words())
         for name, share in self.shared_groups().items():
@@ -176,13 +164,31 @@ class WholeTable(Source):
 def read_table_of(arguments: argparse.Namespace) -> WholeTable:
     """Read a table, leave out rows without any target, split the others and encode them.
 
-    Rows keep their order. The encoder is that of the rows to train on. The column of groups is not an input.
+    Rows keep their order. The encoder is that of the rows to train on. The columns of noise and groups are no inputs.
+    Columns of --categories are taken from a CSV file as they are written there: 007 stays 007.
     """
-    path, rule, exposure = arguments.table, arguments.split, getattr(arguments, "exposure", None)
-    frame, inputs, targets = read_columns(
-        path, arguments.target, arguments.drop, arguments.noise, rule, arguments.categories
-    )
-    known = None if arguments.noise is None else noise_column(frame, arguments.noise)
+    path, rule, drop, noise = arguments.table, arguments.split, arguments.drop, arguments.noise
+    wanted, exposure = arguments.target or default_targets(path), getattr(arguments, "exposure", None)
+    frame = read_table(path, arguments.categories)
+    check_columns(frame, "--target", wanted)
+    check_rule(frame, rule, wanted)
+    check_columns(frame, "--drop", drop)
+    if both := sorted(set(wanted) & set(drop)):
+        raise UsageError(f"--drop names the target {names(both)}; remove it there.")
+    if noise in wanted:
+        raise UsageError(f"--noise names the target {noise}, expected a different column.")
+    known = None if noise is None else noise_column(frame, noise)
+    if len(set(wanted)) < len(wanted):
+        raise UsageError(f"--target names a column twice: {names(wanted)}.")
+    inputs = frame.drop(columns=list({*wanted, *drop, noise, rule.group_column} - {None}))
+    check_columns(inputs, "--categories", arguments.categories, "the inputs do")
+    if inputs.shape[1] == 0:
+        raise UsageError(f"no inputs are left: {path} has the columns {names(frame.columns)}.")
+    for name in inputs.columns:
+        if re.fullmatch(r"Unnamed: \d+", str(name)):
+            warn(f"the column {name!r} looks like row numbers that pandas wrote; remove it with --drop {name!r}")
+    targets = pd.DataFrame({name: with_decimal_commas_read(frame[name], name) for name in wanted})
+    frame[wanted] = targets
     is_classes = kind_of_targets(arguments) == CLASSES
     missing = targets.isna().to_numpy().all(1) if is_classes else encode_target(targets, "the target").empty
     kept = np.flatnonzero(~missing)
@@ -197,35 +203,18 @@ def read_table_of(arguments: argparse.Namespace) -> WholeTable:
         check_columns(inputs, "--exposure", [exposure], "the inputs do")
         encoder = encoder.with_exposure(exposure, matrix)
 
-    def part(rows: np.ndarray) -> Part:
-        return Part(
-            inputs.iloc[rows].reset_index(drop=True),
-            EncodedTable(encoder, matrix[rows]),
-            targets.iloc[rows].reset_index(drop=True),
-            None if known is None else known[rows],
-        )
+    def part(rows: np.ndarray) -> Rows:
+        noise = None if known is None else known[rows]
+        return Rows(frame.iloc[rows].reset_index(drop=True), EncodedTable(encoder, matrix[rows]), noise)
 
-    by = {} if rule.column is None else {rule.kind: frame[rule.column].iloc[train].reset_index(drop=True)}
-    return WholeTable(
-        len(frame),
-        len(test),
-        int(missing.sum()),
-        [str(name) for name in inputs.columns],
-        [str(name) for name in targets.columns],
-        part(train),
-        part(test),
-        (frame.loc[:, arguments.drop].iloc[train], frame.loc[:, arguments.drop].iloc[test]),
-        by,
-    )
+    columns = [str(name) for name in inputs.columns]
+    num_missing = int(missing.sum())
+    return WholeTable(arguments, len(frame), len(test), num_missing, columns, wanted, part(train), part(test))
 
 
-def as_target(frame: pd.DataFrame) -> Any:
-    """One target as a column, several as a frame: estimators answer in the same shape."""
-    return frame.iloc[:, 0] if frame.shape[1] == 1 else frame
-
-
-def _as_numbers(targets: pd.DataFrame) -> np.ndarray:
-    """Targets as numbers; labels as numbers of classes."""
+def _as_numbers(*parts: pd.DataFrame) -> np.ndarray:
+    """The targets of several parts as numbers; labels as numbers of classes."""
+    targets = pd.concat(parts)
     if all(pd.api.types.is_numeric_dtype(dtype) for dtype in targets.dtypes):
         return targets.to_numpy(float)
     return np.stack([pd.factorize(targets[name])[0] for name in targets.columns], axis=1).astype(float)
@@ -242,41 +231,38 @@ class TableInPieces(Source):
     train: Chunks
     test: Chunks
     reason: str  # why it is read in pieces, in words
-    columns: list[Any]  # what the user says of them
-    parts: Sequence[Any]  # its files
 
-    def words(self, arguments: argparse.Namespace) -> str:
-        """The table in a few sentences."""
-        return f"{self.reason} {super().words(arguments)}"
+    def words(self) -> str:
+        return f"{self.reason} {super().words()}"
 
     def fit(self, model: Model) -> None:
-        """Fit a model to the rows to train on."""
         model.fit(self.train)
 
     def key(self) -> list[Any]:
         """The files, their sizes and when they were written; and the columns."""
-        files = [[str(part), os.stat(part).st_size, os.stat(part).st_mtime_ns] for part in self.parts]
-        return [files, self.columns]
+        stats = [(str(part), os.stat(part)) for part in table_parts(self.arguments.table)]
+        columns = [getattr(self.arguments, name) for name in ("target", "drop", "noise", "test_fraction")]
+        return [[[part, stat.st_size, stat.st_mtime_ns] for part, stat in stats], columns]
 
-    def tested(self, model: Model, ranks: Ranks) -> tuple[Part, int]:
+    def tested(self, model: Model, ranks: Ranks) -> tuple[Rows, int]:
         """The rows to test on that have a target, and the number of rows without any."""
-        encoder, num_targets = model.encoder_, len(self.targets)
+        encoder, path, noise = model.encoder_, self.arguments.table, self.arguments.noise
         chunks = list(self.test.part(ranks.rank, ranks.size).read(encoder.text_names)) if self.num_test else []
-        frames = [chunk.inputs for chunk in chunks] or [pd.DataFrame(columns=self.inputs)]
-        targets = [np.asarray(chunk.targets, dtype=np.float64).reshape(-1, num_targets) for chunk in chunks]
-        y = np.concatenate([np.empty((0, num_targets)), *targets])
-        noise = [np.full(len(chunk.inputs), np.nan) if chunk.noise is None else chunk.noise for chunk in chunks]
-        kept = np.flatnonzero(~np.isnan(y).all(axis=1))
-        frame = pd.concat(frames, ignore_index=True).iloc[kept].reset_index(drop=True)
-        codes = encoder.codes(frame) if len(frame) else np.empty((0, encoder.num_columns))
-        rows = np.column_stack([codes, y[kept], np.concatenate([np.empty(0), *map(np.asarray, noise)])[kept]])
+        columns = [*self.inputs, *self.targets, *([] if noise is None else [noise])]
+        frame = pd.DataFrame(columns=columns)
+        if chunks:
+            parts = [pd.concat([chunk.inputs, pd.DataFrame(chunk.targets)], axis=1) for chunk in chunks]
+            frame = pd.concat(parts, ignore_index=True)
+            if noise is not None:
+                frame[noise] = np.concatenate([np.asarray(chunk.noise) for chunk in chunks])
+            has_target = ~np.isnan(targets_of(model, frame, path)).all(axis=1)
+            frame = frame.loc[has_target, columns].reset_index(drop=True)
         if ranks.size > 1:  # every input is a number
-            rows = gathered(rows, ranks)
-            frame = pd.DataFrame(rows[:, : codes.shape[1]], columns=list(encoder.names_in or range(codes.shape[1])))
-        codes, y, known = np.split(rows, [codes.shape[1], codes.shape[1] + num_targets], axis=1)
-        known = None if np.isnan(known).any() or not len(known) else known[:, 0]
-        part = Part(frame, EncodedTable(encoder, codes), pd.DataFrame(y, columns=self.targets), known)
-        return part, max(self.num_rows - model.n_rows_ - len(part), 0)
+            values = encoder.typed(frame).to_numpy(dtype=np.float64)
+            frame = pd.DataFrame(gathered(values, ranks), columns=columns)
+        none = Rows(frame, EncodedTable(encoder, np.empty((0, encoder.num_columns))))
+        tested = rows_of(model, frame, path, noise) if len(frame) else none
+        return tested, max(self.num_rows - model.n_rows_ - len(frame), 0)
 
 
 def open_in_pieces(arguments: argparse.Namespace, reason: str) -> TableInPieces:
@@ -297,6 +283,7 @@ def open_in_pieces(arguments: argparse.Namespace, reason: str) -> TableInPieces:
         return chosen
 
     return TableInPieces(
+        arguments,
         num_rows,
         num_test,
         0,
@@ -305,8 +292,6 @@ def open_in_pieces(arguments: argparse.Namespace, reason: str) -> TableInPieces:
         chunks.where(lambda start, stop: ~is_test(start, stop), num_rows - num_test),
         chunks.where(is_test, num_test),
         reason,
-        [arguments.target, arguments.drop, arguments.noise, arguments.test_fraction],
-        table_parts(arguments.table),
     )
 
 

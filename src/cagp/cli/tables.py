@@ -7,57 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from cagp.cli.console import UsageError, count, names, warn
+from cagp.cli.commands import SplitRule
+from cagp.cli.console import UsageError, count, warn
 from cagp.data import read_table, split, stream_table
 from cagp.data.text_values import with_decimal_commas_read
 from cagp.estimators import CaGPClassifier, EncodedTable, GPRegressor
 from cagp.estimators.labels import codes_of
-from cagp.split_rules import SplitRule
 
 Model = GPRegressor | CaGPClassifier
-
-
-class Columns(NamedTuple):
-    """A table that was read at once: all of it, its inputs and its targets."""
-
-    frame: pd.DataFrame
-    inputs: pd.DataFrame
-    targets: pd.DataFrame
-
-
-def read_columns(
-    path: str,
-    targets: Sequence[str] | None,
-    drop: Sequence[str],
-    noise: str | None,
-    rule: SplitRule,
-    categories: Sequence[str] = (),
-) -> Columns:
-    """A table; the column of known variances is neither input nor target, and so is that of groups.
-
-    Columns of ``categories`` are taken from a CSV file as they are written there: 007 stays 007.
-    """
-    targets = targets or default_targets(path)
-    frame = read_table(path, categories)
-    check_columns(frame, "--target", targets)
-    check_rule(frame, rule, targets)
-    check_columns(frame, "--drop", drop)
-    check_columns(frame, "--noise", [] if noise is None else [noise])
-    if set(targets) & set(drop):
-        raise UsageError(f"--drop names the target {names(sorted(set(targets) & set(drop)))}; remove it there.")
-    if noise in targets:
-        raise UsageError(f"--noise names the target {noise}, expected a different column.")
-    if len(set(targets)) < len(targets):
-        raise UsageError(f"--target names a column twice: {names(targets)}.")
-    inputs = frame.drop(columns=list({*targets, *drop, noise, rule.group_column} - {None}))
-    check_columns(inputs, "--categories", categories, "the inputs do")
-    values = pd.DataFrame({name: with_decimal_commas_read(frame[name], name) for name in targets})
-    if inputs.shape[1] == 0:
-        raise UsageError(f"no inputs are left: {path} has the columns {names(frame.columns)}.")
-    for name in inputs.columns:
-        if re.fullmatch(r"Unnamed: \d+", str(name)):
-            warn(f"the column {name!r} looks like row numbers that pandas wrote; remove it with --drop {name!r}")
-    return Columns(frame, inputs, values)
 
 
 def default_targets(path: str) -> list[str]:
@@ -72,8 +29,7 @@ def default_targets(path: str) -> list[str]:
 
 def split_rows(frame: pd.DataFrame, rule: SplitRule, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The rows to train on and the rows to test on of a table, by number, in its order."""
-    by = {} if rule.column is None else {rule.kind: frame[rule.column]}
-    rows = split(len(frame), test_fraction, seed, **by)
+    rows = split(len(frame), test_fraction, seed, **rule.by(frame))
     return np.sort(rows.train.numpy()), np.sort(rows.test.numpy())
 
 
@@ -91,6 +47,11 @@ def check_columns(frame: pd.DataFrame, option: str, wanted: Sequence[str], which
     absent = [name for name in wanted if name not in frame.columns]
     if absent:
         raise UsageError(f"{option} names {_listed(absent)}, which {which} not have; {_columns_of(frame)}.")
+
+
+def as_target(frame: pd.DataFrame) -> Any:
+    """One target as a column, several as a frame: estimators answer in the same shape."""
+    return frame.iloc[:, 0] if frame.shape[1] == 1 else frame
 
 
 def noise_column(frame: pd.DataFrame, column: str) -> np.ndarray:
@@ -133,48 +94,49 @@ def _shown(path: str) -> str:
 # ---- a fitted model and a table ----
 
 
-class Piece(NamedTuple):
-    """Consecutive rows of a table."""
+class Rows(NamedTuple):
+    """Some rows of a table, as a model takes them."""
 
-    frame: pd.DataFrame
-    inputs: EncodedTable  # what the model takes of it
-    fraction: float | None  # of the table that was read so far
-    noise: np.ndarray | None  # known variances
+    frame: pd.DataFrame  # all their columns
+    inputs: EncodedTable
+    noise: np.ndarray | None = None  # known variances
+    fraction: float | None = None  # of the table that was read so far
 
-    def where(self, mask: np.ndarray) -> "Piece":
-        """Some of its rows."""
+    def where(self, mask: np.ndarray) -> "Rows":
+        """Some of them."""
         noise = None if self.noise is None else self.noise[mask]
         return self._replace(frame=self.frame.loc[mask], inputs=self.inputs.take(mask), noise=noise)
 
 
-def pieces(model: Model, path: str, rows: int, text: Sequence[str] = (), noise: str | None = None) -> Iterator[Piece]:
-    """A table of any size, a piece at a time; an input that the model cannot take is an error with its row and column.
+def rows_of(
+    model: Model, frame: pd.DataFrame, path: str, noise: str | None, rows_from: int = 0, fraction: float | None = None
+) -> Rows:
+    """Rows of a table; an input that the model cannot take is an error with its row and column.
 
     Args:
-        text: further columns to take as text from a CSV file.
         noise: the column of known variances.
+        rows_from: the number of the first row.
     """
+    matrix = model.encoder_.codes(inputs_of(model, frame, path, noise), rows_from)
+    known = None if noise is None else noise_column(frame, noise)
+    return Rows(frame, EncodedTable(model.encoder_, matrix), known, fraction)
+
+
+def pieces(model: Model, path: str, rows: int, text: Sequence[str] = (), noise: str | None = None) -> Iterator[Rows]:
+    """A table of any size, a piece at a time; ``text`` are further columns to take as text from a CSV file."""
     for chunk in stream_table(path, rows, [*model.encoder_.text_names, *text]):
-        yield _piece(model, path, chunk.frame, noise, chunk.rows_from, chunk.fraction)
+        yield rows_of(model, chunk.frame, path, noise, chunk.rows_from, chunk.fraction)
 
 
-def held_out_piece(
+def held_out_rows(
     model: Model, path: str, rule: SplitRule, test_fraction: float, seed: int, noise: str | None = None
-) -> Piece:
+) -> Rows:
     """The rows of a table that ``cagp fit`` holds out with the same rule, share and seed."""
     frame = read_table(path, model.encoder_.text_names)
     check_rule(frame, rule, model.target_names_)
     kept = np.flatnonzero(~np.isnan(targets_of(model, frame, path)).all(axis=1))
     chosen = frame.iloc[kept[split_rows(frame.iloc[kept], rule, test_fraction, seed)[1]]]
-    return _piece(model, path, chosen, noise, 0, 1.0)
-
-
-def _piece(
-    model: Model, path: str, frame: pd.DataFrame, noise: str | None, rows_from: int, fraction: float | None
-) -> Piece:
-    matrix = model.encoder_.codes(inputs_of(model, frame, path, noise), rows_from)
-    known = None if noise is None else noise_column(frame, noise)
-    return Piece(frame, EncodedTable(model.encoder_, matrix), fraction, known)
+    return rows_of(model, chosen, path, noise, fraction=1.0)
 
 
 def inputs_of(model: Model, frame: pd.DataFrame, path: str, noise: str | None = None) -> pd.DataFrame | np.ndarray:
