@@ -39,15 +39,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _lines(record: dict[str, Any]) -> list[str]:
     article = "an" if record["class"].startswith(("Exact", "SGPR", "SVGP")) else "a"
-    methods, parts = dict.fromkeys(record["methods"]), record["kernel_parts"]
-    pairs = zip(record["targets"], record["methods"], strict=True)
-    own = [f"Method for {target['name']}: {method_words(method)}." for target, method in pairs]
+    parts, methods = record["kernel_parts"], [f"Method: {method_words(record['method'])}."]
+    if len(set(record["methods"])) > 1:
+        pairs = zip(record["targets"], record["methods"], strict=True)
+        methods = [f"Method for {target['name']}: {method_words(method)}." for target, method in pairs]
     likelihood = None if record["likelihood"] is None else LIKELIHOODS[record["likelihood"]].targets
     return [
         f"{record['file']}: {size(record['bytes'])}, written {record['written']}, checksum verified",
         f"Saved by cagp {record['library_version']} from {article} {record['class']}.",
         "",
-        *([f"Method: {method_words(record['method'])}."] if len(methods) == 1 else own),
+        *methods,
         f"Prior mean: {MEANS[record['mean']]}.",
         f"Trained on {count(record['train_rows'], 'row')}. It holds {_held(record)}",
         "",
