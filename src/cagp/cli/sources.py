@@ -164,7 +164,7 @@ class WholeTable(Source):
 def read_table_of(arguments: argparse.Namespace) -> WholeTable:
     """Read a table, leave out rows without any target, split the others and encode them.
 
-    Rows keep their order. The encoder is that of the rows to train on. The columns of noise and of groups do not become inputs.
+    Rows keep their order. The encoder is that of the rows to train on. Columns of noise or groups do not become inputs.
     Columns of --categories are taken from a CSV file as they are written there: 007 stays 007.
     """
     path, rule, drop, noise = arguments.table, arguments.split, arguments.drop, arguments.noise
