@@ -55,14 +55,13 @@ def check_data(X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
 
 def check_row_noise(row_noise: Tensor | None, X: Tensor) -> None:
     """Raise ValueError unless ``row_noise`` is None or one non-negative variance per row of ``X``."""
-    if row_noise is None:
-        return
-    check_vector(row_noise, "row_noise", X)
-    if bool((row_noise < 0).any()):
-        raise ValueError(
-            f"row_noise has {int((row_noise < 0).sum())} negative values (smallest {float(row_noise.min()):.3g}); "
-            "expected variances, so square standard deviations first."
-        )
+    if row_noise is not None:
+        check_vector(row_noise, "row_noise", X)
+        if bool((row_noise < 0).any()):
+            raise ValueError(
+                f"row_noise has {int((row_noise < 0).sum())} negative values (smallest {float(row_noise.min()):.3g}); "
+                "expected variances, so square standard deviations first."
+            )
 
 
 def check_new_inputs(X: Tensor, like: Tensor, name: str = "X") -> None:
@@ -83,10 +82,8 @@ def check_first_order() -> None:
 
 def check_count(value: int, name: str, largest: int, largest_name: str) -> None:
     """Raise ValueError unless 1 <= value <= largest."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value <= largest:
         raise ValueError(f"{name} is {value!r}, expected an integer from 1 to {largest} ({largest_name}).")
-    if not 1 <= value <= largest:
-        raise ValueError(f"{name} is {value}, expected an integer from 1 to {largest} ({largest_name}).")
 
 
 def _check_values(values: Tensor, name: str, missing: bool = False) -> None:

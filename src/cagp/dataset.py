@@ -58,7 +58,6 @@ class Data:
         return self.X, self.y, self.row_noise
 
     def __iter__(self) -> Iterator[Any]:
-        """``X, y, row_noise = data``."""
         return iter(self.tensors)
 
     @property
@@ -69,10 +68,6 @@ class Data:
     def with_targets(self, y: AnyTargets, row_noise: AnyTargets | None = None) -> "Data":
         """The same rows with other targets and noise, which the caller has made of checked ones."""
         return Data(self.X, y, row_noise, True, self.search)
-
-    def with_inputs(self, X: Float[Tensor, "n d"]) -> "Data":
-        """The same targets and noise at other inputs, which the caller has made of checked ones."""
-        return Data(X, self.y, self.row_noise, True)
 
     def column(self, j: int) -> "Data":
         """The same rows with the j-th target alone."""

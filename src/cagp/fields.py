@@ -12,7 +12,6 @@ A file can hold anything. A class that is stored declares its fields once; both 
         def from_state(cls, state: Any) -> "Line":
             return cls(**checked(state, cls.FIELDS))
 
-``checked`` raises ValueError for a state that lacks a field or has a value that does not pass. It ignores others.
 A check takes a value and the sizes so far, and returns the value as the class wants it, or calls ``require``. A size is
 a name: "d" stands for any length where it first occurs, and for the same length from then on. Checks nest:
 ``optional``, ``list_of``, ``dict_of``, ``record`` (a table inside a table) and ``made_by`` (a class with a
@@ -55,7 +54,10 @@ def values_of(value: Any, fields: Fields) -> State:
 
 
 def checked(state: Any, fields: Fields, sizes: Sizes | None = None) -> State:
-    """The values of a state that a table names, each after its check, in the order of the table."""
+    """The values of a state that a table names, each after its check, in the order of the table; others are ignored.
+
+    Raises ValueError for a state that lacks a field or has a value that does not pass.
+    """
     sizes = {} if sizes is None else sizes
     values = {}
     for name, check in fields.items():
@@ -76,49 +78,6 @@ def entry(state: Any, name: str, check: Check, sizes: Sizes | None = None) -> An
 # ---- plain values ----
 
 
-def text(value: Any, sizes: Sizes) -> str:
-    """Text."""
-    require(type(value) is str)
-    return value
-
-
-def flag(value: Any, sizes: Sizes) -> bool:
-    """True or False."""
-    require(type(value) is bool)
-    return value
-
-
-def mapping(value: Any, sizes: Sizes) -> dict[Any, Any]:
-    """A dict of anything; for what checks itself."""
-    require(isinstance(value, dict))
-    return value
-
-
-def anything(value: Any, sizes: Sizes) -> Any:
-    """Whatever a file can hold; for what is compared or tried elsewhere."""
-    return value
-
-
-def integer(least: int = 0, most: int = 2**63 - 1) -> Check:
-    """An integer in a range."""
-
-    def check(value: Any, sizes: Sizes) -> int:
-        require(type(value) is int and least <= value <= most)
-        return value
-
-    return check
-
-
-def real(above: float = -math.inf, below: float = math.inf) -> Check:
-    """A number strictly between two others; never NaN."""
-
-    def check(value: Any, sizes: Sizes) -> float:
-        require(type(value) in (int, float) and above < value < below)
-        return float(value)
-
-    return check
-
-
 def that(is_right: Callable[[Any], bool], check: Check | None = None) -> Check:
     """A value that passes ``check``, if there is one, and of which ``is_right`` then holds."""
 
@@ -128,6 +87,27 @@ def that(is_right: Callable[[Any], bool], check: Check | None = None) -> Check:
         return value
 
     return both
+
+
+anything: Check = that(lambda value: True)
+"""Whatever a file can hold; for what is compared or tried elsewhere."""
+
+text: Check = that(lambda value: type(value) is str)
+flag: Check = that(lambda value: type(value) is bool)
+
+mapping: Check = that(lambda value: isinstance(value, dict))
+"""A dict of anything; for what checks itself."""
+
+
+def integer(least: int = 0, most: int = 2**63 - 1) -> Check:
+    """An integer in a range."""
+    return that(lambda value: type(value) is int and least <= value <= most)
+
+
+def real(above: float = -math.inf, below: float = math.inf) -> Check:
+    """A number strictly between two others; never NaN."""
+    right = that(lambda value: type(value) in (int, float) and above < value < below)
+    return lambda value, sizes: float(right(value, sizes))
 
 
 # ---- values that hold others ----
@@ -204,6 +184,5 @@ def factor(size: str) -> Check:
     return that(lambda values: bool((values.diagonal() > 0).all()), float64(size, size))
 
 
-def tensors(value: Any, sizes: Sizes) -> dict[str, Tensor]:
-    """A dict from text to tensors of any shape and dtype."""
-    return dict_of(that(lambda item: isinstance(item, Tensor)))(value, sizes)
+tensors: Check = dict_of(that(lambda item: isinstance(item, Tensor)))
+"""A dict from text to tensors of any shape and dtype."""

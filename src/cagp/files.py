@@ -33,6 +33,15 @@ LOCK = "lock"
 UNFINISHED = re.compile(r"\.cagp-[0-9a-f]{16}\.part")
 """Names of files that are being written. They begin with a point: a folder of tables does not count them."""
 
+HINTS = {
+    errno.ENOSPC: "; free some space on its disk",
+    errno.EDQUOT: "; free some space on its disk",
+    errno.EFBIG: "; the file is larger than the system allows",
+    errno.EACCES: "; check the permissions of its folder",
+    errno.EROFS: "; its disk is read-only",
+}
+"""What to do when a file cannot be written."""
+
 NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 """What file systems without locks, or without a way to put a folder onto the disk, answer."""
 
@@ -42,25 +51,19 @@ def checked_destination(path: PathLike) -> Path:
 
     Raises OSError if its folder does not exist, and ValueError if there is something else than a file.
     """
-    try:
+    name, mode = os.fspath(path), stat.S_IFREG  # a new file
+    with suppress(FileNotFoundError), _named_errors(path):  # e.g. links in a circle
         mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        mode = None
-    except OSError as error:  # e.g. links in a circle
-        raise _cannot_write(path, error) from error
-    if mode is not None and stat.S_ISDIR(mode):
-        raise IsADirectoryError(f"{os.fspath(path)} is a folder, expected the name of a file to write.")
-    if mode is not None and not stat.S_ISREG(mode):
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(f"{name} is a folder, expected the name of a file to write.")
+    if not stat.S_ISREG(mode):
         raise ValueError(
-            f"{os.fspath(path)} is a device, a pipe or a socket, and stays as it is; expected the name of a file to "
-            "write."
+            f"{name} is a device, a pipe or a socket, and stays as it is; expected the name of a file to write."
         )
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         folder = Path(path).parent if Path(path).absolute().parent == target.parent else target.parent
-        raise FileNotFoundError(
-            f"{os.fspath(path)} cannot be written: the folder {folder} does not exist; create it first."
-        )
+        raise FileNotFoundError(f"{name} cannot be written: the folder {folder} does not exist; create it first.")
     return target
 
 
@@ -87,11 +90,9 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
                 with suppress(OSError, ValueError):
                     file.detach()  # it must not be used when it is collected, after the file is closed
                 raise
-            try:
+            with _named_errors(path):
                 os.fsync(raw.fileno())
                 os.replace(part, target)
-            except OSError as error:
-                raise _cannot_write(path, error) from error
             renamed = True
             sync_folder(target.parent)
     finally:
@@ -109,22 +110,17 @@ def write_atomically(path: PathLike, content: bytes | Iterable[bytes | memoryvie
 
 def append_durably(path: PathLike, content: bytes, *, sync: bool) -> None:
     """Add to the end of a file; with ``sync`` it is on the disk when this returns."""
-    try:
-        with open(path, "ab") as file:
-            file.write(content)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-    except OSError as error:
-        raise _cannot_write(path, error) from error
+    with _named_errors(path), open(path, "ab") as file:
+        file.write(content)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
 
 
 def rename_durably(old: Path, new: Path) -> None:
     """Rename a file, and replace the one that has the new name; when this returns, the new name is on the disk."""
-    try:
+    with _named_errors(new):
         os.replace(old, new)
-    except OSError as error:
-        raise _cannot_write(new, error) from error
     sync_folder(new.parent)
 
 
@@ -173,11 +169,10 @@ def _new_part(folder: Path, path: PathLike) -> tuple[Path, int]:
         part = folder / f".cagp-{secrets.token_hex(8)}.part"
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-            descriptor = os.open(part, flags, 0o666)
+            with _named_errors(path):
+                descriptor = os.open(part, flags, 0o666)
         except FileExistsError:
             continue
-        except OSError as error:
-            raise _cannot_write(path, error) from error
         if fcntl is None:
             return part, descriptor
         try:
@@ -207,22 +202,18 @@ class _Named(io.FileIO):
         self._path = path
 
     def write(self, content: Any) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        try:
+        with _named_errors(self._path):
             return super().write(content)
-        except OSError as error:
-            raise _cannot_write(self._path, error) from error
 
 
-def _cannot_write(path: PathLike, error: OSError) -> OSError:
-    """The error with the path that it is about, and of its own class."""
-    hint = {
-        errno.ENOSPC: "; free some space on its disk",
-        errno.EDQUOT: "; free some space on its disk",
-        errno.EFBIG: "; the file is larger than the system allows",
-        errno.EACCES: "; check the permissions of its folder",
-        errno.EROFS: "; its disk is read-only",
-    }.get(error.errno or 0, "")
-    return OSError(error.errno or 0, f"{os.fspath(path)} cannot be written: {error.strerror or error}{hint}")
+@contextmanager
+def _named_errors(path: PathLike) -> Iterator[None]:
+    """Errors of the system with the path that they are about, each of its own class."""
+    try:
+        yield
+    except OSError as error:
+        number, hint = error.errno or 0, HINTS.get(error.errno or 0, "")
+        raise OSError(number, f"{os.fspath(path)} cannot be written: {error.strerror or error}{hint}") from error
 
 
 # ---- one process at a time ----

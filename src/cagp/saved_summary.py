@@ -23,32 +23,29 @@ def saved_summary(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     state = read_state(path, KIND, VERSION)
     try:
-        return {**_file(path), **_summary(state)}
+        about = path.stat()
+        return {
+            "file": str(path),
+            "bytes": about.st_size,
+            "written": datetime.fromtimestamp(about.st_mtime).astimezone().isoformat(timespec="seconds"),
+            "checksum": "verified",
+            **_summary(state),
+        }
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise ValueError(
             f"{path} is not a complete model: {type(error).__name__}: {error}; save the model again."
         ) from error
 
 
-def _file(path: Path) -> dict[str, Any]:
-    about = path.stat()
-    return {
-        "file": str(path),
-        "bytes": about.st_size,
-        "written": datetime.fromtimestamp(about.st_mtime).astimezone().isoformat(timespec="seconds"),
-        "checksum": "verified",
-    }
-
-
 def _summary(state: State) -> dict[str, Any]:
-    first, scaler = state["posteriors"][0], state["scaler"]
+    first, scaler, likelihood = state["posteriors"][0], state["scaler"], state["likelihood"]
     posterior = _components(first)[0]
     kernel, num_held = first["prior"]["kernel"], _num_held(posterior)
     held = [_num_held(_components(part)[0]) for part in state["posteriors"]]
     columns = [Column.from_state(column) for column in state["encoder"]["columns"]]
     names = [name for column in columns for name in column.names_out]
     parts = kernel_parts(kernel, names, scaler["input_std"])
-    inducing = posterior["class"] == "InducingPosterior"
+    inducing, labels = posterior["class"] == "InducingPosterior", _labels(state)
     return {
         "library_version": state["library"],
         "class": state["class"],
@@ -56,9 +53,9 @@ def _summary(state: State) -> dict[str, Any]:
         "mean": "zero" if state["trees"] is None else "trees",
         "tried": state["tried"],
         "guarantee": _guarantee(state),
-        "classes": _classes(state),
-        "likelihood": _likelihood(state),
-        "likelihood_parameters": {} if state["likelihood"] is None else state["likelihood"]["learned"],
+        "classes": None if labels is None else list(labels["classes"]["values"]),
+        "likelihood": None if likelihood is None else likelihood["name"],
+        "likelihood_parameters": {} if likelihood is None else likelihood["learned"],
         "exposure": next((column.name for column in columns if column.kind == EXPOSURE), None),
         "train_rows": state["num_rows"],
         "methods": state["methods"],
@@ -90,17 +87,6 @@ def _components(posterior: State) -> list[State]:
     return posterior.get("components", [posterior])
 
 
-def _classes(state: State) -> list[Any] | None:
-    """The labels of a classifier; None for a regressor."""
-    labels = _labels(state)
-    return None if labels is None else list(labels["classes"]["values"])
-
-
-def _likelihood(state: State) -> str | None:
-    """The name of the likelihood; None for Gaussian noise."""
-    return None if state["likelihood"] is None else state["likelihood"]["name"]
-
-
 def _labels(state: State) -> State | None:
     """The classes and the name of their column; None for a regressor."""
     return None if state["likelihood"] is None else state["likelihood"]["labels"]
@@ -108,12 +94,11 @@ def _labels(state: State) -> State | None:
 
 def _guarantee(state: State) -> str:
     """What ``guarantee_`` of the loaded model says, also for files whose fit report does not say it."""
-    posteriors, on_log_scale = state["posteriors"], "log" in state["target_transforms"]
-    is_average = any("components" in posterior for posterior in posteriors)
-    posteriors = [component for posterior in posteriors for component in _components(posterior)]
+    is_average = any("components" in posterior for posterior in state["posteriors"])
+    posteriors = [component for posterior in state["posteriors"] for component in _components(posterior)]
     scaled = any(posterior.get("local_scale") is not None for posterior in posteriors)
-    has_sites = _likelihood(state) is not None
     inducing = any(posterior["class"] == "InducingPosterior" for posterior in posteriors)
+    on_log_scale, has_sites = "log" in state["target_transforms"], state["likelihood"] is not None
     return guarantee_words(not scaled and not inducing, scaled, on_log_scale, is_average, has_sites)
 
 
@@ -125,12 +110,12 @@ def _num_held(posterior: State) -> int:
 
 def _targets(state: State) -> list[dict[str, Any]]:
     """Each target: name, number of rows, the scale of its fit, and its mean, standard deviation and noise there."""
-    means, stds = state["scaler"]["target_mean"], state["scaler"]["target_std"]
-    variances = [values_of(posterior["prior"]["noise"]).get("noise", 0.0) for posterior in state["posteriors"]]
-    labels, names = _labels(state), state["target_names"]
+    labels = _labels(state)
     if labels is not None:
         return [{"name": labels["target"], "rows": state["num_rows"]}]
-    transforms, rows = state["target_transforms"], state["target_rows"]
+    means, stds = state["scaler"]["target_mean"], state["scaler"]["target_std"]
+    variances = [values_of(posterior["prior"]["noise"]).get("noise", 0.0) for posterior in state["posteriors"]]
+    columns = (state["target_names"], state["target_transforms"], state["target_rows"], means, stds, variances)
     return [
         {
             "name": name,
@@ -140,7 +125,5 @@ def _targets(state: State) -> list[dict[str, Any]]:
             "std": float(std),
             "noise_std": float(np.sqrt(variance) * std),
         }
-        for name, transform, num_rows, mean, std, variance in zip(
-            names, transforms, rows, means, stds, variances, strict=True
-        )
+        for name, transform, num_rows, mean, std, variance in zip(*columns, strict=True)
     ]

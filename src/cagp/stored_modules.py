@@ -6,38 +6,24 @@ own the tensors and the plain attributes are stored; a module of the same struct
 
 import copy
 import inspect
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from cagp.fields import (
-    Fields,
-    anything,
-    checked,
-    dict_of,
-    entry,
-    flag,
-    is_finite,
-    list_of,
-    mapping,
-    real,
-    strange,
-    text,
-)
-from cagp.fields import tensors as any_tensors
+from cagp import fields
+from cagp.fields import Fields, checked, entry, flag, is_finite, list_of, mapping, strange, text
 from cagp.parameters import Positive
 from cagp.storage import State
 
 Module = TypeVar("Module", bound=nn.Module)
 
-NAMED: Fields = {"class": text, "own": flag, "tensors": any_tensors}
-OWN: Fields = {"attributes": dict_of(anything)}
+NAMED: Fields = {"class": text, "own": flag, "tensors": fields.tensors}
+OWN: Fields = {"attributes": fields.dict_of(fields.anything)}
 OURS: Fields = {
-    "settings": dict_of(anything),
-    "buffers": any_tensors,
-    "floors": dict_of(real(above=-1e-300)),
+    "settings": fields.dict_of(fields.anything),
+    "buffers": fields.tensors,
+    "floors": fields.dict_of(fields.real(above=-1e-300)),
     "parts": list_of(mapping),
 }
 
@@ -51,7 +37,7 @@ def module_state(module: nn.Module) -> State:
         "class": name,
         "own": own,
         "tensors": dict(module.named_parameters(recurse=False)),
-        "settings": _settings(module),
+        "settings": getattr(module, "plain_arguments", dict)(),
         "buffers": dict(module.named_buffers(recurse=False)),
         "floors": {name: float(value) for name, value in vars(module).items() if name.endswith("_floor")},
         "parts": [module_state(part) for part in _parts(module)],
@@ -83,20 +69,14 @@ def _is_ours(kind: type) -> bool:
     return kind.__module__.startswith("cagp.")
 
 
-def _classes(role: type[Module]) -> Iterator[type[Module]]:
-    """The classes of this package that play a role."""
-    if _is_ours(role) and not inspect.isabstract(role):
-        yield role
-    for kind in role.__subclasses__():
-        yield from _classes(kind)
+def _classes(role: type[Module]) -> dict[str, type[Module]]:
+    """The classes of this package that play a role, by their names."""
+    own = {role.__name__: role} if _is_ours(role) and not inspect.isabstract(role) else {}
+    return own | {name: kind for child in role.__subclasses__() for name, kind in _classes(child).items()}
 
 
 def _parts(module: Any) -> list[nn.Module]:
-    return module.subkernels() if hasattr(module, "subkernels") else []
-
-
-def _settings(module: Any) -> dict[str, Any]:
-    return module.plain_arguments() if hasattr(module, "plain_arguments") else {}
+    return getattr(module, "subkernels", list)()
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
@@ -151,7 +131,7 @@ def _made(state: Any, role: type[Module], given: Any) -> Module:
 
 def _with_default_values(stored: State, role: type[Module], parts: list[Any]) -> Module:
     """A module with the sizes of the stored tensors."""
-    kind = next((kind for kind in _classes(role) if kind.__name__ == stored["class"]), None)
+    kind = _classes(role).get(stored["class"])
     if kind is None:
         raise strange(f"a {role.__name__.lower()} of a known class")
     size = max((values.numel() for values in stored["tensors"].values()), default=0)

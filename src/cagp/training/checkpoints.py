@@ -4,9 +4,9 @@ import math
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
+from cagp.fields import is_finite
 from cagp.storage import State, fingerprint, load_state, save_state
 
 KIND, VERSION = "checkpoint", 2
@@ -46,11 +46,6 @@ def is_like(value: Any, like: Any) -> bool:
     if isinstance(like, float):
         return isinstance(value, int | float) and not isinstance(value, bool) and value > -math.inf
     return isinstance(value, like if isinstance(like, type) else type(like))
-
-
-def is_finite(value: Tensor) -> bool:
-    """Whether all numbers are finite."""
-    return not value.is_floating_point() or bool(torch.isfinite(value).all())
 
 
 # ---- whether a checkpoint belongs to a method ----
