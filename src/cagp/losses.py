@@ -15,6 +15,8 @@ from cagp.prior import GP
 from cagp.projection import Projection, check_projection, noise_gram, project, support_product
 from cagp.training.trainable import check_rows
 
+_Data = tuple[Tensor, Tensor, Tensor | None]  # X, y and row_noise
+
 
 class Elbo(NamedTuple):
     """The evidence lower bound E_q[log p(y | f)] - KL(q ‖ p) and its two terms."""
@@ -45,79 +47,59 @@ def elbo(
             for all rows.
         check: False if ``cagp.projection.check_projection`` has seen these data.
     """
-    if check:
-        check_projection(prior, actions, X, y, row_noise)
-        check_rows(rows, X.shape[0])
-    seen = _see(prior, actions, X, y, row_noise, rows, max_bytes, copies=1)
-    expected = _sum_over_rows(prior, seen, X, y, row_noise, max_bytes, _expected_log_likelihood, copies=1)
+    seen = _Rows(prior, actions, (X, y, row_noise), rows, max_bytes, copies=1, check=check)
+    expected = seen.sum(lambda tile: _expected_log_likelihood(seen.projection, tile))
     kl = _kl(seen.projection)
     return Elbo(expected - kl, expected, kl)
-
-
-class _Seen(NamedTuple):
-    """The projection, the rows of a sum, and KS at these rows where it serves twice: in SᵀKS, and in the sum."""
-
-    projection: Projection
-    rows: Int[Tensor, " b"]
-    KS: Float[Tensor, "b i"] | None
 
 
 class _Tile(NamedTuple):
     """Some rows of a sum."""
 
     rows: Int[Tensor, " t"]
-    X: Float[Tensor, "t d"]
     residual: Float[Tensor, " t"]  # y - m(X)
     variance: Float[Tensor, " t"]  # of the function, before any data
     noise: Float[Tensor, " t"]
     KS: Float[Tensor, "t i"]
 
 
-def _see(
-    prior: GP,
-    actions: Actions,
-    X: Tensor,
-    y: Tensor,
-    row_noise: Tensor | None,
-    rows: Tensor | None,
-    max_bytes: int,
-    copies: int,
-) -> _Seen:
-    """KS is kept if every row carries weight, all rows count, and ``copies`` of it fit into ``max_bytes``."""
-    n, KS = X.shape[0], None
-    if rows is None and len(actions.support) == n and n * actions.num_actions * 8 * copies <= max_bytes:
-        rows, KS = actions.support, support_product(prior, actions, X, max_bytes)
-    p = project(prior, actions, X, y, row_noise, max_bytes, KS=KS, check=False)
-    return _Seen(p, torch.arange(n, device=X.device) if rows is None else rows, KS)
+class _Rows:
+    """The rows of a sum, and the projection of the data.
 
+    KS at the rows serves twice, in SᵀKS and in the sum, if all rows carry weight and count, and ``copies`` of it fit
+    into ``max_bytes``.
+    """
 
-def _sum_over_rows(
-    prior: GP,
-    seen: _Seen,
-    X: Tensor,
-    y: Tensor,
-    row_noise: Tensor | None,
-    max_bytes: int,
-    term: Callable[[Projection, _Tile], Tensor],
-    copies: int,
-) -> Tensor:
-    """Σ term over the rows, scaled to all rows, in tiles: ``copies`` of KS and its gradient fit into ``max_bytes``."""
-    p = seen.projection
+    def __init__(
+        self, prior: GP, actions: Actions, data: _Data, rows: Tensor | None, max_bytes: int, copies: int, check: bool
+    ):
+        X, n = data[0], len(data[0])
+        if check:
+            check_projection(prior, actions, *data)
+            check_rows(rows, n)
+        self.prior, self.data, self.max_bytes, self.copies, self.KS = prior, data, max_bytes, copies, None
+        if rows is None and len(actions.support) == n and n * actions.num_actions * 8 * copies <= max_bytes:
+            rows, self.KS = actions.support, support_product(prior, actions, X, max_bytes)
+        self.projection = project(prior, actions, *data, max_bytes, KS=self.KS, check=False)
+        self.rows = torch.arange(n, device=X.device) if rows is None else rows
 
-    def of_tile(rows: Tensor, KS: Tensor | None = None) -> Tensor:
-        inputs = X[rows]
-        if KS is None:
-            KS = precise_product(prior.kernel, inputs, p.X, p.W, max_bytes=max_bytes)
-        residual = y[rows].double() - prior.mean(inputs.double())
-        noise = prior.noise.of_rows(X, rows, row_noise)
-        return term(p, _Tile(rows, inputs, residual, prior.kernel.diag(inputs.double()), noise, KS))
+    def sum(self, term: Callable[[_Tile], Tensor]) -> Tensor:
+        """Σ term, scaled to all rows, in tiles: ``copies`` of KS and its gradient fit into ``max_bytes``."""
+        (X, y, row_noise), kernel, p = self.data, self.prior.kernel, self.projection
 
-    tiles = seen.rows.split(max(1, max_bytes // (2 * copies * len(p.chol) * 8)))
-    if seen.KS is not None or len(tiles) == 1:
-        total = of_tile(seen.rows, seen.KS)
-    else:
-        total = torch.stack([recomputed(of_tile, tile) for tile in tiles]).sum()
-    return (X.shape[0] / len(seen.rows)) * total
+        def of_tile(rows: Tensor, KS: Tensor | None = None) -> Tensor:
+            inputs = X[rows]
+            KS = precise_product(kernel, inputs, p.X, p.W, max_bytes=self.max_bytes) if KS is None else KS
+            residual = y[rows].double() - self.prior.mean(inputs.double())
+            noise = self.prior.noise.of_rows(X, rows, row_noise)
+            return term(_Tile(rows, residual, kernel.diag(inputs.double()), noise, KS))
+
+        tiles = self.rows.split(max(1, self.max_bytes // (2 * self.copies * len(p.chol) * 8)))
+        if self.KS is not None or len(tiles) == 1:
+            total = of_tile(self.rows, self.KS)
+        else:
+            total = torch.stack([recomputed(of_tile, tile) for tile in tiles]).sum()
+        return (len(X) / len(self.rows)) * total
 
 
 def _expected_log_likelihood(p: Projection, t: _Tile) -> Tensor:
@@ -183,18 +165,11 @@ def leave_one_out_nll(
         rows: the rows to estimate the sum from, scaled to all rows; None for all rows.
         check: False if ``cagp.projection.check_projection`` has seen these data.
     """
-    if check:
-        check_projection(prior, actions, X, y, row_noise)
-        check_rows(rows, X.shape[0])
-    seen = _see(prior, actions, X, y, row_noise, rows, max_bytes, copies=3)
+    seen = _Rows(prior, actions, (X, y, row_noise), rows, max_bytes, copies=3, check=check)
     places = torch.full((X.shape[0],), -1, device=X.device)
     places[actions.support] = torch.arange(len(actions.support), device=X.device)
     inverse = torch.cholesky_inverse(seen.projection.chol)
-
-    def of_tile(p: Projection, t: _Tile) -> Tensor:
-        return _left_out(p, inverse, t, places[t.rows])
-
-    return _sum_over_rows(prior, seen, X, y, row_noise, max_bytes, of_tile, copies=3)
+    return seen.sum(lambda tile: _left_out(seen.projection, inverse, tile, places[tile.rows]))
 
 
 OBSERVED = 1e-12

@@ -127,15 +127,20 @@ def fit_trees(
     # Classes are fitted together, any other targets one after the other.
     num_classes = num_targets if objective == "multiclass" else 1
     for j in range(0, num_targets, num_classes):
-        targets = y.argmax(1).astype(float) if objective == "multiclass" else y[:, j]
-        weight = None if row_noise is None else _weights(targets, row_noise[:, j], objective)
+        targets, weight = y.argmax(1).astype(float) if objective == "multiclass" else y[:, j], None
+        if row_noise is not None:  # that of labels is in units of the noise of a row of weight one
+            known = row_noise[:, j]
+            weight = 1 / (known if objective in ("binary", "multiclass") else NOISE * targets.var() + known + 1e-12)
         if exposure is not None:  # y log(e λ) - e λ = e ((y/e) log λ - λ) up to a constant
             targets, weight = targets / exposure, exposure
         now = time.perf_counter()
         until = now + (deadline - now) * num_classes / (num_targets - j)
-        boosters, rounds, ended = _cross_fitted(
-            inputs, targets, weight, folds, list(categorical), seed, until, objective, num_classes
-        )
+        settings = {**_settings(len(y), seed), "objective": objective, "num_class": num_classes}
+        own = {"weight": weight, "categorical_feature": list(categorical), "params": settings, "free_raw_data": False}
+        # The loss of predictions that are all right: the loss above it is the deviance, which is positive.
+        right = targets - special.xlogy(targets, targets) if objective == "poisson" else np.zeros(len(y))
+        data, least = _lightgbm().Dataset(inputs, targets, **own).construct(), np.average(right, weights=weight)
+        boosters, rounds, ended = _cross_fitted(data, folds, settings, until, float(least))
         models = [booster.model_to_string(num_iteration=rounds) for booster in boosters]
         for booster, (_, left_out) in zip(boosters, folds, strict=True):
             predicted = _predict(booster, inputs[left_out], rounds)
@@ -146,11 +151,6 @@ def fit_trees(
             texts.append(models)
         finished &= ended
     return OutOfFold(Trees(texts), mean, finished)
-
-
-def _weights(targets: np.ndarray, row_noise: np.ndarray, objective: TreeObjective) -> np.ndarray:
-    """What each row weighs: noise of labels is in units of that of a row of weight one."""
-    return 1 / (row_noise if objective in ("binary", "multiclass") else NOISE * targets.var() + row_noise + 1e-12)
 
 
 def number_of_folds(num_rows: int) -> int:
@@ -196,27 +196,13 @@ def _settings(num_rows: int, seed: int) -> dict[str, Any]:
 
 
 def _cross_fitted(
-    inputs: np.ndarray,
-    y: np.ndarray,
-    weight: np.ndarray | None,
-    folds: list[tuple[np.ndarray, np.ndarray]],
-    categorical: list[int],
-    seed: int,
-    until: float,
-    objective: TreeObjective,
-    num_classes: int = 1,
+    data: Any, folds: list[tuple[np.ndarray, np.ndarray]], settings: dict[str, Any], until: float, least: float
 ) -> tuple[list[Any], int, bool]:
     """A model for each fold, the best number of rounds for all, and whether the search for it came to its end.
 
     Every fold has one thread of its own: the result does not depend on the number of threads, and none waits for
     another on a busy machine.
     """
-    settings = {**_settings(len(y), seed), "objective": objective, "num_class": num_classes}
-    data = (
-        _lightgbm()
-        .Dataset(inputs, y, weight=weight, categorical_feature=categorical, params=settings, free_raw_data=False)
-        .construct()
-    )
 
     def begin(fold: tuple[np.ndarray, np.ndarray]) -> Any:
         booster = _lightgbm().Booster(settings, data.subset(np.sort(fold[0])))
@@ -231,7 +217,6 @@ def _cross_fitted(
         return errors
 
     sizes = np.array([len(left_out) for _, left_out in folds])
-    least = _least_loss(y, weight) if objective == "poisson" else 0.0
     errors: list[float] = []
     with ThreadPoolExecutor(min(len(folds), torch.get_num_threads())) as pool:
         boosters = list(pool.map(begin, folds))
@@ -242,11 +227,6 @@ def _cross_fitted(
             if _is_over(errors) or rounds < ROUNDS_AT_ONCE:
                 break
     return boosters, int(np.argmin(errors)) + 1, time.perf_counter() < until
-
-
-def _least_loss(y: np.ndarray, weight: np.ndarray | None) -> float:
-    """The Poisson loss of predictions that are all right: the loss above it is the deviance, which is positive."""
-    return float(np.average(y - special.xlogy(y, y), weights=weight))
 
 
 def _is_over(errors: list[float]) -> bool:

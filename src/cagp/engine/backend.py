@@ -84,15 +84,9 @@ class Backend(ABC):
         """``local_moments``; mean and explained are differentiable in all but ``X``."""
 
     def density(
-        self,
-        kernel: Kernel,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        rows: Int[Tensor, " t"],
-        neighbours: Int[Tensor, "t k"],
-        noise: Float[Tensor, ""],
-    ) -> Float[Tensor, ""] | None:
-        """``local_density``; None where this backend has no such sweep."""
+        self, kernel: Kernel, X: Tensor, y: Tensor, rows: Tensor, neighbours: Tensor, noise: Tensor
+    ) -> Tensor | None:
+        """``local_density`` of the same arguments; None where this backend has no such sweep."""
         return None
 
     @abstractmethod

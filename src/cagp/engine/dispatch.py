@@ -177,12 +177,10 @@ def local_moments(
     not in ``X``.
 
     Args:
-        points: the test points.
-        neighbours: rows of ``X`` for each test point; -1 for none.
+        neighbours: rows of ``X`` for each of the test points ``points``; -1 for none.
         noise: the noise variance of each neighbour, or one for all.
         residual: target minus mean of each neighbour, or of each row of ``X``; then it need not be gathered.
         gram, cross: what other actions already explain (see the hybrid posterior).
-        backend: None for the fastest that applies.
 
     Time O(t k² (d + k)), memory O(t (k + d)) compiled, O(t k²) in torch.
     """
