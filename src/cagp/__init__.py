@@ -29,26 +29,18 @@ if TYPE_CHECKING:
 # Where each public name lives. A name is imported when it is first used, so that ``import cagp`` costs nothing and
 # ``cagp --help`` answers without loading torch.
 _HOMES = {
-    "estimators": (
-        "CGGPRegressor",
-        "CaGPClassifier",
-        "CaGPRegressor",
-        "ExactGPRegressor",
-        "SGPRRegressor",
-        "SVGPRegressor",
-        "load",
-    ),
-    "iterative": ("iterate",),
-    "losses": ("elbo",),
-    "methods": ("CGGP", "MAP", "SGPR", "SVGP", "CaGPCG", "CaGPLocal", "CaGPOpt", "CholeskyGP", "Method"),
-    "posteriors": ("Posterior", "Prediction"),
-    "prior": ("GP", "ConstantMean", "GaussianNoise", "KnownNoise", "LinearMean"),
-    "ranks": ("Ranks",),
-    "sites": ("WithLikelihood",),
-    "starting": ("start_from_data",),
-    "training": ("FitResult", "FitStatus", "Settings", "fit"),
+    "estimators": "CGGPRegressor CaGPClassifier CaGPRegressor ExactGPRegressor SGPRRegressor SVGPRegressor load",
+    "iterative": "iterate",
+    "losses": "elbo",
+    "methods": "CGGP MAP SGPR SVGP CaGPCG CaGPLocal CaGPOpt CholeskyGP Method",
+    "posteriors": "Posterior Prediction",
+    "prior": "GP ConstantMean GaussianNoise KnownNoise LinearMean",
+    "ranks": "Ranks",
+    "sites": "WithLikelihood",
+    "starting": "start_from_data",
+    "training": "FitResult FitStatus Settings fit",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "CGGP",

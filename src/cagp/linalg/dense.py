@@ -1,5 +1,6 @@
 """Small dense matrices: a Cholesky that says what it did, and moments of rows through it."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 from cagp.checks import check_first_order
 from cagp.notices import warn
 
-FIRST_JITTER = 1e-12
-LARGEST_JITTER = 1e-6
+JITTERS = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6)
+TILE_ROWS = 2048
 
 
 class JitterWarning(UserWarning):
@@ -30,35 +31,33 @@ def safe_cholesky(A: Float[Tensor, "i i"], name: str = "matrix") -> Float[Tensor
     L, info = torch.linalg.cholesky_ex(A)
     if not bool(info) and bool(torch.isfinite(L.diagonal()).all()):
         return L
-    diagonal = A.diagonal()
-    if bool(torch.isfinite(A).all()) and bool((diagonal > 0).all()):
-        jitter = FIRST_JITTER
-        while jitter <= 1.01 * LARGEST_JITTER:
-            L, info = torch.linalg.cholesky_ex(A + jitter * torch.diag(diagonal))
-            if not bool(info):
-                warn(
-                    f"{name} is not positive definite to working precision: added {jitter:.0e} times its diagonal.",
-                    JitterWarning,
-                    stacklevel=2,
-                )
-                return L
-            jitter *= 10
-    raise NotPositiveDefiniteError(_explain(A.detach(), name))
-
-
-def _explain(A: Tensor, name: str) -> str:
-    found = (
-        f"{int((~torch.isfinite(A)).sum())} of its values are NaN or infinite"
-        if not bool(torch.isfinite(A).all())
-        else f"its diagonal runs from {float(A.diagonal().min()):.3g} to {float(A.diagonal().max()):.3g}"
-    )
-    return (
-        f"{name} ({A.shape[0]} x {A.shape[0]}) is not positive definite, not even with {LARGEST_JITTER:.0e} times its "
+    diagonal, num_wrong = A.diagonal(), int((~torch.isfinite(A)).sum())
+    for jitter in JITTERS if num_wrong == 0 and bool((diagonal > 0).all()) else ():
+        L, info = torch.linalg.cholesky_ex(A + jitter * torch.diag(diagonal))
+        if not bool(info):
+            words = f"{name} is not positive definite to working precision: added {jitter:.0e} times its diagonal."
+            warn(words, JitterWarning, stacklevel=2)
+            return L
+    found = f"{num_wrong} of its values are NaN or infinite"
+    if num_wrong == 0:
+        found = "its diagonal runs from {:.3g} to {:.3g}".format(*diagonal.detach().aminmax())
+    raise NotPositiveDefiniteError(
+        f"{name} ({A.shape[0]} x {A.shape[0]}) is not positive definite, not even with {JITTERS[-1]:.0e} times its "
         f"diagonal added; {found}. Probable causes and remedies: (1) actions that are zero or linearly dependent: use "
         "fewer, or start them from scratch; (2) noise too small for float32 kernels: raise its floor or pass float64 "
         "data; (3) inputs or targets on extreme scales: standardise them; (4) a kernel of your own that is not "
         "positive semi-definite; (5) hyperparameters that diverged: lower the learning rate."
     )
+
+
+def _tiles(K: Tensor) -> Iterator[slice]:
+    """The rows of a matrix, some at a time, so that no float64 copy of it is ever held."""
+    return (slice(start, start + TILE_ROWS) for start in range(0, K.shape[0], TILE_ROWS))
+
+
+def _whitened(chol: Tensor, K: Tensor) -> Tensor:
+    """L⁻¹a in float64, a column for each row a of a tile."""
+    return torch.linalg.solve_triangular(chol, K.to(chol.dtype).mT, upper=False)
 
 
 class RowMoments(NamedTuple):
@@ -77,23 +76,21 @@ def row_moments(KS: Float[Tensor, "n i"], chol: Float[Tensor, "i i"], weights: F
 
 
 class _RowMoments(torch.autograd.Function):
-    """A tile of rows at a time, forward and backward, so that no float64 copy of KS is ever held.
+    """A tile of rows at a time, forward and backward.
 
     With a row a, u = L⁻¹a, mean = aᵀv, explained = uᵀu and their cotangents g, h:
         ∂a = g v + 2h L⁻ᵀu,    ∂v = Σ g a,    ∂L = -2 tril(L⁻ᵀ Σ h u uᵀ).
     """
-
-    TILE_ROWS = 2048
 
     @staticmethod
     def forward(ctx, KS: Tensor, chol: Tensor, weights: Tensor):
         ctx.save_for_backward(KS, chol, weights)
         mean = KS.new_empty(KS.shape[0], dtype=chol.dtype)
         explained = torch.empty_like(mean)
-        for rows in _RowMoments.tiles(KS):
+        for rows in _tiles(KS):
             A = KS[rows].to(chol.dtype)
             mean[rows] = A @ weights
-            explained[rows] = torch.linalg.solve_triangular(chol, A.mT, upper=False).square().sum(0)
+            explained[rows] = _whitened(chol, A).square().sum(0)
         return mean, explained
 
     @staticmethod
@@ -103,9 +100,9 @@ class _RowMoments(torch.autograd.Function):
         grad_mean, grad_explained = grad_outputs
         grad_KS = torch.empty_like(KS) if ctx.needs_input_grad[0] else None
         grad_weights, outer = torch.zeros_like(weights), torch.zeros_like(chol)
-        for rows in _RowMoments.tiles(KS):
+        for rows in _tiles(KS):
             A, g, h = KS[rows].to(chol.dtype), grad_mean[rows], grad_explained[rows]
-            U = torch.linalg.solve_triangular(chol, A.mT, upper=False)
+            U = _whitened(chol, A)
             grad_weights += A.mT @ g
             Uh = U * h
             outer.addmm_(Uh, U.mT)
@@ -114,10 +111,6 @@ class _RowMoments(torch.autograd.Function):
                 grad_KS[rows] = torch.outer(g, weights).add_(solved.mT, alpha=2).to(KS.dtype)
         grad_chol = -2 * torch.linalg.solve_triangular(chol.mT, outer, upper=True).tril()
         return grad_KS, grad_chol, grad_weights
-
-    @staticmethod
-    def tiles(KS: Tensor):
-        return (slice(start, start + _RowMoments.TILE_ROWS) for start in range(0, KS.shape[0], _RowMoments.TILE_ROWS))
 
 
 class WhitenedGram(NamedTuple):
@@ -149,8 +142,8 @@ class _WhitenedGram(torch.autograd.Function):
     def forward(ctx, KZ: Tensor, chol: Tensor, weights: Tensor, targets: Tensor):
         ctx.save_for_backward(KZ, chol, weights, targets)
         gram, projected = torch.zeros_like(chol), torch.zeros_like(chol[0])
-        for rows in _RowMoments.tiles(KZ):
-            U = torch.linalg.solve_triangular(chol, KZ[rows].to(chol.dtype).mT, upper=False)
+        for rows in _tiles(KZ):
+            U = _whitened(chol, KZ[rows])
             Ud = U * weights[rows]
             gram.addmm_(Ud, U.mT)
             projected += Ud @ targets[rows]
@@ -164,8 +157,8 @@ class _WhitenedGram(torch.autograd.Function):
         P = grad_gram + grad_gram.mT
         grad_KZ = torch.empty_like(KZ) if ctx.needs_input_grad[0] else None
         grad_weights, grad_targets, outer = torch.empty_like(weights), torch.empty_like(targets), torch.zeros_like(chol)
-        for rows in _RowMoments.tiles(KZ):
-            U = torch.linalg.solve_triangular(chol, KZ[rows].to(chol.dtype).mT, upper=False)
+        for rows in _tiles(KZ):
+            U = _whitened(chol, KZ[rows])
             d, t, PU, gU = weights[rows], targets[rows], P @ U, g @ U
             grad_weights[rows] = (U * PU).sum(0) / 2 + t * gU
             grad_targets[rows] = d * gU
