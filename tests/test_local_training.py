@@ -25,7 +25,7 @@ from cagp.dataset import Data
 from cagp.kernels import RBF, Constant, Matern32, Scale
 from cagp.local_inference import local_answers
 from cagp.methods import cagp_local
-from cagp.methods.common import idle_inputs
+from cagp.methods.base import idle_inputs
 from cagp.neighbours import NeighbourIndex
 from cagp.prior import ZeroMean
 from cagp.training import Batch, Coming

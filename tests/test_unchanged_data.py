@@ -18,7 +18,7 @@ from cagp.cli import main
 from cagp.cli.predict import is_formula
 from cagp.data import Encoder, read_table, split
 from cagp.kernels import Matern32, Scale
-from cagp.methods.common import idle_inputs
+from cagp.methods.base import idle_inputs
 
 LARGE = 2**53
 CANNOT_HOLD = r"integers? that float64 cannot hold \(first {} at row {}\): beyond 2\*\*53"
@@ -202,7 +202,7 @@ def test_idle_inputs_are_the_same_in_tiles(monkeypatch):
     expected = (change < 0.01 * y.var(correction=0)).nonzero()[:, 0].tolist()
     assert 0 < len(expected) < 7
     assert idle_inputs(kernel, X, y) == expected
-    monkeypatch.setattr("cagp.methods.common.IDLE_ELEMENTS", 14)
+    monkeypatch.setattr("cagp.methods.base.IDLE_ELEMENTS", 14)
     assert idle_inputs(kernel, X, y) == expected
 
 

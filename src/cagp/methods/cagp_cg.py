@@ -11,8 +11,7 @@ from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.iterative import Iteration, Lanczos, Policy, Stopping, iterate
 from cagp.iterative.policies import check_policy
-from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
-from cagp.methods.common import Loss, check_loss, loss_terms, method_findings
+from cagp.methods.base import Loss, Method, RowNoise, Targets, check_all_rows, check_loss, loss_terms
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.training import Batch
@@ -79,12 +78,10 @@ class CaGPCG(Method):
         return iterate(self.prior, X, y, self.policy, stopping, row_noise, **options)
 
     def check(self, data: Data) -> None:
-        """Raise ValueError unless the data suit the noise, and there are as many rows as actions."""
         super().check(data)
         check_count(self.num_actions, "num_actions", data.num_rows, "the number of rows of X")
 
     def terms(self, data: Data, batch: Batch) -> Terms:
-        """Terms per row whose sum is the loss of all rows, to be minimised over the hyperparameters."""
         check_all_rows(batch, "CaGPCG")
         found = self._iteration(data)
         actions = found.actions if self.policy.orthogonal else found.orthonormal_actions
@@ -92,14 +89,11 @@ class CaGPCG(Method):
 
     @torch.no_grad()
     def posterior(self, data: Data) -> CaGPPosterior:
-        """The posterior given the data, as a snapshot that further training does not change."""
         return self._iteration(data).posterior()
 
-    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
-        """What a user should know about the fitted method, in words."""
+    def words(self, data: Data) -> str:
         n = data.num_rows
         kept = "kept in memory" if 8 * n * n <= self.max_bytes else "evaluated again for every product"
         tolerance = f" or a residual of {self.relative_residual:g}" if self.relative_residual > 0 else ""
         name = "CaGP-CG" if isinstance(self.policy, Lanczos) else f"CaGP ({type(self.policy).__name__})"
-        words = f"{name} with {self.num_actions:,} actions{tolerance} on {n:,} rows, loss {self.loss}, k(X, X) {kept}"
-        return method_findings(words, self.prior, data, input_names)
+        return f"{name} with {self.num_actions:,} actions{tolerance} on {n:,} rows, loss {self.loss}, k(X, X) {kept}"

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from cagp.actions import Actions
 from cagp.checks import check_count
+from cagp.comparison import Gains
 from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.local_inference import SharedActions, local_nll
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, drawn_rows, trained
-from cagp.methods.common import ACTION_RATE, method_findings
-from cagp.methods.local_scale import SCALE_ROWS, ScaleChoice, choose_local_scale
+from cagp.local_inference import Moments, SharedActions, local_answers, local_nll
+from cagp.methods.base import ACTION_RATE, HYPERPARAMETER_RATE, Method, RowNoise, Targets, drawn_rows, trained
+from cagp.metrics import row_nll
 from cagp.neighbours import IndexKind, NeighbourIndex, OrderedIndex
 from cagp.posteriors import LocalPosterior, Prediction
-from cagp.posteriors.nearest_rows import checked_scale
+from cagp.posteriors.nearest_rows import checked_scale, closeness, scale_around
 from cagp.prior import GP
 from cagp.projection import check_actions, project
 from cagp.training import Batch, Coming, ParameterGroup, StepRows
@@ -33,6 +33,22 @@ DEFAULT_REFRESH_AT = (5, 10, 20, 40, 80, 160)
 KEPT_NEIGHBOURS = 2**19
 """Up to this many, the neighbours of all rows are looked up where units change, and not those of each step: steps draw
 most rows several times. A heuristic."""
+
+
+LOCAL_SCALES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+"""What ``CaGPLocal.choose_local_scale`` tries."""
+
+SCALE_ROWS = 10_000
+"""Rows that choose among the scales: many, because a few improbable ones weigh much."""
+
+
+class ScaleChoice(NamedTuple):
+    """The choice of a local scale, with the mean negative log density of rows, each predicted from others."""
+
+    local_scale: float | None
+    nll: float
+    nll_without: float
+    num_rows: int
 
 
 class Lookup(NamedTuple):
@@ -143,23 +159,20 @@ class CaGPLocal(Method):
     # ---- training ----
 
     def check(self, data: Data) -> None:
-        """Raise ValueError unless the data suit the prior's noise and the shared actions."""
         super().check(data)
         if self.shared is not None:
             check_actions(self.shared, data.X)
 
     def rows(self, step: int, num_rows: int) -> StepRows:
-        """The rows of a step, drawn with replacement by ``seed`` and the step."""
         if self.own_rows is not None:
             drawn = self.own_rows.of_step(step, self.batch_size, self.seed)
             return StepRows(drawn, stochastic=True, divisible=True, share=self.own_rows.share)
-        eligible = None if self.shared is None else self._training_rows(num_rows)
-        available = num_rows if eligible is None else len(eligible)
-        if self.batch_size >= available:
-            return StepRows(eligible, stochastic=True, divisible=True)
-        drawn = drawn_rows(self.seed, step, available, self.batch_size)
-        drawn = drawn if eligible is None else eligible[drawn.to(eligible.device)]
-        return StepRows(drawn, stochastic=True, divisible=True)
+        rows = None if self.shared is None else self._training_rows(num_rows)
+        available = num_rows if rows is None else len(rows)
+        if self.batch_size < available:
+            drawn = drawn_rows(self.seed, step, available, self.batch_size)
+            rows = drawn if rows is None else rows[drawn.to(rows.device)]
+        return StepRows(rows, stochastic=True, divisible=True)
 
     def before_step(self, data: Data, coming: Coming) -> Batch:
         """Look up the neighbours of the rows of the step: where that is due, in units of the present lengthscales."""
@@ -231,17 +244,14 @@ class CaGPLocal(Method):
         return SharedActions.of(prior, projection, shared.support if support is None else support, self.max_bytes)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
-        """The parameters to train, by the learning rate they share."""
-        return {
-            "hyperparameters": trained(self.prior, HYPERPARAMETER_RATE),
-            "actions": trained(self.shared, ACTION_RATE),
-        }
+        actions = trained(self.shared, ACTION_RATE)
+        return {"hyperparameters": trained(self.prior, HYPERPARAMETER_RATE), "actions": actions}
 
     # ---- answers ----
 
     @torch.no_grad()
     def posterior(self, data: Data, *, num_neighbours: int | None = None, shares_rows: bool = False) -> LocalPosterior:
-        """The posterior given the data, as a snapshot that further training does not change.
+        """The posterior given the data.
 
         Args:
             num_neighbours: rows for each test point; None for ``num_neighbours_predict``.
@@ -267,6 +277,7 @@ class CaGPLocal(Method):
         options = {"max_bytes": self.max_bytes, "shares_rows": True}
         return LocalPosterior(self.prior, *data.tensors, k, index, shared, **options).predict(data.X)
 
+    @torch.no_grad()
     def choose_local_scale(
         self,
         X: Inputs | Data,
@@ -278,19 +289,44 @@ class CaGPLocal(Method):
     ) -> ScaleChoice:
         """The local scale with which rows are predicted best from their neighbours, at the present hyperparameters.
 
-        Nothing changes: ``with_local_scale`` gives a method that uses it. Shared actions play no part, since they have
-        seen the rows.
+        Rows, each predicted from others alone, choose among ``LOCAL_SCALES``. If the best does not gain the margin of
+        ``cagp.comparison``, the choice is None: one scale everywhere. Nothing changes: ``with_local_scale`` gives a
+        method that uses it. Shared actions play no part, since they have seen the rows.
 
         Args:
             num_rows: rows that choose, at most.
             held_out: inputs, targets and known noise of rows that choose, predicted from those of ``X``. None: some of
                 the rows of ``X`` do, each predicted from the others.
         """
-        data = self.checked(X, y, row_noise)
-        index, k = self._index(data, self.prior.kernel.lengthscales()), self.num_neighbours_predict
-        options = {"seed": self.seed, "max_bytes": self.max_bytes, "num_rows": num_rows}
-        held = None if held_out is None else tuple(held_out)
-        return choose_local_scale(self.prior, *data.tensors, index, k, held_out=held, **options)
+        data, prior = self.checked(X, y, row_noise), self.prior
+        asked_X, asked_y, asked_noise = data if held_out is None else held_out
+        generator = torch.Generator().manual_seed(self.seed)
+        rows = torch.randperm(len(asked_X), generator=generator)[:num_rows].to(data.X.device)
+        k = min(self.num_neighbours_predict, data.num_rows - (held_out is None))
+        if k == 0:
+            raise ValueError("a local scale needs neighbours; expected num_neighbours_predict and rows to have some.")
+        points, index = asked_X[rows], self._index(data, prior.kernel.lengthscales())
+        near = index.nearest(points, k, left_out=rows if held_out is None else None)
+        tile = max(1, self.max_bytes // (4 * 8 * k * (k + 8)))
+        tiles = [
+            local_answers(prior, *data.tensors, part, of_part)
+            for part, of_part in zip(points.split(tile), near.split(tile), strict=True)
+        ]
+        moments = Moments(*(torch.cat(columns) for columns in zip(*tiles, strict=True)))
+        close = closeness(prior, points, data.X, near)
+        noise = 0.0 if asked_noise is None else asked_noise[rows].double()
+        variance = moments.variance.clamp_min(0) + prior.noise.learned(points)
+
+        def nll(scale: Tensor | float) -> Tensor:
+            return row_nll(asked_y[rows], moments.mean, scale * variance + noise)
+
+        without = nll(1.0)
+        nlls = {value: nll(scale_around(moments, close, value)) for value in LOCAL_SCALES}
+        best = min(nlls, key=lambda value: float(nlls[value].mean()))
+        gains, before = without - nlls[best], float(without.mean())
+        if Gains(gains).exceed("local scale"):
+            return ScaleChoice(best, before - float(gains.mean()), before, len(rows))
+        return ScaleChoice(None, before, before, len(rows))
 
     def with_local_scale(self, local_scale: float | None) -> "CaGPLocal":
         """The same method with this local scale; the two share prior, actions and nothing else that changes."""
@@ -311,18 +347,16 @@ class CaGPLocal(Method):
         method.search_lengthscale = self.search_lengthscale.clone()
         return method
 
-    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
-        """What a user should know about the fitted method, in words."""
+    def words(self, data: Data) -> str:
         if self.own_rows is not None:
-            return []  # a part of the table says little about all of it
+            return ""  # a part of the table says little about all of it
         kind = self._index(data, self.search_lengthscale).kind
         beside = "" if self.shared is None else f" beside {self.shared.num_actions:,} shared actions"
-        words = (
+        return (
             f"CaGP-Local with {self.num_neighbours} neighbours{beside} ({self.num_neighbours_predict} in predictions) "
             f"on {data.num_rows:,} rows, {OBJECTIVES[self.objective_name]} objective, minibatches of "
             f"{self.batch_size:,} rows, neighbours by {kind}"
         )
-        return method_findings(words, self.prior, data, input_names)
 
 
 def _is_unit(lengthscale: Tensor | None, unit: Tensor) -> bool:

@@ -13,8 +13,17 @@ from cagp.actions import ActionRule, Actions, BlockActions
 from cagp.checks import check_count
 from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, check_all_rows, drawn_rows, trained
-from cagp.methods.common import ACTION_RATE, Loss, check_loss, loss_terms, method_findings
+from cagp.methods.base import (
+    ACTION_RATE,
+    HYPERPARAMETER_RATE,
+    Loss,
+    Method,
+    check_all_rows,
+    check_loss,
+    drawn_rows,
+    loss_terms,
+    trained,
+)
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import check_actions, project
@@ -113,10 +122,7 @@ class CaGPOpt(Method):
         return cls(prior, actions, loss, max_bytes, reblock_at, grow_to, batch_size, seed)
 
     def terms(self, data: Data, batch: Batch) -> Terms:
-        """Terms per row whose sum is the loss, to be minimised over all parameters.
-
-        The loss of all rows is streamed: besides the data and the i x i matrices it takes ``max_bytes`` of memory.
-        """
+        """The loss of all rows is streamed: besides data and i x i matrices it takes ``max_bytes`` of memory."""
         if self.loss == "projected":
             check_all_rows(batch, "CaGPOpt with the projected loss")
         return loss_terms(self.loss, self.prior, self._current(data), data, self.max_bytes, batch.rows)
@@ -146,7 +152,6 @@ class CaGPOpt(Method):
         return StepRows(drawn_rows(self.seed, step, num_rows, self.batch_size), stochastic=True, divisible=True)
 
     def check(self, data: Data) -> None:
-        """Raise ValueError unless the data suit the prior's noise and the actions."""
         super().check(data)
         if isinstance(self.actions, ActionRule):
             check_count(self.actions.num_actions, "the number of actions", data.num_rows, "the number of rows of X")
@@ -154,13 +159,8 @@ class CaGPOpt(Method):
             check_actions(self.actions, data.X)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
-        """The parameters to train, by the learning rate they share."""
-        return {
-            "hyperparameters": trained(self.prior, HYPERPARAMETER_RATE),
-            "actions": trained(
-                self.actions, self.actions.rate if isinstance(self.actions, ActionRule) else ACTION_RATE
-            ),
-        }
+        rate = self.actions.rate if isinstance(self.actions, ActionRule) else ACTION_RATE
+        return {"hyperparameters": trained(self.prior, HYPERPARAMETER_RATE), "actions": trained(self.actions, rate)}
 
     def before_step(self, data: Data, coming: Coming) -> Batch:
         """Double the actions if that is due, or cut blocks again in units of the lengthscales learned so far."""
@@ -211,16 +211,12 @@ class CaGPOpt(Method):
             fit(grown, data, num_steps=refit_steps, lr=rates)
         return grown
 
-    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
-        """What a user should know about the fitted method, in words."""
+    def words(self, data: Data) -> str:
         actions, n = self.actions, data.num_rows
         num_weights = len(self.support(n))
         share = "all" if num_weights == n else f"{num_weights:,} of the"
         batches = f", minibatches of {self.batch_size:,} rows" if self.rows(0, n).stochastic else ""
-        kind = f"{num_weights / actions.num_actions:.0f} in each block"
-        if isinstance(actions, ActionRule):
-            kind = type(actions).__name__
-        words = (
-            f"CaGP-Opt with {actions.num_actions:,} actions on {share} {n:,} rows ({kind}), loss {self.loss}{batches}"
-        )
-        return method_findings(words, self.prior, data, input_names)
+        is_rule = isinstance(actions, ActionRule)
+        kind = type(actions).__name__ if is_rule else f"{num_weights / actions.num_actions:.0f} in each block"
+        rows = f"{actions.num_actions:,} actions on {share} {n:,} rows ({kind})"
+        return f"CaGP-Opt with {rows}, loss {self.loss}{batches}"

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from cagp.checks import check_count
 from cagp.dataset import Data
-from cagp.engine import DEFAULT_MAX_BYTES, backend_for, kernel_product
+from cagp.engine import DEFAULT_MAX_BYTES, kernel_product
 from cagp.methods.base import Method, check_all_rows
-from cagp.methods.common import prior_findings
 from cagp.posteriors import CGPosterior
 from cagp.prior import GP
 from cagp.solver import Solver
@@ -67,7 +66,6 @@ class CGGP(Method):
         self.max_iterations, self.seed, self.max_bytes = max_iterations, seed, max_bytes
 
     def terms(self, data: Data, batch: Batch) -> Terms:
-        """½ rᵀK̂⁻¹r, ½ log|K̂| and ½ n log 2π per row, of all rows."""
         check_all_rows(batch, "CGGP")
         n, (X, y, row_noise) = data.num_rows, data.double()
         solver = self._solver(X, row_noise)
@@ -125,20 +123,14 @@ class CGGP(Method):
         solver = self._solver(inputs, row_noise)
         residual = y - self.prior.mean(inputs)
         representer = solver.solve(residual[:, None], self.tolerance, self.max_iterations, "representer weights")
-        return CGPosterior(
-            data.X,
-            solver,
-            representer,
-            tolerance=self.tolerance,
-            max_iterations=self.max_iterations,
-            max_bytes=self.max_bytes,
+        limits = {"tolerance": self.tolerance, "max_iterations": self.max_iterations, "max_bytes": self.max_bytes}
+        return CGPosterior(data.X, solver, representer, **limits)
+
+    def words(self, data: Data) -> str:
+        return (
+            f"CGGP on {data.num_rows:,} rows: conjugate gradients to {self.tolerance:.0e}, {self.num_probes} probes, "
+            f"preconditioner of rank {min(self.precondition_rank, data.num_rows)}"
         )
 
     def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
-        """What a user should know about the fitted method, in words."""
-        return [
-            f"CGGP on {data.num_rows:,} rows: conjugate gradients to {self.tolerance:.0e}, {self.num_probes} probes, "
-            f"preconditioner of rank {min(self.precondition_rank, data.num_rows)}, kernel by "
-            f"{backend_for(self.prior.kernel, data.X)} in float64.",
-            *prior_findings(self.prior, data, input_names),
-        ]
+        return super().findings(data.double(), input_names)

@@ -4,7 +4,6 @@ import math
 from typing import final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from cagp.actions import BlockActions, Partition
@@ -14,7 +13,6 @@ from cagp.engine import DEFAULT_MAX_BYTES, precise_product
 from cagp.linalg import safe_cholesky
 from cagp.memory import available_memory
 from cagp.methods.base import Method, check_all_rows
-from cagp.methods.common import method_findings
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import project
@@ -30,7 +28,7 @@ MATRICES = 6
 class CholeskyGP(Method):
     """Exact inference: the loss is -log p(y), the posterior is CaGP's with S = I. Time O(n³), memory O(n²).
 
-    Raises MemoryError if the matrices would not fit into the memory available; it does nothing else instead.
+    It raises MemoryError if the matrices would not fit into the memory available.
     """
 
     def __init__(self, prior: GP, max_bytes: int = DEFAULT_MAX_BYTES):
@@ -39,9 +37,17 @@ class CholeskyGP(Method):
         self.max_bytes = max_bytes
 
     def check(self, data: Data) -> None:
-        """Raise ValueError unless the data suit the noise, MemoryError if the matrices do not fit into memory."""
+        """Raise MemoryError if the matrices do not fit into the memory available."""
         super().check(data)
-        check_memory(data.X)
+        available = torch.cuda.mem_get_info(data.X.device)[0] if data.X.is_cuda else available_memory()
+        needed, n = memory_needed(data.num_rows), data.num_rows
+        if available is not None and needed > available:
+            largest = math.isqrt(available // (MATRICES * 8))
+            raise MemoryError(
+                f"CholeskyGP needs about {needed / 1e9:.1f} GB for {n:,} rows, {available / 1e9:.1f} GB are available, "
+                f" enough for about {largest:,} rows. Use fewer rows, or a method whose cost is linear in "
+                "them: CaGPOpt, SGPR, SVGP; or CGGP, which needs no n x n matrix."
+            )
 
     def terms(self, data: Data, batch: Batch) -> Terms:
         """-log p(y) / n, y ~ Normal(m(X), K̂), of all rows."""
@@ -54,14 +60,13 @@ class CholeskyGP(Method):
 
     @torch.no_grad()
     def posterior(self, data: Data) -> CaGPPosterior:
-        """The exact posterior, as a snapshot that further training does not change."""
-        projection = project(self.prior, unit_vectors(data.X), *data.tensors, self.max_bytes, check=False)
+        rows = torch.arange(data.num_rows + 1, device=data.X.device)
+        unit_vectors = BlockActions(Partition(rows[:-1], rows), torch.ones_like(data.X[:, 0]))  # a block for each row
+        projection = project(self.prior, unit_vectors, *data.tensors, self.max_bytes, check=False)
         return CaGPPosterior(self.prior, projection, self.max_bytes)
 
-    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
-        """What a user should know about the fitted method, in words."""
-        words = f"Exact GP on {data.num_rows:,} rows by Cholesky (about {size(memory_needed(data.num_rows))})"
-        return method_findings(words, self.prior, data, input_names)
+    def words(self, data: Data) -> str:
+        return f"Exact GP on {data.num_rows:,} rows by Cholesky (about {size(memory_needed(data.num_rows))})"
 
 
 class _GaussianNLL(torch.autograd.Function):
@@ -82,25 +87,6 @@ class _GaussianNLL(torch.autograd.Function):
         return grad_K, grad_K.diagonal().clone(), grad_outputs[0] * weights
 
 
-def unit_vectors(X: Float[Tensor, "n d"]) -> BlockActions:
-    """S = I: every row a block of its own."""
-    rows = torch.arange(X.shape[0] + 1, device=X.device)
-    return BlockActions(Partition(rows[:-1], rows), torch.ones_like(X[:, 0]))
-
-
 def memory_needed(num_rows: int) -> int:
     """Bytes that exact inference takes at its peak."""
     return MATRICES * 8 * num_rows**2
-
-
-def check_memory(X: Float[Tensor, "n d"]) -> None:
-    """Raise MemoryError if exact inference on ``X`` would need more memory than there is."""
-    available = torch.cuda.mem_get_info(X.device)[0] if X.is_cuda else available_memory()
-    needed = memory_needed(X.shape[0])
-    if available is not None and needed > available:
-        largest = math.isqrt(available // (MATRICES * 8))
-        raise MemoryError(
-            f"CholeskyGP needs about {needed / 1e9:.1f} GB for {X.shape[0]:,} rows, {available / 1e9:.1f} GB are "
-            f"available, enough for about {largest:,} rows. Use fewer rows, or a method whose cost is linear in them: "
-            "CaGPOpt, SGPR, SVGP; or CGGP, which needs no n x n matrix."
-        )

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from cagp.dataset import Data
 from cagp.methods.base import Method, prior_of
@@ -70,8 +70,10 @@ class MAP(Method):
         self.method = method
         given = ({} if lengthscale is None else {"lengthscale": lengthscale}) | others
         for name, prior in given.items():
-            if prior != "dimension-scaled":
-                _check(name, prior)
+            right = isinstance(prior, LogNormal) and math.isfinite(prior.location) and 0 < prior.scale < math.inf
+            if not right and prior != "dimension-scaled":
+                expected = "expected LogNormal(location, scale), scale above zero"
+                raise ValueError(f"the prior on {name!r} is {prior!r}, {expected}.")
             if not _values(prior_of_method, name):
                 raise ValueError(f"there is a prior on {name!r}, but the GP has no positive parameter of that name.")
         self.priors = tuple(given.items())
@@ -118,13 +120,4 @@ class MAP(Method):
 
 def _values(prior: GP, name: str) -> list[Tensor]:
     """Every positive parameter of the GP that is called ``name``, in its own unit."""
-    return [getattr(part, name) for part in prior.modules() if _is_positive(part, name)]
-
-
-def _is_positive(part: nn.Module, name: str) -> bool:
-    return isinstance(getattr_static(part, name, None), Positive)
-
-
-def _check(name: str, prior: Any) -> None:
-    if not (isinstance(prior, LogNormal) and math.isfinite(prior.location) and 0 < prior.scale < math.inf):
-        raise ValueError(f"the prior on {name!r} is {prior!r}, expected LogNormal(location, scale), scale above zero.")
+    return [getattr(part, name) for part in prior.modules() if isinstance(getattr_static(part, name, None), Positive)]

@@ -10,7 +10,7 @@ from cagp.dataset import AnyTargets, Data
 from cagp.methods.base import Method, prior_of
 from cagp.parameters import named_values
 from cagp.posteriors import Posterior
-from cagp.prior import KnownNoise, Noise
+from cagp.prior import KnownNoise
 from cagp.training import Batch, Coming, ParameterGroup, StepRows, Trainable
 from cagp.training.trainable import AnyNoise, Inputs, Terms
 
@@ -36,14 +36,15 @@ class MultiTarget(Trainable):
         """The methods, one for each column."""
         return [part for part in self.methods if isinstance(part, Method)]
 
+    def _columns(self, data: Data) -> list[tuple[Method, Data]]:
+        return [(part, data.column(j)) for j, part in enumerate(self.parts)]
+
     def terms(self, data: Data, batch: Batch) -> Terms:
         """Each term of the methods, as its mean over the columns."""
         batches = [batch] * len(self.methods) if batch.prepared is None else batch.prepared
-        columns = [
-            part.terms(data.column(j), of_part)
-            for j, (part, of_part) in enumerate(zip(self.parts, batches, strict=True))
-        ]
-        return {name: torch.stack([terms[name] for terms in columns]).mean() for name in columns[0]}
+        pairs = zip(self._columns(data), batches, strict=True)
+        found = [part.terms(column, of_part) for (part, column), of_part in pairs]
+        return {name: torch.stack([terms[name] for terms in found]).mean() for name in found[0]}
 
     def check(self, data: Data) -> None:
         """Raise ValueError unless there is a column for each method, which it accepts."""
@@ -51,20 +52,17 @@ class MultiTarget(Trainable):
             raise ValueError(
                 f"y has shape {tuple(data.y.shape)}, expected {len(self.methods)} columns, one for each method."
             )
-        for j, part in enumerate(self.parts):
-            part.check(data.column(j))
+        for part, column in self._columns(data):
+            part.check(column)
 
     def rows(self, step: int, num_rows: int) -> StepRows:
-        """The rows of a step: those of the first method, for all."""
         return self.parts[0].rows(step, num_rows)
 
     def before_step(self, data: Data, coming: Coming) -> Batch:
         """What every method does. What they share changes to the same thing each time."""
         last = [None] * len(self.methods) if coming.last is None else coming.last.prepared
-        batches = [
-            part.before_step(data.column(j), coming._replace(last=of_part))
-            for j, (part, of_part) in enumerate(zip(self.parts, last, strict=True))
-        ]
+        pairs = zip(self._columns(data), last, strict=True)
+        batches = [part.before_step(column, coming._replace(last=of_part)) for (part, column), of_part in pairs]
         return Batch(coming.part, batches, batches[0].event)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
@@ -91,18 +89,13 @@ class MultiTarget(Trainable):
     def condition(self, X: Inputs | Data, y: AnyTargets | None = None, row_noise: AnyNoise = None) -> list[Posterior]:
         """The posterior of each column."""
         data = self.checked(X, y, row_noise)
-        return [part.posterior(data.column(j)) for j, part in enumerate(self.parts)]
+        return [part.posterior(column) for part, column in self._columns(data)]
 
     def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
-        """What a user should know about the fitted methods, in words."""
-        every = [part.findings(data.column(j), input_names) for j, part in enumerate(self.parts)]
-        lines = list(dict.fromkeys(line for lines in every for line in lines))
+        every = [line for part, column in self._columns(data) for line in part.findings(column, input_names)]
+        lines = list(dict.fromkeys(every))
         if len(self.parts) == 1:
             return lines
-        noise = "" if isinstance(_noise(self.parts[0]), KnownNoise) else "; each has its own noise"
+        prior = prior_of(self.parts[0])
+        noise = "" if prior is not None and isinstance(prior.noise, KnownNoise) else "; each has its own noise"
         return [f"{len(self.parts)} targets share one kernel{noise}.", *lines]
-
-
-def _noise(method: Method) -> Noise | None:
-    prior = prior_of(method)
-    return None if prior is None else prior.noise

@@ -36,7 +36,6 @@ PRIOR_STD = 1.0
 """Logarithms of hyperparameters have a normal prior about their start, with this standard deviation. It keeps the
 left-out loss of a hundred rows from being fitted by chance, and fades with thousands."""
 
-
 RATE = 0.1
 """Adam's learning rate."""
 
@@ -148,23 +147,18 @@ class ScoreRegression(Trainable):
         return loss.detach(), of_mean, of_variance
 
     def rows(self, step: int, num_rows: int) -> StepRows:
-        """Those of ``local``."""
         return self.local.rows(step, num_rows)._replace(divisible=False)
 
     def before_step(self, data: Data, coming: Coming) -> Batch:
-        """Look up neighbours, from time to time in units of the lengthscales learned so far."""
         return self.local.before_step(data, coming)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
-        """Kernel, noise and step, with one rate."""
         return {"hyperparameters": trained(self, RATE)}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Kernel, noise and step as numbers in their own units."""
         return {**named_values(self.prior), "step": self.step.item()}
 
     def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
-        """What a user should know after a fit, in words."""
         rest = self.offset.shape[1]
         functions = "one function" if rest == 1 else f"{rest} functions with one kernel"
         found = self.local.findings(data.with_targets(self.targets(data.y)[:, 0]), input_names)

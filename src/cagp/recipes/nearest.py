@@ -8,8 +8,7 @@ from typing import NamedTuple
 from cagp.actions import BlockActions
 from cagp.engine import COMPILED
 from cagp.methods import CaGPLocal, MultiTarget
-from cagp.methods.cagp_local import Objective
-from cagp.methods.local_scale import SCALE_ROWS, ScaleChoice
+from cagp.methods.cagp_local import SCALE_ROWS, Objective, ScaleChoice
 from cagp.prior import GP
 from cagp.quantities import seconds_of
 from cagp.recipes.options import DEFAULT_NEIGHBORS

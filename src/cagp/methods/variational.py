@@ -1,6 +1,6 @@
-"""SVGP: inducing points with a learned Gaussian q(u), trained on minibatches (Hensman et al., 2013)."""
+"""Inducing points with a Gaussian q(u): the best one in closed form (SGPR), or learned on minibatches (SVGP)."""
 
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from jaxtyping import Float
@@ -19,8 +19,7 @@ from cagp.inducing import (
     see_through,
 )
 from cagp.linalg import safe_cholesky
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, trained
-from cagp.methods.common import method_findings
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, trained
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
 from cagp.training import Batch, Coming, ParameterGroup, StepRows
@@ -35,8 +34,72 @@ Gradient = Literal["natural", "joint"]
 
 
 @final
+class SGPR(Method):
+    """Variational inference through m inducing points (Titsias, 2009), on all rows at once. Time O(n m²), memory
+    O(n m).
+
+    Args:
+        prior: mean, kernel and noise, learned.
+        Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``. Or the
+            ``inducing_points`` of another method, to share them.
+        max_bytes: limit for temporaries.
+    """
+
+    def __init__(self, prior: GP, Z: Float[Tensor, "m d"] | InducingPoints, max_bytes: int = DEFAULT_MAX_BYTES):
+        super().__init__()
+        self.prior = prior
+        self.inducing_points = InducingPoints.of(Z)
+        self.max_bytes = max_bytes
+
+    @classmethod
+    def from_data(
+        cls, prior: GP, X: Inputs, num_inducing: int, *, choice: Choice = "greedy", seed: int = 0, **choices: Any
+    ) -> "SGPR":
+        """SGPR whose inducing points start as ``choose_inducing_points`` finds them; ``choices`` go to the class."""
+        return cls(prior, _start(prior, X, num_inducing, choice, seed), **choices)
+
+    def terms(self, data: Data, batch: Batch) -> Terms:
+        """-log Normal(y; m(X), Q + D) and ½ tr(D⁻¹(K - Q)) per row, Q = k(X, Z) k(Z, Z)⁻¹ k(Z, X).
+
+        With U = L⁻¹k(Z, X), LLᵀ = k(Z, Z) and B = I + UD⁻¹Uᵀ: |Q + D| = |D||B|, and the quadratic form is
+        rᵀD⁻¹r - cᵀB⁻¹c, c = UD⁻¹r. Of all rows.
+        """
+        check_all_rows(batch, "SGPR")
+        s = see_through(self.prior, self.inducing_points(), *data.tensors, self.max_bytes, check=False)
+        chol = _inner(s)
+        half = torch.linalg.solve_triangular(chol, s.targets[:, None], upper=False)[:, 0]
+        nll = 0.5 * (s.log_noise + s.squares - half.square().sum()) + chol.diagonal().log().sum()
+        trace = 0.5 * (s.prior_variance - s.gram.trace())
+        return {"negative_log_likelihood": nll / data.num_rows, "trace": trace / data.num_rows}
+
+    def check(self, data: Data) -> None:
+        super().check(data)
+        check_columns(self.inducing_points.points, data.X)
+
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        return {
+            "hyperparameters": trained(self.prior, HYPERPARAMETER_RATE),
+            "inducing_points": trained(self.inducing_points, INDUCING_RATE),
+        }
+
+    @torch.no_grad()
+    def posterior(self, data: Data) -> InducingPosterior:
+        """The posterior of the best q, v = L⁻¹u ~ Normal(B⁻¹c, B⁻¹), as a snapshot."""
+        Z = self.inducing_points()
+        s = see_through(self.prior, Z, *data.tensors, self.max_bytes, check=False)
+        chol = _inner(s)
+        mean = torch.cholesky_solve(s.targets[:, None], chol)[:, 0]
+        root = torch.linalg.solve_triangular(chol, _eye_like(chol), upper=False).mT
+        return InducingPosterior(self.prior, Z.to(data.X), s.chol, mean, root, self.max_bytes)
+
+    def words(self, data: Data) -> str:
+        return f"SGPR with {len(self.inducing_points):,} inducing points on {data.num_rows:,} rows"
+
+
+@final
 class SVGP(Method):
-    """Variational inference through m inducing points, one minibatch per step. Time O(b m² + m³), memory O(b m + m²).
+    """Variational inference through m inducing points (Hensman et al., 2013), one minibatch per step. Time
+    O(b m² + m³), memory O(b m + m²).
 
     q is Normal(w, RRᵀ), R upper triangular, of the whitened v = L⁻¹u, LLᵀ = k(Z, Z); prior and q then agree at w = 0,
     R = I, where it starts.
@@ -82,26 +145,16 @@ class SVGP(Method):
 
     @classmethod
     def from_data(
-        cls,
-        prior: GP,
-        X: Float[Tensor, "n d"],
-        num_inducing: int,
-        *,
-        choice: Choice = "greedy",
-        seed: int = 0,
-        **choices,
+        cls, prior: GP, X: Inputs, num_inducing: int, *, choice: Choice = "greedy", seed: int = 0, **choices: Any
     ) -> "SVGP":
         """SVGP whose inducing points start as ``choose_inducing_points`` finds them; ``choices`` go to the class."""
-        Z = choose_inducing_points(prior, X, num_inducing, choice, prior.kernel.lengthscales(X.shape[1]), seed)
-        return cls(prior, Z, seed=seed, **choices)
+        return cls(prior, _start(prior, X, num_inducing, choice, seed), seed=seed, **choices)
 
     def check(self, data: Data) -> None:
-        """Raise ValueError unless the data suit the prior's noise and the inducing points."""
         super().check(data)
         check_columns(self.inducing_points.points, data.X)
 
     def rows(self, step: int, num_rows: int) -> StepRows:
-        """The rows of a step, drawn by ``seed`` and the step."""
         b = self.batch_size
         if b >= num_rows:
             return StepRows(stochastic=True, divisible=True)
@@ -109,11 +162,8 @@ class SVGP(Method):
         generator = torch.Generator().manual_seed((1_000_003 * self.seed + step) % 2**32)
         # A permutation costs O(n). With many rows, drawing a row twice is rare and does no harm.
         few = num_rows <= 100 * b
-        drawn = (
-            torch.randperm(num_rows, generator=generator)[:b]
-            if few
-            else torch.randint(num_rows, (b,), generator=generator)
-        )
+        every = torch.randperm(num_rows, generator=generator) if few else None
+        drawn = torch.randint(num_rows, (b,), generator=generator) if every is None else every[:b]
         return StepRows(drawn, stochastic=True, divisible=True)
 
     @torch.no_grad()
@@ -170,7 +220,6 @@ class SVGP(Method):
         self.whitened_root.copy_(torch.linalg.solve_triangular(chol, _eye_like(chol), upper=False).mT)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
-        """The parameters to train, by the learning rate they share."""
         variational = [p for p in (self.whitened_mean, self.whitened_root) if p.requires_grad]
         return {
             "hyperparameters": trained(self.prior, HYPERPARAMETER_RATE),
@@ -183,18 +232,24 @@ class SVGP(Method):
         """The posterior of q as learned, as a snapshot. Only the dtype and device of the data matter."""
         Z = self.inducing_points()
         chol = inducing_cholesky(self.prior, Z, data.X.dtype)
-        return InducingPosterior(
-            self.prior, Z.to(data.X), chol, self.whitened_mean, self.whitened_root.triu(), self.max_bytes
-        )
+        q = self.whitened_mean, self.whitened_root.triu()
+        return InducingPosterior(self.prior, Z.to(data.X), chol, *q, self.max_bytes)
 
-    def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
-        """What a user should know about the fitted method, in words."""
+    def words(self, data: Data) -> str:
         n = data.num_rows
-        words = (
+        return (
             f"SVGP with {len(self.inducing_points):,} inducing points on {n:,} rows, {min(self.batch_size, n):,} a "
             f"step, {self.gradient} gradients of q"
         )
-        return method_findings(words, self.prior, data, input_names)
+
+
+def _start(prior: GP, X: Tensor, num_inducing: int, choice: Choice, seed: int) -> Tensor:
+    return choose_inducing_points(prior, X, num_inducing, choice, prior.kernel.lengthscales(X.shape[1]), seed)
+
+
+def _inner(s: InducingStatistics) -> Tensor:
+    """The Cholesky factor of B = I + UD⁻¹Uᵀ."""
+    return safe_cholesky(_eye_like(s.gram) + s.gram, "I + UD⁻¹Uᵀ")
 
 
 def _eye_like(A: Tensor) -> Tensor:
