@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cagp.likelihoods import ClassLikelihood
 from cagp.methods import CaGPLocal, CaGPOpt, MultiTarget, ScoreRegression
-from cagp.posteriors import Posterior, predict_columns
+from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise, KnownNoise
 from cagp.recipes.means import trees_of, words_of
 from cagp.recipes.opt import sharing_actions
@@ -40,7 +40,7 @@ def train(recipe: Recipe, task: Task, name: str = "") -> Fitted:
         task: its ``row_noise`` is 1 / weight of each row; None for equal weights.
         name: the beginning of the name of the folder for checkpoints.
     """
-    likelihood, notes, trees, weight = copy.deepcopy(task.likelihood), [], None, _weight(task)
+    likelihood, notes, trees, weight = copy.deepcopy(task.likelihood), [], None, weights_of(task)
     assert isinstance(likelihood, ClassLikelihood)
     offsets = likelihood.offsets(task.y, weight)
     offset = offsets.expand(task.y.shape)
@@ -63,24 +63,8 @@ def train(recipe: Recipe, task: Task, name: str = "") -> Fitted:
     return Fitted(recipe.name, posteriors, result, notes, None, trees=trees, **learned)
 
 
-@torch.no_grad()
-def row_losses(fitted: Fitted, held_out: Task) -> Float[Tensor, " t"]:
-    """The log loss of held-out labels, each times the weight of its row over the mean weight."""
-    assert isinstance(fitted.likelihood, ClassLikelihood)
-    mean, variance = predict_columns(fitted.posteriors, held_out.X)
-    mean = mean + torch.tensor(fitted.offsets, dtype=torch.float64).to(mean.device)
-    if fitted.trees is not None:
-        mean = mean + torch.from_numpy(fitted.trees.mean(held_out.inputs)).to(mean)
-    weight = _weight(held_out)
-    return weight / weight.mean() * fitted.likelihood.row_loss(held_out.y, mean, variance)
-
-
-def loss_words(task: Task) -> str:
-    """What a row's loss is called."""
-    return "log loss"
-
-
-def _weight(task: Task) -> Tensor:
+def weights_of(task: Task) -> Float[Tensor, " n"]:
+    """What each row counts."""
     return torch.ones_like(task.y[:, 0]) if task.row_noise is None else 1 / task.row_noise[:, 0]
 
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from cagp.likelihoods import Likelihood
 from cagp.methods import MultiTarget
@@ -29,14 +27,13 @@ class Start(NamedTuple):
     scale: float  # the outputscale
     residual_scale: float  # the same for the residuals of trees
     objective: TreeObjective
-    loss: str  # what -log p of a row is called
     unsettled: float = 0.0  # the share of rows whose sites need not converge
 
 
 STARTS = {
-    "classes": Start(4.0, 0.5, "binary", "log loss"),
-    "counts": Start(1.0, 0.1, "poisson", "negative log density"),
-    "numbers": Start(1.0, 0.3, "huber", "negative log density", 0.001),
+    "classes": Start(4.0, 0.5, "binary"),
+    "counts": Start(1.0, 0.1, "poisson"),
+    "numbers": Start(1.0, 0.3, "huber", 0.001),
 }
 """By what the registry of likelihoods calls targets. With the logistic link, two standard deviations of 2 are a
 probability of 0.98; counts have the logarithm of their mean as latent function; numbers are in standard units. Where
@@ -47,75 +44,40 @@ TOLERANCE, MOST_SITE_STEPS, RESERVE = 1e-3, 60, 0.4
 
 
 def train(recipe: Recipe, task: Task, name: str = "") -> Fitted:
-    """Learn hyperparameters, then sites until they converge; each column of targets is one latent function.
+    """Learn hyperparameters, then sites until they converge; the targets are one column.
 
-    Columns share the kernel. With ``mean="trees"``, out-of-fold predictions of boosted trees are the prior mean.
+    With ``mean="trees"``, out-of-fold predictions of boosted trees are the prior mean.
 
     Args:
         name: the beginning of the name of the folder for checkpoints.
     """
     start, likelihood, notes, trees = STARTS[task.targets], copy.deepcopy(task.likelihood), [], None
     assert isinstance(likelihood, Likelihood)
-    offsets = [likelihood.constant(column, task.known) for column in task.y.unbind(1)]
-    offset = torch.tensor(offsets).double().expand(task.y.shape)
-    known = 0.0 if task.known is None else task.known.cpu()[:, None]
+    y, known = task.y[:, 0], 0.0 if task.known is None else task.known
+    constant, scale = likelihood.constant(y, task.known), start.scale
+    offset = torch.full_like(y, float(torch.tensor(constant)))
     if task.mean == "trees":
         fitted = trees_of(task, start.objective)
-        trees, offsets, offset = fitted.trees, [0.0] * len(offsets), torch.from_numpy(fitted.mean)
-        task = replace(task, start=RESIDUAL_START)
-        losses = _losses(likelihood, task, offset + known)
-        notes.append(words_of(fitted, task, f"{start.loss} of their out-of-fold predictions is {losses}"))
-    offset = offset + known
-    priors = _priors(task, start.scale if trees is None else start.residual_scale)
+        trees, constant, scale = fitted.trees, 0.0, start.residual_scale
+        offset, task = torch.from_numpy(fitted.mean)[:, 0].to(y), replace(task, start=RESIDUAL_START)
+        loss = -float(likelihood.log_density(y, offset + known).mean().detach())
+        notes.append(words_of(fitted, task, f"{loss_words(task)} of their out-of-fold predictions is {loss:.4f}"))
+    prior = GP(copy.deepcopy(task.kernel), noise=KnownNoise())
+    if task.from_data:
+        start_from_data(prior, task.column(0), stretch=task.start, outputscale=scale)
+    method = recipe.method(task, prior.to(task.X.device))
     options = {"tolerance": TOLERANCE, "max_steps": MOST_SITE_STEPS, "unsettled": start.unsettled}
-    parts = [
-        WithLikelihood(recipe.method(task, prior), likelihood, task.num_rows, offset=offset[:, j].clone(), **options)
-        for j, prior in enumerate(priors)
-    ]
-    several = MultiTarget([part.to(task.X.device) for part in parts])
-    most_steps = EXACT_STEPS if recipe.name == "exact" else STEPS
-    result = task.run(
-        several, f"{name}{recipe.name}-sites-{task.mean}", most_steps=most_steps, reserve=task.reserve(RESERVE)
-    )
-    posteriors = []
-    for j, (part, prior) in enumerate(zip(parts, priors, strict=True)):
-        with collected(SitesWarning) as warned:
-            predicting = part.with_method(recipe.predicting_method(task, prior))
-            posteriors.append(predicting.condition(task.column(j), until=task.deadline))
-        notes += [str(warning) for warning in warned]
-    learned = {"likelihood": likelihood.requires_grad_(False), "offsets": offsets}
-    return Fitted(recipe.name, posteriors, result, notes, None, trees=trees, **learned)
-
-
-@torch.no_grad()
-def row_losses(fitted: Fitted, held_out: Task) -> Float[Tensor, " t"]:
-    """-log p of held-out targets, of all columns together."""
-    assert isinstance(fitted.likelihood, Likelihood)
-    prior_mean = None if fitted.trees is None else torch.from_numpy(fitted.trees.mean(held_out.inputs))
-    losses = torch.zeros(held_out.num_rows, dtype=torch.float64, device=held_out.X.device)
-    for j, posterior in enumerate(fitted.posteriors):
-        mean, variance = posterior.predict(held_out.X)
-        mean = mean + fitted.offsets[j] + (0.0 if prior_mean is None else prior_mean[:, j].to(mean))
-        mean = mean if held_out.known is None else mean + held_out.known
-        losses -= fitted.likelihood.log_predictive(held_out.y[:, j].contiguous(), mean, variance)
-    return losses
+    part = WithLikelihood(method, likelihood, task.num_rows, offset=offset + known, **options).to(task.X.device)
+    folder, most_steps = f"{name}{recipe.name}-sites-{task.mean}", EXACT_STEPS if recipe.name == "exact" else STEPS
+    result = task.run(MultiTarget([part]), folder, most_steps=most_steps, reserve=task.reserve(RESERVE))
+    with collected(SitesWarning) as warned:
+        predicting = part.with_method(recipe.predicting_method(task, prior))
+        posterior = predicting.condition(task.column(0), until=task.deadline)
+    notes += [str(warning) for warning in warned]
+    learned = {"likelihood": likelihood.requires_grad_(False), "offsets": [constant]}
+    return Fitted(recipe.name, [posterior], result, notes, None, trees=trees, **learned)
 
 
 def loss_words(task: Task) -> str:
-    """What a row's loss is called."""
-    return STARTS[task.targets].loss
-
-
-def _priors(task: Task, scale: float) -> list[GP]:
-    """A prior for each column: the same kernel object."""
-    kernel = copy.deepcopy(task.kernel)
-    if task.from_data:
-        start_from_data(GP(kernel, noise=KnownNoise()), task.column(0), stretch=task.start, outputscale=scale)
-    return [GP(kernel, noise=KnownNoise()).to(task.X.device) for _ in range(task.y.shape[1])]
-
-
-@torch.no_grad()
-def _losses(likelihood: Likelihood, task: Task, latent: Tensor) -> str:
-    """The mean of -log p of each column, in words."""
-    columns = zip(task.y.unbind(1), latent.unbind(1), strict=True)
-    return " and ".join(f"{-float(likelihood.log_density(y.double(), f).mean()):.4f}" for y, f in columns)
+    """What -log p of a row is called."""
+    return "log loss" if task.targets == "classes" else "negative log density"
