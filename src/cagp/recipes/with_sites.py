@@ -55,7 +55,7 @@ def train(recipe: Recipe, task: Task, name: str = "") -> Fitted:
     assert isinstance(likelihood, Likelihood)
     y, known = task.y[:, 0], 0.0 if task.known is None else task.known
     constant, scale = likelihood.constant(y, task.known), start.scale
-    offset = torch.full_like(y, float(torch.tensor(constant)))
+    offset = torch.full_like(y, constant)
     if task.mean == "trees":
         fitted = trees_of(task, start.objective)
         trees, constant, scale = fitted.trees, 0.0, start.residual_scale
