@@ -72,30 +72,22 @@ class SharedActions:
     ) -> Float[Tensor, "u i"]:
         """v_r of these training rows, whose noise variances are ``noise``, float64. Time O(u m d + u i²)."""
         KS = precise_product(self.prior.kernel, X[rows], self.X, self.W, max_bytes=self.max_bytes)
-        inside, slots = self._slots(rows, X.shape[0])
-        if isinstance(self.W, BlockWeights):
-            weights = self.W.values.double()[slots] * noise[inside]
-            KS = KS.index_put((inside, self.W.columns()[slots]), weights, accumulate=True)
-        else:
-            KS = KS.index_add(0, inside, self.W.double()[slots] * noise[inside, None])
-        return self._whitened(KS)
+        return self._whitened(KS + noise[:, None] * self._weights(rows, X.shape[0]))
 
     def weights_of(self, rows: Int[Tensor, " u"], num_rows: int) -> Float[Tensor, "u i"]:
         """S at these training rows, float64, whitened: L⁻¹ times each row of S. Time O(u i²)."""
-        found = torch.zeros(len(rows), self.num_actions, dtype=torch.float64, device=rows.device)
-        inside, slots = self._slots(rows, num_rows)
-        if isinstance(self.W, BlockWeights):
-            found[inside, self.W.columns()[slots]] = self.W.values.double()[slots]
-        else:
-            found[inside] = self.W.double()[slots]
-        return self._whitened(found)
+        return self._whitened(self._weights(rows, num_rows))
 
-    def _slots(self, rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Which of these rows carry weight, and their places in ``W``."""
+    def _weights(self, rows: Tensor, num_rows: int) -> Tensor:
+        """S at these training rows, float64; zeros for rows that carry no weight."""
         slot = torch.full((num_rows,), -1, device=rows.device)
         slot[self.support] = torch.arange(len(self.support), device=rows.device)
         inside = (slot[rows] >= 0).nonzero()[:, 0]
-        return inside, slot[rows[inside]]
+        slots = slot[rows[inside]]
+        found = torch.zeros(len(rows), self.num_actions, dtype=torch.float64, device=rows.device)
+        if isinstance(self.W, BlockWeights):
+            return found.index_put((inside, self.W.columns()[slots]), self.W.values.double()[slots])
+        return found.index_copy(0, inside, self.W.double()[slots])
 
     def _whitened(self, KS: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.chol, KS.mT, upper=False).mT

@@ -44,12 +44,10 @@ class StartingData(NamedTuple):
 class Kernel(nn.Module, ABC):
     """A positive semi-definite function of two inputs; add and multiply kernels with ``+`` and ``*``.
 
-    Everything that this package asks of a kernel is a method here. A class of your own defines ``forward`` alone: what
-    it does not say counts as unknown, never as no.
+    A class of your own defines ``forward`` alone: what it does not say counts as unknown, never as no.
     """
 
-    num_dims: int | None = None
-    """The number of input columns that the kernel was made for; None for any number."""
+    num_dims: int | None = None  # the number of input columns that it was made for; None for any number
 
     @abstractmethod
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
@@ -76,8 +74,6 @@ class Kernel(nn.Module, ABC):
         """F(X) with k(X, Z) = F(X) F(Z)ᵀ where that is cheaper than k(X, Z), otherwise None."""
         return None
 
-    # ---- what a kernel consists of ----
-
     def subkernels(self) -> "list[Kernel]":
         """The kernels that this one contains."""
         inside = [[child] if isinstance(child, Kernel) else list(child.children()) for child in self.children()]
@@ -95,16 +91,11 @@ class Kernel(nn.Module, ABC):
                 f"{self.num_dims}; ActiveDims(kernel, columns) chooses columns."
             )
 
-    # ---- distances ----
-
     def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
         """The lengthscale along each column, float64, detached; None where the class does not say.
 
         An infinite one stands for a column on which the kernel, or its first part with lengthscales, does not depend.
         By default a parameter called ``lengthscale`` with one positive value for each column, or one for all.
-
-        Args:
-            num_dims: the number of columns; None if unknown, which can make the answer None.
         """
         values = getattr(self, "lengthscale", None)
         if not isinstance(values, Tensor) or not bool((values > 0).all()):
@@ -121,8 +112,7 @@ class Kernel(nn.Module, ABC):
     def decays(self, num_dims: int) -> bool | None:
         """Whether the kernel goes to zero with distance along each of ``num_dims`` columns; None if unknown.
 
-        If it does, nearest rows are enough to learn the hyperparameters. If it does not, regressors learn from rows
-        far from each other as well. A kernel of which it is unknown is learned like one that decays.
+        If it does not, regressors learn from rows far from each other as well.
         """
         along = {self.decay(column) for column in range(num_dims)}
         if along & {Decay.ENDLESS, Decay.NONE}:
@@ -141,8 +131,6 @@ class Kernel(nn.Module, ABC):
         if tolerance < 0:
             raise ValueError(f"tolerance is {tolerance}, expected 0 (leave nothing out) or more.")
         return math.inf
-
-    # ---- hyperparameters ----
 
     def start_from(self, data: StartingData) -> None:
         """Take starting values from data; by default the kernels inside do."""
@@ -168,10 +156,7 @@ class Kernel(nn.Module, ABC):
         self.load_state_dict(other.state_dict())
 
     def set_units(self, units: InputUnits) -> None:
-        """Take the units of the inputs, so that periods and degrees are in those of the table.
-
-        Regressors call it for their copy of a kernel, with the statistics by which they standardised the inputs.
-        """
+        """Take the units by which a regressor standardised its inputs: periods are in those of the table."""
         for part in self.subkernels():
             part.set_units(units)
 

@@ -17,7 +17,7 @@ class ActiveDims(Kernel):
     """A kernel of some columns of the inputs; the other columns do not matter to it.
 
     Args:
-        kernel: made for as many columns as there are in ``columns``.
+        kernel: made for the columns that are listed.
         columns: their positions, from 0. In a regressor also names of columns; that of a column with categories stands
             for all the inputs it is encoded as.
         num_dims: the number of all columns; regressors set it.

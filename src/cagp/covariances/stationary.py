@@ -21,15 +21,11 @@ FARTHEST = 1e9
 
 
 class Stationary(Kernel):
-    """k(x, z) = profile(r) with r = ‖(x - z) / lengthscale‖, one lengthscale per input column.
-
-    A class says with ``falls = True`` that its own profile falls with distance and has no parameters, and with
-    ``relative_lengthscale`` how long its lengthscales are for the same function; a start, not a law.
-    """
+    """k(x, z) = profile(r) with r = ‖(x - z) / lengthscale‖, one lengthscale per input column."""
 
     lengthscale: Positive = Positive()
-    falls: ClassVar[bool] = False
-    relative_lengthscale: ClassVar[float] = 1.0
+    falls: ClassVar[bool] = False  # whether the class's own profile falls with distance and has no parameters
+    relative_lengthscale: ClassVar[float] = 1.0  # how long lengthscales are for the same function: a start, not a law
 
     def __init__(self, num_dims: int, lengthscale: float | Sequence[float] | Tensor = 1.0):
         super().__init__()

@@ -1,6 +1,6 @@
 """How kernels are evaluated on many rows: by a backend, compiled CPU code where it applies and torch for the rest."""
 
-from cagp.engine.backend import NEGLIGIBLE, Backend, LocalMoments, LocalRows, recomputed
+from cagp.engine.backend import NEGLIGIBLE, Backend, BlockWeights, LocalMoments, LocalRows, recomputed
 from cagp.engine.compiled_backend import COMPILED, INSTRUCTION_SETS, CompiledBackend
 from cagp.engine.dispatch import (
     BACKENDS,
@@ -14,7 +14,6 @@ from cagp.engine.dispatch import (
 )
 from cagp.engine.row_tree import OrderedRows, RowTree, column_means, spatial_order
 from cagp.engine.torch_backend import TORCH, TorchBackend
-from cagp.engine.weights import BlockWeights
 
 __all__ = [
     "BACKENDS",

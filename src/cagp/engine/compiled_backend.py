@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from cagp.checks import check_first_order
-from cagp.engine.backend import Backend, LocalMoments, LocalRows, by_rows
-from cagp.engine.weights import BlockWeights
+from cagp.engine.backend import Backend, BlockWeights, LocalMoments, LocalRows, by_rows
 from cagp.kernels import Kernel, kernel_class
 
 _native: Any = None

@@ -8,10 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.checks import check_same_kind
-from cagp.engine.backend import Backend, LocalMoments, LocalRows
+from cagp.engine.backend import Backend, BlockWeights, LocalMoments, LocalRows
 from cagp.engine.compiled_backend import COMPILED
 from cagp.engine.torch_backend import TORCH
-from cagp.engine.weights import BlockWeights
 from cagp.kernels import Kernel
 
 BACKENDS: tuple[Backend, ...] = (COMPILED, TORCH)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from cagp.checks import check_first_order
-from cagp.engine.backend import NEGLIGIBLE, Backend, LocalMoments, LocalRows, by_rows
-from cagp.engine.weights import BlockWeights
+from cagp.engine.backend import NEGLIGIBLE, Backend, BlockWeights, LocalMoments, LocalRows, by_rows
 from cagp.kernels import Kernel
 
 TORCH_ENTRIES = 2**18

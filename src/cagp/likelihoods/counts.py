@@ -54,17 +54,23 @@ class Counts(Likelihood):
     def _cdf_given(self, k: Tensor, f: Tensor) -> Tensor:
         """P(Y ≤ k | f)."""
 
-    @abstractmethod
     def _threshold_width(self, k: Tensor) -> Tensor:
         """How wide the distribution of U is about its mode, zero."""
+        return torch.sqrt(1 / (k + 1) + self.excess)
 
     @abstractmethod
     def _threshold_log_density(self, k: Tensor, u: Tensor) -> Tensor:
         """The logarithm of the density of U, up to a constant."""
 
-    @abstractmethod
-    def _excess(self) -> float:
+    @property
+    def excess(self) -> float:
         """a: the variance of a count with mean μ is μ + a μ²."""
+        return 0.0
+
+    def moments(self, f: Grid) -> Moments:
+        """μ = exp(f) and μ + a μ²."""
+        rate = _exp(f)
+        return Moments(rate, rate * (1 + self.excess * rate))
 
     @torch.no_grad()
     def predictive_moments(self, mean: Values, variance: Values) -> Moments:
@@ -76,7 +82,7 @@ class Counts(Likelihood):
     def predictive_noise(self, mean: Values, variance: Values) -> Values:
         """M + a exp(v) M²."""
         M, v = _exp(mean.double() + variance.double() / 2), variance.double().clamp(0, LARGEST_LOG_MEAN)
-        return M + self._excess() * v.exp() * M.square()
+        return M + self.excess * v.exp() * M.square()
 
     @torch.no_grad()
     def predictive_cdf(self, y: Values, mean: Values, variance: Values) -> Values:
@@ -187,22 +193,12 @@ class Poisson(Counts):
         """y m - exp(m + v/2) - log y!, in closed form."""
         return y * mean - _exp(mean + variance / 2) - torch.lgamma(y + 1)
 
-    def _excess(self) -> float:
-        return 0.0
-
     def _cdf_given(self, k: Tensor, f: Tensor) -> Tensor:
         return torch.from_numpy(special.gammaincc((k + 1).numpy(), _exp(f).numpy()))
-
-    def _threshold_width(self, k: Tensor) -> Tensor:
-        return (k + 1).rsqrt()
 
     def _threshold_log_density(self, k: Tensor, u: Tensor) -> Tensor:
         """Of log G - log(k + 1), G ~ Gamma(k + 1): (k + 1) (u - exp(u))."""
         return (k + 1) * (u - torch.expm1(u))
-
-    def moments(self, f: Grid) -> Moments:
-        """exp(f), twice."""
-        return Moments(_exp(f), _exp(f))
 
     def sample(self, f: Grid, generator: torch.Generator | None = None) -> Grid:
         """A count for each f."""
@@ -232,32 +228,25 @@ class NegativeBinomial(Counts):
 
     def slopes(self, y: Grid, f: Grid) -> Slopes:
         """(y - μ) / (1 + aμ) and -μ (1 + ay) / (1 + aμ)², a the dispersion."""
-        a, rate = self.dispersion.detach().to(f.device), _exp(f)
+        a, rate = self.excess, _exp(f)
         return Slopes((y - rate) / (1 + a * rate), -rate * (1 + a * y) / (1 + a * rate).square())
 
-    def _excess(self) -> float:
+    @property
+    def excess(self) -> float:
         return float(self.dispersion.detach())
 
     def _cdf_given(self, k: Tensor, f: Tensor) -> Tensor:
-        r = 1 / float(self.dispersion.detach())
+        r = 1 / self.excess
         return torch.from_numpy(special.betainc(r, (k + 1).numpy(), (r / (r + _exp(f))).numpy()))
-
-    def _threshold_width(self, k: Tensor) -> Tensor:
-        return torch.sqrt(1 / (k + 1) + float(self.dispersion.detach()))
 
     def _threshold_log_density(self, k: Tensor, u: Tensor) -> Tensor:
         """Of log(r G / H) - log(k + 1), G ~ Gamma(k + 1), H ~ Gamma(r): (k+1) u - (k+1+r) log(1 + (k+1) exp(u) / r)."""
-        r = 1 / float(self.dispersion.detach())
+        r = 1 / self.excess
         return (k + 1) * u - (k + 1 + r) * torch.log1p((k + 1) / (k + 1 + r) * torch.expm1(u))
-
-    def moments(self, f: Grid) -> Moments:
-        """μ and μ + dispersion μ²."""
-        rate = _exp(f)
-        return Moments(rate, rate + self.dispersion.detach().to(f.device) * rate.square())
 
     def sample(self, f: Grid, generator: torch.Generator | None = None) -> Grid:
         """A count for each f: Poisson, with a rate drawn from a gamma distribution."""
-        r = 1 / float(self.dispersion.detach())
+        r = 1 / self.excess
         return torch.poisson(_exp(f) * standard_gamma(r, f, generator) / r, generator=generator)
 
 
