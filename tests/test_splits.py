@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cagp.cli.commands import SplitRule
-from cagp.data import shared_groups, split, split_by_group, split_by_time
+from cagp.data import shared_groups, split
 
 fractions = st.floats(0.02, 0.98)
 
@@ -59,14 +59,14 @@ def test_a_split_by_group_divides_no_group_and_comes_near_the_share(groups, frac
 
 def test_groups_are_drawn_by_seed():
     groups = np.repeat(np.arange(10), 10)
-    tested = {int(groups[split_by_group(groups, 0.1, seed).test[0]]) for seed in range(60)}
+    tested = {int(groups[split(100, 0.1, seed, group=groups).test[0]]) for seed in range(60)}
     assert len(tested) > 7
 
 
 def test_a_group_that_is_larger_than_the_test_part_is_trained_on():
     groups = ["large"] * 80 + list("abcdefghij") * 2
     for seed in range(20):
-        test = split_by_group(groups, 0.1, seed).test
+        test = split(100, 0.1, seed, group=groups).test
         assert len(test) == 10
         assert "large" not in {groups[row] for row in test}
 
@@ -74,9 +74,9 @@ def test_a_group_that_is_larger_than_the_test_part_is_trained_on():
 def test_times_can_be_dates_durations_and_tensors():
     days = pd.Series(pd.to_datetime(["2021-05-01", "2020-01-01", "2021-05-02", "2020-06-01"]), name="day")
     for times in (days, days.dt.tz_localize("Europe/Berlin"), days - days.min(), days.astype("datetime64[s]")):
-        assert split_by_time(times, 0.5).test.tolist() == [0, 2]
-    assert split_by_time(torch.tensor([3.0, 1.0, 2.0]), 0.34).test.tolist() == [0]
-    assert split_by_time([1.0, np.inf, 2.0, np.inf], 0.2).test.tolist() == [1, 3]
+        assert split(4, 0.5, time=times).test.tolist() == [0, 2]
+    assert split(3, 0.34, time=torch.tensor([3.0, 1.0, 2.0])).test.tolist() == [0]
+    assert split(4, 0.2, time=[1.0, np.inf, 2.0, np.inf]).test.tolist() == [1, 3]
 
 
 def test_without_a_column_the_rows_are_drawn_as_ever():
@@ -94,7 +94,7 @@ def test_columns_that_cannot_split_are_errors(name):
         with pytest.raises(ValueError, match=words):
             split(3, 0.5, **{name: values})
     with pytest.raises(ValueError, match=r"column 'day' holds text or categories, 'May' at row 0; time needs"):
-        split_by_time(pd.Series(["May", "June"], name="day"), 0.5)
+        split(2, 0.5, time=pd.Series(["May", "June"], name="day"))
     with pytest.raises(ValueError, match="both given"):
         split(2, 0.5, time=[1, 2], group=[1, 2])
 

@@ -5,7 +5,7 @@ from cagp.data.column_values import MAX_LEVELS
 from cagp.data.encoding import Encoder
 from cagp.data.sample import Dataset, terrain
 from cagp.data.scaling import Standardizer, standardized
-from cagp.data.splits import Split, shared_groups, split, split_by_group, split_by_time
+from cagp.data.splits import Split, shared_groups, split
 from cagp.data.tables import Chunk, TableWriter, read_table, stream_table, table_size
 from cagp.data.targets import Target, encode_target
 
@@ -24,8 +24,6 @@ __all__ = [
     "read_table",
     "shared_groups",
     "split",
-    "split_by_group",
-    "split_by_time",
     "standardized",
     "stream_table",
     "table_size",

@@ -260,12 +260,10 @@ def stand_ins(column: Column) -> np.ndarray:
     """The codes of quantiles or levels that stand in for an unknown value; of many levels, one that is not common."""
     if column.kind != LEVELS:
         return np.array(column.quantiles)
-    if not column.common:
-        return np.arange(len(column.levels), dtype=np.float64)
-    common = set(column.common)
-    places = [j for j, level in enumerate(column.levels) if level in common]
-    other = next(j for j, level in enumerate(column.levels) if level not in common)
-    return np.array([*places, other], dtype=np.float64)
+    known = set(column.common or column.levels)
+    places = [j for j, level in enumerate(column.levels) if level in known]
+    others = [j for j, level in enumerate(column.levels) if level not in known]
+    return np.array(places + others[:1], dtype=np.float64)
 
 
 def first_text(values: pd.Series, rows_from: int) -> str:
@@ -283,8 +281,7 @@ def _level_codes(column: Column, values: pd.Series) -> np.ndarray:
     _check_codes(column.name, distinct)
     place = {level: j for j, level in enumerate(column.levels)}
     whole = {_without_point(level): j for level, j in place.items()}
-    labels = (_label(level) for level in distinct)
-    unknown = len(column.levels)
+    labels, unknown = map(_label, distinct), len(column.levels)
     places = [place.get(label, whole.get(_without_point(label), unknown)) for label in labels]
     return np.array([*places, np.nan])[codes]  # missing: code -1, the last entry
 

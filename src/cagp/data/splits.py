@@ -28,33 +28,15 @@ def split(num_rows: int, test_fraction: float, seed: int = 0, *, time: Any = Non
     Without ``time`` and ``group``, the rows are drawn by seed, and both parts are in random order.
 
     Args:
-        time: a number or date for each row, to test on the latest rows: see ``split_by_time``.
-        group: anything for each row, to keep rows with the same value together: see ``split_by_group``.
+        time: a number, date or duration for each row, to test on the latest rows. Both parts go from the earliest row
+            to the latest, and rows at the same time stay together: the cut is where the test part is nearest to its
+            share, or the later of two.
+        group: a number, text or date for each row, to keep rows with the same value together; both parts have the
+            order of the rows. A group that is drawn is taken if it fits into the share. At the end the smallest one
+            that is left comes in if that brings the test part nearer to its share. So a group much larger than the
+            test part is trained on.
     """
     return RowRule.of(time, group, num_rows).split(num_rows, test_fraction, seed)
-
-
-def split_by_time(values: Any, test_fraction: float) -> Split:
-    """The latest rows as the test part, both parts from the earliest row to the latest.
-
-    Rows at the same time stay together. The cut is where the test part is nearest to its share, or the later of two.
-
-    Args:
-        values: a number, date or duration for each row; none missing.
-    """
-    return split(len(values), test_fraction, time=values)
-
-
-def split_by_group(values: Any, test_fraction: float, seed: int = 0) -> Split:
-    """Whole groups of rows as the test part, drawn by seed; both parts in the order of the rows.
-
-    A group that is drawn is taken if it fits into the share; at the end the smallest group that is left comes in if
-    that brings the test part nearer to its share. So a group much larger than the test part is trained on.
-
-    Args:
-        values: numbers, text or dates that are the same for the rows of a group; none missing.
-    """
-    return split(len(values), test_fraction, seed, group=values)
 
 
 def shared_groups(train: Any, test: Any) -> np.ndarray:
@@ -89,10 +71,14 @@ class RowRule:
             raise ValueError(f"{kind} has {len(values)} values, expected {num_rows}: one for each row of X.")
         column = _column(values).iloc[kept]
         name = kind if column.name is None else f"column {column.name!r}"
-        if kind == "time":
-            return cls(kind, _times(column, name), name)
-        _check_present(column, name)
-        return cls(kind, pd.factorize(column)[0], name)
+        missing = column.isna().to_numpy()
+        if missing.any():
+            raise ValueError(
+                f"{name} is missing in {int(missing.sum())} of {len(column)} rows (first at row "
+                f"{column.index[int(missing.argmax())]}), and a split needs it for each row. Fill it in, or remove "
+                "these rows."
+            )
+        return cls(kind, _times(column, name) if kind == "time" else pd.factorize(column)[0], name)
 
     def take(self, rows: Int[np.ndarray, " m"]) -> "RowRule":
         """The rule for some of the rows; at random if these no longer differ."""
@@ -190,23 +176,12 @@ def _times(series: pd.Series, name: str) -> Float64[np.ndarray, " n"]:
     title, form = str(series.name), ""
     kind = kind_of(series, title)
     if kind == LEVELS and not isinstance(series.dtype, pd.CategoricalDtype):
-        text = format_of(series.dropna().astype(str), title)
+        text = format_of(series.astype(str), title)
         kind, form = (kind, "") if text is None else (text.kind, text.name)
     if kind == LEVELS:
         raise ValueError(
             f"{name} holds text or categories{first_text(series, 0)}; time needs numbers or dates. Write dates like "
             "2024-03-31, or convert them with pandas.to_datetime."
         )
-    _check_present(series, name)
     zone = one_zone(title, time_zones(series)) if kind == DATETIME else ""
     return column_codes(Column(title, kind, format=form, time_zone=zone), series, 0)
-
-
-def _check_present(series: pd.Series, name: str) -> None:
-    missing = series.isna().to_numpy()
-    if missing.any():
-        raise ValueError(
-            f"{name} is missing in {int(missing.sum())} of {len(series)} rows (first at row "
-            f"{series.index[int(missing.argmax())]}), and a split needs it for each row. Fill it in, or remove these "
-            "rows."
-        )

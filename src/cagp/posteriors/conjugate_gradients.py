@@ -78,7 +78,7 @@ class CGPosterior(Posterior):
         system = self._solver.system
         return {
             "X": rows(self.X, "X"),
-            "row_noise": rows.optional(system.row_noise, "row_noise"),
+            "row_noise": rows(system.row_noise, "row_noise"),
             "rank": self._solver.rank,
             "system_max_bytes": int(system.max_bytes),
             "tolerance": float(self.tolerance),

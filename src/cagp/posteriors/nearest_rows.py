@@ -124,7 +124,7 @@ class LocalPosterior(Posterior):
         return {
             "X": rows(self.X, "X"),
             "y": rows(self.y, "y"),
-            "row_noise": rows.optional(self.row_noise, "row_noise"),
+            "row_noise": rows(self.row_noise, "row_noise"),
             "num_neighbours": self.num_neighbours,
             "local_scale": self.local_scale,
             "search": {"method": index.kind, "lengthscale": index.lengthscale, "origin": index.origin},
@@ -242,7 +242,7 @@ class LocalPosterior(Posterior):
 def _shared_state(shared: SharedActions, rows: Rounding) -> State:
     return {
         "support": shared.support,
-        "W": rows.weights(shared.W),
+        "W": rows(shared.W, "W"),
         "chol": shared.chol,
         "targets": shared.targets,
         "max_bytes": int(shared.max_bytes),

@@ -30,7 +30,7 @@ class CaGPPosterior(Posterior):
         self._hold(prior, projection.X, projection.W, projection.chol, projection.weights, max_bytes)
 
     def _state(self, rows: Rounding) -> State:
-        return {"X": rows(self.X, "X"), "W": rows.weights(self.W), "chol": self.chol, "weights": self.weights}
+        return {"X": rows(self.X, "X"), "W": rows(self.W, "W"), "chol": self.chol, "weights": self.weights}
 
     @classmethod
     def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "CaGPPosterior":

@@ -24,25 +24,17 @@ class Rounding(NamedTuple):
     dtype: torch.dtype | None  # None: as they are
     of_rows: torch.dtype  # of the posterior's rows
 
-    def __call__(self, values: Tensor, name: str) -> Tensor:
+    def __call__(self, values: Tensor | BlockWeights | None, name: str) -> Any:
         """The values, rounded if that makes them smaller; those that belong to rows of this dtype stay as they are."""
-        if self.dtype in (None, self.of_rows) or values.dtype.itemsize <= self.dtype.itemsize:
+        if isinstance(values, BlockWeights):
+            return {"values": self(values.values, name), "offsets": values.offsets}
+        if values is None or self.dtype in (None, self.of_rows) or values.dtype.itemsize <= self.dtype.itemsize:
             return values
         rounded = values.to(self.dtype)
         lost = ~torch.isfinite(rounded) | ((rounded == 0) & (values != 0) & (name == "row_noise"))
         if bool(lost.any()):
             raise ValueError(f"{name} has values beyond the range of {self.dtype}; store it with dtype=None.")
         return rounded
-
-    def optional(self, values: Tensor | None, name: str) -> Tensor | None:
-        """The same of values that may be missing."""
-        return None if values is None else self(values, name)
-
-    def weights(self, W: Tensor | BlockWeights) -> Tensor | State:
-        """The weights of actions."""
-        if isinstance(W, BlockWeights):
-            return {"values": self(W.values, "W"), "offsets": W.offsets}
-        return self(W, "W")
 
 
 class Sharing:
