@@ -8,15 +8,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
 
+Collector = tuple[tuple[type[Warning], ...], list[Warning]]
+"""The categories that a block collects, and what it has found."""
 
-class _Collector(NamedTuple):
-    categories: tuple[type[Warning], ...]
-    found: list[Warning]
-
-
-_COLLECTORS: ContextVar[tuple[_Collector, ...]] = ContextVar("cagp_collectors", default=())
+_COLLECTORS: ContextVar[tuple[Collector, ...]] = ContextVar("cagp_collectors", default=())
 
 
 def warn(message: str, category: type[Warning], stacklevel: int = 1) -> None:
@@ -25,9 +21,9 @@ def warn(message: str, category: type[Warning], stacklevel: int = 1) -> None:
     Args:
         stacklevel: as for ``warnings.warn``: 1 is the caller of this function.
     """
-    for collector in reversed(_COLLECTORS.get()):
-        if issubclass(category, collector.categories):
-            collector.found.append(category(message))
+    for categories, found in reversed(_COLLECTORS.get()):
+        if issubclass(category, categories):
+            found.append(category(message))
             return
     warnings.warn(message, category, stacklevel + 1)
 
@@ -35,9 +31,9 @@ def warn(message: str, category: type[Warning], stacklevel: int = 1) -> None:
 @contextmanager
 def collected(*categories: type[Warning]) -> Iterator[list[Warning]]:
     """A list that receives this package's warnings of the given categories, by default of all, while the block runs."""
-    collector = _Collector(categories or (Warning,), [])
-    token = _COLLECTORS.set((*_COLLECTORS.get(), collector))
+    found: list[Warning] = []
+    token = _COLLECTORS.set((*_COLLECTORS.get(), (categories or (Warning,), found)))
     try:
-        yield collector.found
+        yield found
     finally:
         _COLLECTORS.reset(token)

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, TypeVar, final
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor, distributed, nn
 
 from cagp import heartbeat, storage
@@ -35,6 +36,9 @@ SAME = 1e-6
 """Numbers that processes compute from the same table may differ by this, relatively: machines round differently."""
 
 KIND, VERSION = "message", 1
+
+_BEATING: dict[Any, Heartbeat] = {}
+"""The signs of life of the process groups that ``Ranks.here`` has made, until ``Ranks.leave``."""
 
 
 class LostProcessError(ConnectionError):
@@ -74,9 +78,10 @@ class Ranks:
                 meeting = distributed.rendezvous("env://", timeout=TIMEOUT)  # pyright: ignore[reportPrivateImportUsage]
                 store, rank, size = next(meeting)
                 distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-                _Beating.start(store)
+                _BEATING[distributed.group.WORLD] = Heartbeat(store, rank, size, heartbeat.SILENCE)
         devices = tuple(pair.split(":")[0] for pair in distributed.get_backend_config().split(","))
-        return cls(distributed.get_rank(), distributed.get_world_size(), None, devices, _Beating.of_group())
+        beating = _BEATING.get(distributed.group.WORLD)
+        return cls(distributed.get_rank(), distributed.get_world_size(), None, devices, beating)
 
     @property
     def is_first(self) -> bool:
@@ -98,21 +103,29 @@ class Ranks:
 
     def add_up(self, values: Tensor) -> Tensor:
         """The sum of the values of all processes, on all processes; the same bits on each."""
-        return self._reduced(values, "SUM")
+        if self.size == 1:
+            return values
+        total = self._sendable(values)
+        total = total.clone() if total is values else total
+        with _noticing("added up"):
+            self._done(distributed.all_reduce(total, group=self.group, async_op=True))
+        return total.to(values.device)
+
+    def from_all(self, *numbers: int | float) -> Float64[Tensor, "size k"]:
+        """The numbers of each process in a row, on all processes."""
+        rows = torch.zeros(self.size, len(numbers), dtype=torch.float64)
+        rows[self.rank] = torch.tensor(numbers, dtype=torch.float64)
+        return self.add_up(rows)
 
     def any(self, *flags: bool) -> list[bool]:
         """Whether each flag is set on any of the processes, on all processes."""
-        if self.size == 1:
-            return list(flags)
-        return [bool(value) for value in self._reduced(torch.tensor(flags, dtype=torch.float64), "MAX")]
+        return [bool(number) for number in self.add_up(torch.tensor(flags, dtype=torch.float64))]
 
     def broadcast(self, value: float) -> float:
         """The value of process 0, on all processes."""
-        if self.size == 1:
-            return value
         return float(self._broadcast(torch.tensor([value], dtype=torch.float64), 0)[0])
 
-    def check_same(self, numbers: Mapping[str, float], remedy: str) -> None:
+    def check_same(self, numbers: Mapping[str, int | float], remedy: str) -> None:
         """Raise ValueError on all processes unless each has the same numbers, up to rounding.
 
         Args:
@@ -120,9 +133,7 @@ class Ranks:
         """
         if self.size == 1:
             return
-        table = torch.zeros(self.size, len(numbers), dtype=torch.float64)
-        table[self.rank] = torch.tensor(list(numbers.values()), dtype=torch.float64)
-        table = self.add_up(table)
+        table = self.from_all(*numbers.values())
         equal = torch.isclose(table, table[:1], rtol=SAME, atol=0.0, equal_nan=True)
         if bool(equal.all()):
             return
@@ -154,14 +165,8 @@ class Ranks:
 
     def first_failure(self, problem: Exception | None) -> str | None:
         """The words of the first process that has a problem, on all processes; None if none has."""
-        if self.size == 1:
-            return None if problem is None else str(problem)
-        failed = torch.zeros(self.size, dtype=torch.float64)
-        failed[self.rank] = float(problem is not None)
-        failed = self.add_up(failed)
-        if not bool(failed.any()):
-            return None
-        return self.words_of(int(failed.nonzero()[0, 0]), "" if problem is None else str(problem))
+        failed = self.from_all(float(problem is not None)).nonzero()
+        return self.words_of(int(failed[0, 0]), str(problem)) if len(failed) else None
 
     def together(self, function: Callable[[], Answer], failures: tuple[type[Exception], ...]) -> Answer:
         """What the function returns on this process. If it fails on some processes, it fails on all of them."""
@@ -182,10 +187,8 @@ class Ranks:
 
     def share(self, module: nn.Module) -> None:
         """Give the module the parameters and buffers that it has on process 0, on all processes."""
-        if self.size == 1:
-            return
-        state = self.from_first(lambda: dict(module.state_dict()))
-        module.load_state_dict(state)
+        if self.size > 1:
+            module.load_state_dict(self.from_first(lambda: dict(module.state_dict())))
 
     # ---- answers in order ----
 
@@ -199,18 +202,13 @@ class Ranks:
         """Matrices for each process become the matrices from each process, on all processes."""
         if self.size == 1:
             return list(parts)
-        sent = self._sendable(torch.cat(list(parts)))
-        counts = [len(part) for part in parts]
-        sent_counts, expected = (
-            self._sendable(torch.tensor(counts)),
-            self._sendable(torch.zeros(self.size, dtype=torch.int64)),
-        )
+        sent, counts = self._sendable(torch.cat(list(parts))), [len(part) for part in parts]
+        expected = self.from_all(*counts)[:, self.rank].long().tolist()
+        found = sent.new_empty(sum(expected), sent.shape[1])
         with _noticing("exchanged"):
-            self._done(distributed.all_to_all_single(expected, sent_counts, group=self.group, async_op=True))
-            found = sent.new_empty(int(expected.sum()), sent.shape[1])
-            sizes = expected.tolist(), counts
-            self._done(distributed.all_to_all_single(found, sent, *sizes, group=self.group, async_op=True))
-        return list(found.to(parts[0].device).split(expected.tolist()))
+            how = {"group": self.group, "async_op": True}
+            self._done(distributed.all_to_all_single(found, sent, expected, counts, **how))
+        return list(found.to(parts[0].device).split(expected))
 
     def leave(self) -> None:
         """End what ``here`` began, at the end of a program. On all processes.
@@ -218,7 +216,9 @@ class Ranks:
         They wait for each other: the store ends with process 0, and until then a heartbeat may still ask it.
         """
         if self.size > 1:
-            _Beating.stop()
+            if self.beating is not None:
+                self.beating.stop()
+                _BEATING.pop(distributed.group.WORLD, None)
             with suppress(RuntimeError):  # one that has ended without a word keeps nobody from leaving
                 together: Any = distributed.barrier(self.group, async_op=True)
                 together.wait(timedelta(seconds=heartbeat.SILENCE))
@@ -268,17 +268,9 @@ class Ranks:
     def _sendable(self, values: Tensor) -> Tensor:
         return values if values.device.type in self.devices else values.to(self.device(self.devices[0]))
 
-    def _reduced(self, values: Tensor, operation: str) -> Tensor:
+    def _broadcast(self, values: Tensor, rank: int) -> Tensor:
         if self.size == 1:
             return values
-        total = self._sendable(values)
-        total = total.clone() if total is values else total
-        with _noticing("added up"):
-            how = getattr(distributed.ReduceOp, operation)
-            self._done(distributed.all_reduce(total, how, self.group, async_op=True))
-        return total.to(values.device)
-
-    def _broadcast(self, values: Tensor, rank: int) -> Tensor:
         sent = self._sendable(values)
         with _noticing("sent"):
             self._done(distributed.broadcast(sent, rank, self.group, async_op=True))
@@ -294,28 +286,6 @@ class Ranks:
             return bool(head[0]), b""
         text = torch.frombuffer(bytearray(content or num_bytes), dtype=torch.uint8)
         return bool(head[0]), self._broadcast(text, rank).numpy().tobytes()
-
-
-class _Beating:
-    """The signs of life of the default process group, if ``Ranks.here`` has made it: a group lasts as long as they."""
-
-    _current: "tuple[Any, Heartbeat] | None" = None
-
-    @classmethod
-    def start(cls, store: Any) -> None:
-        group = distributed.group.WORLD
-        beating = Heartbeat(store, distributed.get_rank(), distributed.get_world_size(), heartbeat.SILENCE)
-        cls._current = group, beating
-
-    @classmethod
-    def of_group(cls) -> Heartbeat | None:
-        return cls._current[1] if cls._current is not None and cls._current[0] is distributed.group.WORLD else None
-
-    @classmethod
-    def stop(cls) -> None:
-        if cls._current is not None:
-            cls._current[1].stop()
-        cls._current = None
 
 
 @contextmanager

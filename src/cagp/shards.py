@@ -94,9 +94,7 @@ class Regions(NamedTuple):
 
 def sample_of_parts(X: Float[Tensor, "n d"], ranks: Ranks, num_rows: int = SAMPLE) -> Float[Tensor, "m d"]:
     """At most about ``num_rows`` rows, evenly from the rows of all processes; on all processes."""
-    counts = torch.zeros(ranks.size, dtype=torch.float64)
-    counts[ranks.rank] = X.shape[0]
-    counts = ranks.add_up(counts)
+    counts = ranks.from_all(X.shape[0])[:, 0]
     share = min(1.0, num_rows / float(counts.sum()))
     taken = (counts * share).ceil().long()
     chosen = torch.linspace(0, max(X.shape[0] - 1, 0), int(taken[ranks.rank])).long()
@@ -151,9 +149,7 @@ def exchange_rows(
     own = [table[home == region] for region in range(regions.num_regions)]
     near = [table[(home != region) & regions.near(X, region, width)] for region in range(regions.num_regions)]
     own, near = torch.cat(ranks.exchange(own)), torch.cat(ranks.exchange(near))
-    counts = torch.zeros(ranks.size, dtype=torch.float64)
-    counts[ranks.rank] = len(own)
-    counts = ranks.add_up(counts)
+    counts = ranks.from_all(len(own))
     if not bool(counts.all()):
         raise ValueError(f"{int((counts == 0).sum())} of {ranks.size} regions have no rows; use fewer processes.")
     held, d = torch.cat([own, near]), X.shape[1]
@@ -171,13 +167,8 @@ def predict_in_regions(
         posterior: of this process, given its shard.
         X: the same test points on all processes.
     """
-    answers = torch.zeros(2, X.shape[0], dtype=torch.float64, device=X.device)
-    own = (regions.of(X) == ranks.rank).nonzero()[:, 0]
-    if len(own):
-        found = posterior.predict(X[own], noise=noise)
-        answers[0, own], answers[1, own] = found.mean.double(), found.variance.double()
-    mean, variance = ranks.add_up(answers).to(X.dtype)
-    return Prediction(mean, variance)
+    held = posterior.X, posterior.local_scale, lambda _: posterior, posterior.max_bytes
+    return RegionPosterior(posterior.prior, regions, ranks, *held).predict(X, noise=noise)
 
 
 @final

@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cagp.checks import check_matrix
@@ -40,7 +40,7 @@ class System:
         self.row_noise = None if row_noise is None else row_noise.detach().clone()
         self.noise: Float[Tensor, " n"] = self.prior.noise(self.X, self.row_noise).detach()
         n = X.shape[0]
-        self._K = kernel_product(self.prior.kernel, self._rows, self._rows) if 8 * n * n <= max_bytes else None
+        self._K = self.columns(self._rows) if 8 * n * n <= max_bytes else None
         self._one_block = torch.tensor([0, n], device=X.device)
 
     @property
@@ -55,7 +55,18 @@ class System:
 
     def product(self, v: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """K̂ v. Time O(n k) with k(X, X) kept, else O(n k d), for k non-zero values of ``v``; memory O(n)."""
-        return self._kernel_times(v) + self.noise * v.double()
+        rows, values = v.nonzero()[:, 0], v.double()
+        is_sparse = 2 * len(rows) < self.num_rows
+        if len(rows) == 0:
+            product = torch.zeros_like(values)
+        elif self._K is not None:
+            # K[rows]ᵀ: whole rows of the matrix are read, which is faster than picking columns.
+            product = values[rows] @ self._K[rows] if is_sparse else self._K @ values
+        elif is_sparse:
+            product = self._kernel(self._rows[rows], values[rows, None])[:, 0]
+        else:  # a vector is a single block: the compiled kernels then evaluate each pair of rows once
+            product = self._kernel(self._rows, BlockWeights(values, self._one_block))[:, 0]
+        return product + self.noise * values
 
     def products(self, V: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         """K̂ V. Time O(n² c) with k(X, X) kept, else O(n² (d + c)); memory O(n c + tile)."""
@@ -64,13 +75,11 @@ class System:
     def kernel_products(self, V: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         """k(X, X) V, without the noise."""
         V = V.double()
-        if self._K is not None:
-            return self._K @ V
-        return kernel_product(self.prior.kernel, self._rows, self._rows, V, max_bytes=self.max_bytes)
+        return self._kernel(self._rows, V) if self._K is None else self._K @ V
 
     def kernel_matrix(self) -> Float[Tensor, "n n"]:
         """k(X, X) as a matrix, whether or not it is kept."""
-        return kernel_product(self.prior.kernel, self._rows, self._rows) if self._K is None else self._K
+        return self.columns(self._rows) if self._K is None else self._K
 
     def columns(self, Z: Float[Tensor, "t d"]) -> Float[Tensor, "n t"]:
         """k(X, Z), the covariances of the rows with other inputs."""
@@ -80,18 +89,6 @@ class System:
         """The diagonal of k(X, X)."""
         return self.prior.kernel.diag(self._rows)
 
-    def _kernel_times(self, v: Tensor) -> Tensor:
-        rows: Int[Tensor, " k"] = v.nonzero()[:, 0]
-        if len(rows) == 0:
-            return torch.zeros_like(v, dtype=torch.float64)
-        values = v.double()
-        sparse = 2 * len(rows) < self.num_rows
-        if self._K is not None:
-            # K[rows]ᵀ: whole rows of the matrix are read, which is faster than picking columns.
-            return values[rows] @ self._K[rows] if sparse else self._K @ values
-        if sparse:
-            Z, W = self._rows[rows], values[rows, None]
-            return kernel_product(self.prior.kernel, self._rows, Z, W, max_bytes=self.max_bytes)[:, 0]
-        # A vector is a single block: the compiled kernels then evaluate each pair of rows once.
-        W = BlockWeights(values, self._one_block)
-        return kernel_product(self.prior.kernel, self._rows, self._rows, W, max_bytes=self.max_bytes)[:, 0]
+    def _kernel(self, Z: Tensor, W: Tensor | BlockWeights) -> Tensor:
+        """k(X, Z) W, streamed."""
+        return kernel_product(self.prior.kernel, self._rows, Z, W, max_bytes=self.max_bytes)

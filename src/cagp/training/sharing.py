@@ -91,19 +91,18 @@ def check_same(ranks: Ranks, data: Data, method: Trainable) -> None:
     """Raise ValueError on all processes unless each was given the same data and the same method. Time O(n d)."""
     if ranks.size == 1:
         return
-    X, y, row_noise = data
     numbers = {
-        "the number of inputs": float(X.shape[1]),
-        "the number of parameters": float(sum(p.numel() for p in method.parameters())),
+        "the number of inputs": data.X.shape[1],
+        "the number of parameters": sum(p.numel() for p in method.parameters()),
     }
     if method.rows(0, data.num_rows).share is not None:
         ranks.check_same(numbers, "give every process the same options")
         return
-    numbers = {
-        "the number of rows": float(X.shape[0]),
-        **numbers,
-        "the sum of all inputs, without their signs": float(X.abs().sum(dtype=torch.float64)),
-        "the sum of all targets, without their signs": float(y.abs().sum(dtype=torch.float64)),
-        "the sum of the known noise": 0.0 if row_noise is None else float(row_noise.abs().sum(dtype=torch.float64)),
+    sums = {"all inputs": data.X, "all targets": data.y, "the known noise": data.row_noise}
+    numbers = {"the number of rows": data.num_rows, **numbers} | {
+        f"the sum of {what}, without their signs": 0.0
+        if values is None
+        else float(values.abs().sum(dtype=torch.float64))
+        for what, values in sums.items()
     }
     ranks.check_same(numbers, "give every process the whole table and the same options")
