@@ -204,17 +204,11 @@ FORMULAS_HELP = (
 OTHERS: dict[str, dict[str, Any]] = {
     "table": _value("TABLE", TABLE_HELP, table),
     "model": _value("MODEL", "a file that cagp fit wrote", Path),
-    "--data-dir": _value(
-        "DIR", "where your copies of data sets are (default: CAGP_DATA; then the cache, then the UCI archive)", Path
-    ),
+    "--data-dir": _value("DIR", "your copies of data sets (default: CAGP_DATA, the cache, the UCI archive)", Path),
     "--target": _value("COLUMN", "what to predict: one column or several (NPZ: y unless given)", nargs="+"),
     "--drop": _value("COLUMN", "columns that are not inputs", nargs="+", default=[]),
-    "--categories": _value(
-        "COLUMN", "inputs to take as levels although they hold numbers, e.g. codes", nargs="+", default=[]
-    ),
-    "--noise": _value(
-        "COLUMN", "a column with the known noise variance of each row, in squared units of the target; not an input"
-    ),
+    "--categories": _value("COLUMN", "inputs to take as levels although they are numbers", nargs="+", default=[]),
+    "--noise": _value("COLUMN", "the known noise variance of each row, in squared units of the target; not an input"),
     "--split": _value("RULE", SPLIT_HELP, _checked(SPLITS, SplitRule.parse), default="random"),
     "--test-fraction": _value("SHARE", "share of the rows to test on (default: %(default)s)", _SHARE, default=0.1),
     "--seed": _value(
@@ -228,9 +222,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "--report": _value("FILE", "an HTML page on the test rows, with figures", _path("an HTML page", ".html", ".htm")),
     "--store-float32": _switch("round the stored rows: half the size"),
     "--rows-beside": _switch("keep the rows in a file of their own, MODEL.rows; a table in pieces always does"),
-    "--level": _value(
-        "SHARE", "probability of the interval from lower to upper (default: %(default)s)", _PROBABILITY, default=0.95
-    ),
+    "--level": _value("SHARE", "probability from lower to upper (default: %(default)s)", _PROBABILITY, default=0.95),
     "--interval": _value("KIND", INTERVAL_HELP, choices=("model", "conformal"), default="model"),
     "--columns": _value("NAME", COLUMNS_HELP, choices=PREDICTIONS, nargs="+"),
     "--quantiles": _value("Q", "quantiles of a new observation", _PROBABILITY, nargs="+", default=[]),
@@ -262,8 +254,8 @@ METHODS = "\n".join(
 FIT = """\
 Learn from a table and save a model. A share of the rows is held out for testing: the saved model has not seen them
 (--test-fraction 0 trains on all rows). They are drawn at random, or chosen with --split so that the test is like the
-use: the latest rows for forecasts, whole groups if new persons or places are to be predicted. Text columns are encoded.
-Rows without a target are left out. Inputs may be missing.
+use: the latest rows for forecasts, whole groups if new persons or places are to be predicted. Rows without a target are
+left out. Inputs may be text or missing.
 
 The table can be a file, a folder of files or a quoted pattern. Several files, and a file that would not fit into
 --max-memory, are read in pieces by the methods local and auto: the rows stay on disk, at most 100,000 are tested on,

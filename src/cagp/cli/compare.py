@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "split": str(arguments.split),
                 "seed": arguments.seed,
                 "methods": records,
-                "picture": str(arguments.out) if done else None,
+                "picture": arguments.out if done else None,
             }
         )
     return int(len(done) < len(records))

@@ -3,23 +3,13 @@
 import argparse
 import time
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 
 from cagp.cli.console import Console, UsageError, count, print_json, warn
 from cagp.cli.scores import tally_of, write_report
-from cagp.cli.tables import (
-    Model,
-    Rows,
-    held_out_rows,
-    pieces,
-    targets_of,
-    warn_of_levels,
-    warn_of_missing,
-    warn_of_noise,
-)
+from cagp.cli.tables import held_out_rows, pieces, targets_of, warn_of_levels, warn_of_missing, warn_of_noise
 from cagp.estimators import CaGPClassifier, load
 from cagp.estimators.overlap import KnownRows
 from cagp.progress import TableProgress
@@ -45,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
     start = time.perf_counter()
     with TableProgress("evaluate", enabled=not arguments.quiet) as progress:
-        for piece in _pieces(model, arguments):
+        for piece in pieces(model, arguments) if arguments.split is None else [held_out_rows(model, arguments)]:
             y = targets_of(model, piece.frame, arguments.table)
             known = np.asarray(~np.isnan(y).all(axis=1))
             tested, y = piece.where(known), y[known]
@@ -81,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(
             {
-                "model": str(arguments.model),
+                "model": arguments.model,
                 "table": arguments.table,
                 "rows": num_rows,
                 "rows_without_target": num_missing,
@@ -89,18 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
                 "rows_with_inputs_of_training_rows": None if common is None else common.num_same_inputs,
                 "seconds": seconds,
                 "metrics": tally.record(),
-                "report": None if arguments.report is None else str(arguments.report),
+                "report": arguments.report,
             }
         )
     return 0
-
-
-def _pieces(model: Model, arguments: argparse.Namespace) -> Iterable[Rows]:
-    """All rows of the table a piece at a time, or at once those that a split holds out."""
-    if arguments.split is None:
-        return pieces(model, arguments.table, arguments.rows_at_a_time, noise=arguments.noise)
-    share = 0.1 if arguments.test_fraction is None else arguments.test_fraction
-    return [held_out_rows(model, arguments.table, arguments.split, share, arguments.seed or 0, arguments.noise)]
 
 
 class Sample:

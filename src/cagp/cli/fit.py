@@ -123,9 +123,9 @@ def _run(
                 "guarantee": model.guarantee_,
                 "target_transforms": list(getattr(model, "target_transforms_", [])),
                 "metrics": None if tally is None else tally.record(),
-                "model": str(arguments.out),
+                "model": arguments.out,
                 "bytes": arguments.out.stat().st_size,
-                "report": None if arguments.report is None else str(arguments.report),
+                "report": arguments.report,
             }
         )
     return code

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--keep has {names(clash)}, which is also a column of the result.")
     unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
     start = time.perf_counter()
-    table = pieces(model, arguments.table, arguments.rows_at_a_time, verbatim, arguments.noise)
+    table = pieces(model, arguments, verbatim)
     answered = _answered(table, answers, isinstance(model.posteriors_[0], RegionPosterior), ranks)
     if not ranks.is_first:
         for _ in answered:

@@ -104,7 +104,7 @@ def write_report(
     """Write the page of --report on rows with known targets; ``shared_groups`` as for ``cagp.report.write_report``."""
     from cagp import report  # it draws
 
-    X = model.encoder_.typed(inputs_of(model, frame, arguments.table, arguments.noise))
+    X = model.encoder_.typed(inputs_of(model, frame, arguments))
     y = targets_of(model, frame, arguments.table)
     if isinstance(model, CaGPClassifier):
         labels = pd.Series(model.classes_[y[:, 0].astype(np.int64)], name=model.target_name_)

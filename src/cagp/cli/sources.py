@@ -261,7 +261,7 @@ class TableInPieces(Source):
             values = encoder.typed(frame).to_numpy(dtype=np.float64)
             frame = pd.DataFrame(gathered(values, ranks), columns=columns)
         none = Rows(frame, EncodedTable(encoder, np.empty((0, encoder.num_columns))))
-        tested = rows_of(model, frame, path, noise) if len(frame) else none
+        tested = rows_of(model, frame, self.arguments) if len(frame) else none
         return tested, max(self.num_rows - model.n_rows_ - len(frame), 0)
 
 

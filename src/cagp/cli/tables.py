@@ -1,5 +1,6 @@
 """Tables as commands read them: columns with a part to play, rows to test on, and pieces that a model can predict."""
 
+import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -109,47 +110,45 @@ class Rows(NamedTuple):
 
 
 def rows_of(
-    model: Model, frame: pd.DataFrame, path: str, noise: str | None, rows_from: int = 0, fraction: float | None = None
+    model: Model,
+    frame: pd.DataFrame,
+    arguments: argparse.Namespace,
+    rows_from: int = 0,
+    fraction: float | None = None,
 ) -> Rows:
-    """Rows of a table; an input that the model cannot take is an error with its row and column.
-
-    Args:
-        noise: the column of known variances.
-        rows_from: the number of the first row.
-    """
-    matrix = model.encoder_.codes(inputs_of(model, frame, path, noise), rows_from)
-    known = None if noise is None else noise_column(frame, noise)
+    """Rows of a table, from a given number on; an input that the model cannot take is an error with row and column."""
+    matrix = model.encoder_.codes(inputs_of(model, frame, arguments), rows_from)
+    known = None if arguments.noise is None else noise_column(frame, arguments.noise)
     return Rows(frame, EncodedTable(model.encoder_, matrix), known, fraction)
 
 
-def pieces(model: Model, path: str, rows: int, text: Sequence[str] = (), noise: str | None = None) -> Iterator[Rows]:
+def pieces(model: Model, arguments: argparse.Namespace, text: Sequence[str] = ()) -> Iterator[Rows]:
     """A table of any size, a piece at a time; ``text`` are further columns to take as text from a CSV file."""
-    for chunk in stream_table(path, rows, [*model.encoder_.text_names, *text]):
-        yield rows_of(model, chunk.frame, path, noise, chunk.rows_from, chunk.fraction)
+    for chunk in stream_table(arguments.table, arguments.rows_at_a_time, [*model.encoder_.text_names, *text]):
+        yield rows_of(model, chunk.frame, arguments, chunk.rows_from, chunk.fraction)
 
 
-def held_out_rows(
-    model: Model, path: str, rule: SplitRule, test_fraction: float, seed: int, noise: str | None = None
-) -> Rows:
+def held_out_rows(model: Model, arguments: argparse.Namespace) -> Rows:
     """The rows of a table that ``cagp fit`` holds out with the same rule, share and seed."""
-    frame = read_table(path, model.encoder_.text_names)
+    frame, rule = read_table(arguments.table, model.encoder_.text_names), arguments.split
     check_rule(frame, rule, model.target_names_)
-    kept = np.flatnonzero(~np.isnan(targets_of(model, frame, path)).all(axis=1))
-    chosen = frame.iloc[kept[split_rows(frame.iloc[kept], rule, test_fraction, seed)[1]]]
-    return rows_of(model, chosen, path, noise, fraction=1.0)
+    kept = np.flatnonzero(~np.isnan(targets_of(model, frame, arguments.table)).all(axis=1))
+    share = 0.1 if arguments.test_fraction is None else arguments.test_fraction
+    test = split_rows(frame.iloc[kept], rule, share, arguments.seed or 0)[1]
+    return rows_of(model, frame.iloc[kept[test]], arguments, fraction=1.0)
 
 
-def inputs_of(model: Model, frame: pd.DataFrame, path: str, noise: str | None = None) -> pd.DataFrame | np.ndarray:
+def inputs_of(model: Model, frame: pd.DataFrame, arguments: argparse.Namespace) -> pd.DataFrame | np.ndarray:
     """The columns that the model knows by name; if it was fitted to an array, all but targets and noise."""
     wanted = model.encoder_.names_in
     if wanted is None:
-        others = [name for name in (*model.target_names_, noise) if name in frame.columns]
+        others = [name for name in (*model.target_names_, arguments.noise) if name in frame.columns]
         return frame.drop(columns=others).to_numpy()
     absent = [name for name in wanted if name not in frame.columns]
     if absent:
         raise ValueError(
-            f"{_shown(path)} lacks the column{'s' * (len(absent) > 1)} {_listed(absent)} that the model was fitted "
-            f"with; {_columns_of(frame)}."
+            f"{_shown(arguments.table)} lacks the column{'s' * (len(absent) > 1)} {_listed(absent)} that the model was "
+            f"fitted with; {_columns_of(frame)}."
         )
     return frame.loc[:, list(wanted)]
 
