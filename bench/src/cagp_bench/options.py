@@ -1,12 +1,13 @@
 """Options of commands that suites share, and values that are checked while they are parsed."""
 
 import argparse
+import json
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cagp.cli.plugins import table_path
+from cagp.cli.plugins import UsageError, table_path
 from cagp.quantities import seconds_of
 
 NUM_ACTIONS = 512
@@ -40,6 +41,20 @@ def duration(text: str) -> str:
             f'it is {text!r}, expected a positive time, e.g. "90s", "10min", "2h"'
         ) from error
     return text
+
+
+def settings(pairs: Iterable[str]) -> dict[str, Any]:
+    """Settings from KEY=VALUE: numbers, true, false and null as in JSON, everything else as text."""
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--set is {pair!r}, expected KEY=VALUE, e.g. epochs=60.")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
 
 
 def listed(words: Iterable[tuple[str, str]]) -> str:

@@ -33,6 +33,7 @@ SUITES = {
     "outliers": Suite("regressors for tables whose targets have gross errors", "likelihood_quality:add_outliers"),
     "classes": Suite("the classifier beside boosted trees on your tables", "class_quality:add_to"),
     "structures": Suite("what the default regressor chooses on data with known structure", "structure_quality:add_to"),
+    "honesty": Suite("coverage by place on generated tables whose truth is known", "honesty:add_to"),
     "small": Suite("time to cross-validate a small table, beside one local fit of a large one", "small_tables:add_to"),
 }
 

@@ -1,15 +1,13 @@
 """``cagp bench run``: its options."""
 
 import argparse
-import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 from cagp.cli.plugins import UsageError
 from cagp_bench import suite_estimates, suite_runs, table1
 from cagp_bench.gp_settings import gp_settings
-from cagp_bench.options import duration, listed, positive
+from cagp_bench.options import duration, listed, positive, settings
 from cagp_bench.suites import SUITES, suite_from_file
 
 
@@ -73,7 +71,8 @@ def _run(arguments: argparse.Namespace) -> int:
             suite = suite._replace(**{field: getattr(arguments, field)})
     if arguments.methods is not None:
         suite = table1.with_entries(suite, arguments.methods)
-    changes = _changes(arguments.set)
+    changes = settings(arguments.set)
+    gp_settings(changes)  # an unknown setting is an error now
     if arguments.estimate is not None:
         return suite_estimates.run(suite, arguments.quick, changes, arguments.estimate)
     return suite_runs.run(
@@ -96,18 +95,3 @@ def _command(arguments: argparse.Namespace) -> str:
         if value:
             words += [f"--{option.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(words)
-
-
-def _changes(pairs: list[str]) -> dict[str, Any]:
-    """Settings from KEY=VALUE: numbers, true, false and null as in JSON, everything else as text."""
-    found = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"--set is {pair!r}, expected KEY=VALUE, e.g. epochs=60.")
-        try:
-            found[key] = json.loads(value)
-        except ValueError:
-            found[key] = value
-    gp_settings(found)  # an unknown setting is an error now
-    return found
