@@ -80,7 +80,8 @@ def _classes(rng: np.random.Generator, X: Any, probability: Function, places: di
     X_test, place = _stacked(places)
     truth = probability(X_test)
     y, y_test = ((rng.random(len(p)) < p).astype(int) for p in (probability(X), truth))
-    return Drawn(X, y, X_test, y_test, truth, stats.bernoulli(truth).logpmf(y_test), place)
+    density = np.log(np.where(y_test == 1, truth, 1 - truth))
+    return Drawn(X, y, X_test, y_test, truth, density, place)
 
 
 def _uniform(rng: np.random.Generator, *ranges: tuple[int | float, int | float], rows: int = PLACE_ROWS) -> np.ndarray:
