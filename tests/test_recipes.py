@@ -13,7 +13,7 @@ import cagp
 from cagp import CaGPRegressor
 from cagp.cli import main
 from cagp.recipes import OPTIONS, RECIPES, Recipe, methods_for, recipe_for, users_of
-from cagp.recipes.options import N_NEIGHBORS, PARAMETERS, check_values, not_for
+from cagp.recipes.options import PARAMETERS, check_values, not_for
 from cagp.recipes.task import Fitted, Task
 
 CHANGED = {
@@ -107,7 +107,7 @@ def train(recipe: Recipe, task: Task) -> Fitted:
 
 def test_a_new_method_is_one_function_and_one_entry(tmp_path, monkeypatch, capsys):
     words = "a method for this test", "a summary for this test"
-    monkeypatch.setitem(RECIPES, "twice", Recipe("twice", __name__, *words, (N_NEIGHBORS,)))
+    monkeypatch.setitem(RECIPES, "twice", Recipe("twice", __name__, *words, ("n_neighbors",)))
     X, y = table(60)
     model = CaGPRegressor("twice", n_neighbors=6, max_epochs=2).fit(X, y)
     local = CaGPRegressor("local", n_neighbors=6, local_scale=None, max_epochs=2).fit(X, y)

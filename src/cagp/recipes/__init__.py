@@ -6,7 +6,7 @@ read them, and neither imports torch. ``train`` goes from a ``Task`` to a ``Fitt
 
 from typing import Any
 
-from cagp.recipes.options import OPTIONS, Option
+from cagp.recipes.options import OPTIONS
 from cagp.recipes.table import RECIPES, Recipe, check_processes, method_words, methods_for, recipe_for, users_of
 
 SITES_GUARANTEE = (
@@ -55,7 +55,6 @@ def tried_in_words(tried: list[dict[str, Any]]) -> list[str]:
 __all__ = [
     "OPTIONS",
     "RECIPES",
-    "Option",
     "Recipe",
     "check_processes",
     "guarantee_words",

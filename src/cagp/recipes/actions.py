@@ -1,6 +1,4 @@
-"""Shared actions: how many, on which rows, and how CaGP-Opt is trained on many rows."""
-
-from typing import NamedTuple
+"""Shared actions: how many, and on which rows."""
 
 import torch
 
@@ -8,18 +6,11 @@ from cagp import limits
 from cagp.actions import BlockActions
 from cagp.dataset import Data
 from cagp.kernels import Kernel
-from cagp.quantities import seconds_of
 from cagp.recipes.task import Task
 
 MOST_ACTIONS, ROWS_PER_ACTION = 512, 8
 SUPPORT_ROWS, SUPPORT_SIZE = 50_000, 32
 """Beyond this many rows, shared actions weigh at most this many rows of each block: their cost is then linear in n."""
-
-BATCH_SIZE, MINIBATCH_ROWS = 1024, 10_000
-FULL_STEP, FULL_STEPS = 5e-9, 10
-"""CaGP-Opt learns from minibatches of ``BATCH_SIZE`` rows beyond ``SUPPORT_ROWS`` rows, and beyond ``MINIBATCH_ROWS``
-where ``max_time`` allows fewer than ``FULL_STEPS`` steps with all rows, each of about ``FULL_STEP`` n² seconds.
-Heuristics; docs/benchmarks.md has the evidence."""
 
 
 def number_of_actions(n_actions: int | str, task: Task, most_rows: int | None = None) -> int:
@@ -37,37 +28,20 @@ def number_of_actions(n_actions: int | str, task: Task, most_rows: int | None = 
     return num_actions
 
 
-class Minibatches(NamedTuple):
-    """How CaGP-Opt is trained on many rows."""
-
-    batch_size: int | None  # rows of a step; None for all
-    support_size: int | None  # rows of each block that carry weight; None for all
-
-    @classmethod
-    def of(cls, task: Task) -> "Minibatches":
-        """None where a step with all rows is affordable; with them, a step costs the same whatever their number."""
-        n = task.num_rows
-        short = n > MINIBATCH_ROWS and seconds_of(task.max_time) < FULL_STEPS * FULL_STEP * n**2
-        return cls(BATCH_SIZE, SUPPORT_SIZE) if short or support_size(n) is not None else cls(None, None)
-
-
-def support_size(num_rows: int) -> int | None:
-    """Rows of each block that carry weight; None for all."""
-    return SUPPORT_SIZE if num_rows > SUPPORT_ROWS else None
-
-
 def constant_actions(
     kernel: Kernel, data: Data, num_actions: int, seed: int, most_support: int | None = None
 ) -> BlockActions:
     """Equal weights on blocks of nearby rows, shared by all test points.
 
     Args:
-        most_support: rows of each block that carry weight; None for ``support_size``.
+        most_support: rows of each block that carry weight; None for what suits the number of rows.
     """
+    if most_support is None and data.num_rows > SUPPORT_ROWS:
+        most_support = SUPPORT_SIZE
     return BlockActions.from_data(
         data,
         num_actions,
         lengthscale=kernel.lengthscales(data.X.shape[1]),
-        support_size=support_size(data.num_rows) if most_support is None else most_support,
+        support_size=most_support,
         generator=torch.Generator().manual_seed(seed),
     )

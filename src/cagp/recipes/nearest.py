@@ -2,6 +2,8 @@
 
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -12,7 +14,7 @@ from cagp.methods.cagp_local import SCALE_ROWS, Objective, ScaleChoice
 from cagp.prior import GP
 from cagp.quantities import seconds_of
 from cagp.recipes.options import DEFAULT_NEIGHBORS
-from cagp.recipes.task import Learned, Parts, Task
+from cagp.recipes.task import Learned, Task
 
 LOCAL_RESERVE, FEW_SCALE_ROWS = 0.25, 250
 """The share of ``max_time`` that training with nearest rows leaves for the local scale and the posterior, and the rows
@@ -137,13 +139,15 @@ def with_local_scales(
         if method.num_neighbours_predict >= task.num_rows:
             scaled.append(method)
             continue
+        learning, held_out = (task, None) if parts is None else (parts.train, parts.held_out.column(j))
+        choose = partial(method.choose_local_scale, learning.column(j), held_out=held_out)
         if task.max_time is not None:
-            num_rows = _scale_rows_in_time(method, task, parts, j, len(methods) - j, num_rows)
+            num_rows = _rows_in_time(task, choose, len(methods) - j, num_rows)
             if num_rows == 0:
                 scaled.append(method)
                 notes.append("One scale everywhere: no time was left to choose a local one.")
                 continue
-        scale, nll, without, num_used = _scale(method, task, parts, j, num_rows)
+        scale, nll, without, num_used = _of_first(task, choose, num_rows)
         scaled.append(method.with_local_scale(scale))
         validated = f"negative log density of {num_used:,} rows, each predicted from others: {without:.3f}"
         if scale is None:
@@ -156,27 +160,19 @@ def with_local_scales(
     return scaled, notes
 
 
-def _scale(method: CaGPLocal, task: Task, parts: Parts | None, j: int, num_rows: int) -> ScaleChoice:
-    """The choice by rows of the task, or by those that its rule holds out; of process 0, for all processes."""
-
-    def chosen() -> ScaleChoice:
-        if parts is None:
-            return method.choose_local_scale(task.column(j), num_rows=num_rows)
-        return method.choose_local_scale(parts.train.column(j), num_rows=num_rows, held_out=parts.held_out.column(j))
-
-    return chosen() if task.ranks.size == 1 else ScaleChoice(**task.ranks.from_first(lambda: chosen()._asdict()))
+def _of_first(task: Task, choose: Callable[..., ScaleChoice], num_rows: int) -> ScaleChoice:
+    """The choice by some rows; that of process 0, for all processes."""
+    if task.ranks.size == 1:
+        return choose(num_rows=num_rows)
+    return ScaleChoice(**task.ranks.from_first(lambda: choose(num_rows=num_rows)._asdict()))
 
 
-def _scale_rows_in_time(
-    method: CaGPLocal, task: Task, parts: Parts | None, j: int, num_left: int, num_rows: int
-) -> int:
+def _rows_in_time(task: Task, choose: Callable[..., ScaleChoice], num_left: int, num_rows: int) -> int:
     """The number of rows, at most ``num_rows``, whose local scales half of the time that is left allows to compare."""
     few = min(FEW_SCALE_ROWS, num_rows)
-    if task.time_left() <= 0:
-        return 0
     times = [time.perf_counter()]
     for _ in range(2):  # the first builds the index, which is kept
-        _scale(method, task, parts, j, few)
+        _of_first(task, choose, few)
         times.append(time.perf_counter())
     first, pace = times[1] - times[0], (times[2] - times[1]) / few
     allowed = task.ranks.broadcast((task.time_left() - first) / 2 / num_left / pace)

@@ -13,11 +13,12 @@ from cagp.methods import CaGPOpt, Method, MultiTarget
 from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.notices import collected
 from cagp.prior import GP
+from cagp.quantities import seconds_of
 from cagp.recipes import long_range
-from cagp.recipes.actions import Minibatches, number_of_actions
+from cagp.recipes.actions import SUPPORT_ROWS, SUPPORT_SIZE, number_of_actions
 from cagp.recipes.nearest import Neighbours, check_neighbours, local_methods
 from cagp.recipes.table import Recipe
-from cagp.recipes.task import Fitted, Learned, Task
+from cagp.recipes.task import Fitted, Task
 from cagp.starting import LOCAL_STEPS
 from cagp.training import FitResult
 
@@ -27,6 +28,12 @@ EVALUATE_EVERY, PATIENCE = 20, 4
 START_SHARE, FINAL_VALIDATIONS = 0.3, 6
 """With a time limit: the share of the time for the starting values, and the validations that fit in after training."""
 
+BATCH_SIZE, MINIBATCH_ROWS = 1024, 10_000
+FULL_STEP, FULL_STEPS = 5e-9, 10
+"""Minibatches of ``BATCH_SIZE`` rows are used beyond ``SUPPORT_ROWS`` rows, and beyond ``MINIBATCH_ROWS`` where
+``max_time`` allows fewer than ``FULL_STEPS`` steps with all rows, each of about ``FULL_STEP`` n² seconds.
+Heuristics; docs/benchmarks.md has the evidence."""
+
 
 def method(recipe: Recipe, task: Task, prior: GP) -> Method:
     """Actions and hyperparameters, learned together."""
@@ -35,15 +42,17 @@ def method(recipe: Recipe, task: Task, prior: GP) -> Method:
 
 def _methods(n_actions: int | str, task: Task, priors: list[GP], **changes: Any) -> MultiTarget:
     """CaGP-Opt for each target; all share the actions."""
-    batches = Minibatches.of(task)
+    n, batch_size = task.num_rows, None
+    full_steps = seconds_of(task.max_time) / (FULL_STEP * n**2)  # that ``max_time`` allows
+    if n > SUPPORT_ROWS or (n > MINIBATCH_ROWS and full_steps < FULL_STEPS):
+        batch_size, changes["support_size"] = BATCH_SIZE, SUPPORT_SIZE
     first = CaGPOpt.from_data(
         priors[0],
         task.data,
-        number_of_actions(n_actions, task, batches.batch_size),
+        number_of_actions(n_actions, task, batch_size),
         max_bytes=task.max_bytes,
-        batch_size=batches.batch_size,
+        batch_size=batch_size,
         seed=task.seed,
-        support_size=batches.support_size,
         generator=torch.Generator().manual_seed(task.seed),
         **changes,
     )
@@ -61,25 +70,22 @@ def train(recipe: Recipe, task: Task) -> Fitted:
     """With many rows: from the hyperparameters of a short fit of CaGP-Local, validated on held-out rows."""
     if task.num_rows <= limits.EXACT_ROWS:
         return train_opt(task, task.priors(), recipe.n_actions)
-    parts, most_steps = task.hold_out(), None
+    rows, train, held_out, _ = task.hold_out()
+    result = None
     if not task.from_data:
-        priors, notes = long_range.start_of_periods(parts.train.in_double(), parts.train.priors())
+        priors, notes = long_range.start_of_periods(train.in_double(), train.priors())
+    elif task.is_long_range:
+        priors, result, notes = long_range.learn(train)
     else:
-        if not task.is_long_range:
-            check_neighbours(recipe.n_neighbors, task.num_rows)
-        learned = long_range.learn(parts.train) if task.is_long_range else _learned_locally(recipe, parts.train)
-        priors, notes = learned.priors, learned.notes
-        most_steps = 1 if learned.result.interrupted else None
-    fitted = train_opt(parts.train, priors, recipe.n_actions, task.from_data, parts.held_out, most_steps=most_steps)
+        check_neighbours(recipe.n_neighbors, task.num_rows)
+        priors = train.priors()
+        local = MultiTarget(local_methods(train, priors, Neighbours.of(recipe.n_neighbors)))
+        result = train.in_double().run(local, "start", most_steps=LOCAL_STEPS, reserve=train.reserve(1 - START_SHARE))
+        notes = [started_at(result)]
+    most_steps = 1 if result is not None and result.interrupted else None
+    fitted = train_opt(train, priors, recipe.n_actions, task.from_data, held_out, most_steps=most_steps)
     assert fitted.held is not None
-    return fitted._replace(held=parts.rows[fitted.held], notes=[*notes, *fitted.notes])
-
-
-def _learned_locally(recipe: Recipe, train: Task) -> Learned:
-    priors = train.priors()
-    several = MultiTarget(local_methods(train, priors, Neighbours.of(recipe.n_neighbors)))
-    result = train.in_double().run(several, "start", most_steps=LOCAL_STEPS, reserve=train.reserve(1 - START_SHARE))
-    return Learned(priors, result, [started_at(result)])
+    return fitted._replace(held=rows[fitted.held], notes=[*notes, *fitted.notes])
 
 
 def started_at(local: FitResult) -> str:
@@ -125,7 +131,12 @@ def train_opt(
         changes |= {"evaluate_every": EVALUATE_EVERY, "patience": PATIENCE}
     result = task.run(several, "opt", **changes)
     if held_out is not None:
-        factors = [_calibrate(part, task, held_out, j) for j, part in enumerate(several.parts)]
+        factors = []
+        for j, part in enumerate(several.parts):
+            (X, y, row_noise), (X_held, y_held, noise_held) = task.column(j), held_out.column(j)
+            before = part.hyperparameters()["noise.noise"]
+            calibrate_noise(part, X, y, X_held, y_held, row_noise, noise_held, until=task.deadline)
+            factors.append(part.hyperparameters()["noise.noise"] / before)
         task.ranks.share(several)
         notes += [
             f"{held_out.num_rows:,} rows were held out to choose the step and the noise, which is "
@@ -157,11 +168,3 @@ def _about_depth(first: CaGPOpt, task: Task) -> list[str]:
             return []
     advice = action_fit(posterior, data.X, data.row_noise, seed=task.seed).advice
     return [] if advice is None else [advice]
-
-
-def _calibrate(part: Method, train: Task, held_out: Task, j: int) -> float:
-    """Calibrate the noise of the method of the j-th target on held-out rows; return the factor it changes by."""
-    (X, y, row_noise), (X_held, y_held, noise_held) = train.column(j), held_out.column(j)
-    before = part.hyperparameters()["noise.noise"]
-    calibrate_noise(part, X, y, X_held, y_held, row_noise, noise_held, until=train.deadline)
-    return part.hyperparameters()["noise.noise"] / before

@@ -27,29 +27,18 @@ def kind_of(likelihood: str) -> str:
 
 @dataclass(frozen=True)
 class Option:
-    """One option, in Python ``name=...`` and on the command line ``flag``.
-
-    Args:
-        help: what it does, for the command line.
-        expected: what a value must be, in words.
-        accepts: whether a value is one.
-        parse: a value from text; raises ValueError where the text is not one.
-        metavar: what stands for its value in help texts; "" for a switch, which is False or True and takes no value.
-        targets: the kinds of targets that it is for.
-        neutral: values besides the default that are accepted with every kind of targets, because they ask for nothing.
-        only_flag: its name on the command line where it differs from that in Python.
-    """
+    """One option, in Python ``name=...`` and on the command line ``flag``."""
 
     name: str
     default: Any
-    metavar: str
-    help: str
-    expected: str
-    accepts: Callable[[Any], bool]
-    parse: Callable[[str], Any] = str
-    targets: tuple[str, ...] = KINDS
-    neutral: tuple[Any, ...] = ()
-    only_flag: str | None = None
+    metavar: str  # what stands for its value in help texts; "" for a switch, which is False or True and takes no value
+    help: str  # what it does, for the command line
+    expected: str  # what a value must be, in words
+    accepts: Callable[[Any], bool]  # whether a value is one
+    parse: Callable[[str], Any] = str  # a value from text; raises ValueError where the text is not one
+    targets: tuple[str, ...] = KINDS  # the kinds of targets that it is for
+    neutral: tuple[Any, ...] = ()  # values that are accepted with every kind of targets, because they ask for nothing
+    only_flag: str | None = None  # its name on the command line where it differs from that in Python
 
     @property
     def flag(self) -> str:
@@ -66,24 +55,15 @@ class Option:
         if not self.accepts(value):
             raise ValueError(f"{self.name} is {value!r}, expected {self.expected}.")
 
-    def asks_for_nothing(self, value: Any) -> bool:
-        """Whether a value is the default, or has the same effect as leaving the option out."""
-        silent = (self.default, *self.neutral)
-        return any(value is other or (type(value) is type(other) and value == other) for other in silent)
 
-
-def is_positive_integer(value: Any) -> bool:
-    """Whether ``value`` is an integer, 1 or larger; True is not."""
+def _is_positive_integer(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def _is_auto(value: Any) -> bool:
-    return isinstance(value, str) and value == "auto"
-
-
 def _is_local_scale(value: Any) -> bool:
-    is_number = isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
-    return value is None or _is_auto(value) or is_number
+    if value is None or isinstance(value, str):
+        return value in (None, "auto")
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
 
 
 def _one_of(name: str, choices: tuple[str, ...], metavar: str, help: str, expected: str = "", **more: Any) -> Option:
@@ -117,15 +97,11 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _integer_or_auto(text: str) -> int | str:
-    return text if text == "auto" else int(text)
-
-
 _REGRESSION = ", ".join((GAUSSIAN, *likelihoods_of("counts", "numbers")))
 _INTEGER_OR_AUTO: dict[str, Any] = {
     "expected": 'a positive integer (or "auto")',
-    "accepts": lambda value: _is_auto(value) or is_positive_integer(value),
-    "parse": _integer_or_auto,
+    "accepts": lambda value: value == "auto" if isinstance(value, str) else _is_positive_integer(value),
+    "parse": lambda text: text if text == "auto" else int(text),
 }
 
 # ---- options of methods ----
@@ -170,14 +146,7 @@ LOCAL_SCALE = Option(
     neutral=(None,),
 )
 N_INDUCING = Option(
-    "n_inducing",
-    512,
-    "M",
-    "number of inducing points",
-    "a positive integer",
-    is_positive_integer,
-    int,
-    targets=(GAUSSIAN,),
+    "n_inducing", 512, "M", "number of inducing points", "a positive integer", _is_positive_integer, int, (GAUSSIAN,)
 )
 SHARDS = _switch(
     "shards", "cut the table into regions, one for each process that torchrun starts: no process holds all rows"
@@ -246,7 +215,7 @@ MAX_EPOCHS = Option(
     "N",
     "passes over the rows; 300 steps, 100 for exact, unless it is given",
     "a positive integer (or None)",
-    lambda value: value is None or is_positive_integer(value),
+    lambda value: value is None or _is_positive_integer(value),
     int,
 )
 DEVICE = Option("device", "cpu", "DEVICE", 'where to compute, e.g. "cuda"', "a device of torch", lambda _: True)
@@ -294,5 +263,10 @@ def check_values(values: Mapping[str, Any]) -> None:
 
 def not_for(kind: str, values: Mapping[str, Any]) -> list[Option]:
     """The parameters among ``values`` that ask for something that this kind of targets does not have."""
-    listed = [(PARAMETERS[name], value) for name, value in values.items() if name in PARAMETERS]
-    return [option for option, value in listed if kind not in option.targets and not option.asks_for_nothing(value)]
+
+    def asks(option: Option) -> bool:
+        value, silent = values[option.name], (option.default, *option.neutral)
+        return not any(value is other or (type(value) is type(other) and value == other) for other in silent)
+
+    listed = [PARAMETERS[name] for name in values if name in PARAMETERS]
+    return [option for option in listed if kind not in option.targets and asks(option)]

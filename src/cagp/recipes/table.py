@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from cagp import limits
 from cagp.likelihood_registry import GAUSSIAN
-from cagp.recipes.options import (
-    EFFORT,
-    LOCAL_SCALE,
-    N_ACTIONS,
-    N_INDUCING,
-    N_NEIGHBORS,
-    OBJECTIVE,
-    OPTIONS,
-    SHARDS,
-    Option,
-)
+from cagp.recipes.options import OPTIONS
 
 if TYPE_CHECKING:
     from cagp.methods import Method
@@ -42,7 +32,7 @@ class Recipe:
     module: str  # with the training code
     words: str  # what was fitted, for reports: "Fitted: ..."
     summary: str  # one line for the help of the command line
-    options: tuple[Option, ...] = ()  # that the method uses
+    options: tuple[str, ...] = ()  # that the method uses
     fast_dtype: bool = False  # whether dtype="auto" is float32 beyond ``SMALL`` rows
     shares_rows: bool = False  # whether several processes can share the work of ``train``
     chooses_mean: bool = False  # whether ``train`` sees to the prior mean that the task asks for
@@ -50,18 +40,18 @@ class Recipe:
     takes_chunks: bool = False  # whether rows may stay on disk
     trainer: "Callable[[Recipe, Task], Fitted] | None" = None  # instead of ``train`` of the module
 
-    n_actions: int | str = N_ACTIONS.default
-    n_neighbors: int | str = N_NEIGHBORS.default
-    local_scale: float | str | None = LOCAL_SCALE.default
-    objective: str = OBJECTIVE.default
-    effort: str = EFFORT.default
-    n_inducing: int = N_INDUCING.default
-    shards: bool = SHARDS.default
+    n_actions: int | str = OPTIONS["n_actions"].default
+    n_neighbors: int | str = OPTIONS["n_neighbors"].default
+    local_scale: float | str | None = OPTIONS["local_scale"].default
+    objective: str = OPTIONS["objective"].default
+    effort: str = OPTIONS["effort"].default
+    n_inducing: int = OPTIONS["n_inducing"].default
+    shards: bool = OPTIONS["shards"].default
 
     @property
     def values(self) -> dict[str, Any]:
-        """The options that the method uses, by their names, with their values."""
-        return {option.name: getattr(self, option.name) for option in self.options}
+        """The options that the method uses, with their values."""
+        return {name: getattr(self, name) for name in self.options}
 
     def default_dtype(self, num_rows: int) -> str:
         """What ``dtype="auto"`` means for a table of this size."""
@@ -93,7 +83,7 @@ RECIPES = {
             "cagp.recipes.auto",
             "the model that predicts held-out training rows best",
             f"exact up to {limits.EXACT_ROWS:,} rows; beyond, the model that predicts held-out training rows best",
-            (N_ACTIONS, N_NEIGHBORS, LOCAL_SCALE, OBJECTIVE, EFFORT),
+            ("n_actions", "n_neighbors", "local_scale", "objective", "effort"),
             chooses_mean=True,
             shares_rows=True,
             takes_chunks=True,
@@ -110,7 +100,7 @@ RECIPES = {
             "cagp.recipes.opt",
             "CaGP-Opt, a computation-aware Gaussian process with learned actions",
             "learned actions (CaGP-Opt)",
-            (N_ACTIONS, N_NEIGHBORS),
+            ("n_actions", "n_neighbors"),
             fast_dtype=True,
             shares_rows=True,
             takes_likelihoods=True,
@@ -120,7 +110,7 @@ RECIPES = {
             "cagp.recipes.cg",
             "CaGP-CG, a computation-aware Gaussian process with the actions of conjugate gradients",
             "the actions of conjugate gradients (CaGP-CG): time O(n²)",
-            (N_ACTIONS,),
+            ("n_actions",),
             fast_dtype=True,
             takes_likelihoods=True,
         ),
@@ -129,7 +119,7 @@ RECIPES = {
             "cagp.recipes.local",
             "CaGP-Local, which predicts each test point from its nearest rows",
             "the nearest rows of each test point: any number of rows",
-            (N_NEIGHBORS, LOCAL_SCALE, OBJECTIVE, SHARDS),
+            ("n_neighbors", "local_scale", "objective", "shards"),
             shares_rows=True,
             takes_likelihoods=True,
             takes_chunks=True,
@@ -139,7 +129,7 @@ RECIPES = {
             "cagp.recipes.local",
             "the hybrid of CaGP-Local and shared actions",
             "nearest rows, and actions that all test points share",
-            (N_ACTIONS, N_NEIGHBORS, LOCAL_SCALE, OBJECTIVE),
+            ("n_actions", "n_neighbors", "local_scale", "objective"),
             shares_rows=True,
             takes_likelihoods=True,
         ),
@@ -148,7 +138,7 @@ RECIPES = {
             "cagp.recipes.inducing",
             "SGPR, a Gaussian process seen through inducing points",
             "inducing points (SGPR)",
-            (N_INDUCING,),
+            ("n_inducing",),
             fast_dtype=True,
         ),
         Recipe(
@@ -156,7 +146,7 @@ RECIPES = {
             "cagp.recipes.inducing",
             "SVGP, a variational Gaussian process with inducing points",
             "inducing points, trained on minibatches (SVGP)",
-            (N_INDUCING,),
+            ("n_inducing",),
             fast_dtype=True,
             shares_rows=True,
         ),
