@@ -237,11 +237,11 @@ def test_what_is_kept_for_the_rows_changes_no_answer(monkeypatch):
     method = CaGPLocal(GP(Matern32(2)), shared=BlockActions.from_data(X, 7))
     kept = method.condition(X, y, row_noise, num_neighbours=5)
     method.max_bytes = 2000  # a few rows at a time
-    assert_close(method.condition(X, y, row_noise, num_neighbours=5)._kept, kept._kept, 1e-12)
+    assert_close(method.condition(X, y, row_noise, num_neighbours=5).shared.kept, kept.shared.kept, 1e-12)
     monkeypatch.setattr("cagp.posteriors.nearest_rows.KEPT_BYTES", 0)
     computed = method.condition(X, y, row_noise, num_neighbours=5)
-    assert kept._kept is not None
-    assert computed._kept is None
+    assert kept.shared.kept is not None
+    assert computed.shared.kept is None
     questions = torch.rand(400, 2, generator=g, dtype=torch.float64, requires_grad=True)
     for a, b in zip(kept.predict(questions), computed.predict(questions), strict=True):
         assert_close(a, b, 1e-12)

@@ -8,7 +8,7 @@ u(x) = L⁻¹Sᵀk(X, x), v_r = L⁻¹Sᵀ(k(X, x_r) + D_r e_r), a = L⁻¹Sᵀ(
     mean = m(x) + u(x)ᵀa + cᵀC⁻¹r                variance = k(x, x) - |u(x)|² - cᵀC⁻¹c
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -51,6 +51,7 @@ class SharedActions:
     targets: Float[Tensor, " i"]  # a
     support: Int[Tensor, " m"]  # the training rows, in the order of W
     max_bytes: int = DEFAULT_MAX_BYTES
+    kept: Float[Tensor, "n i"] | None = None  # v_r of all rows, if it was computed before
 
     @classmethod
     def of(cls, prior: GP, projection: Projection, support: Int[Tensor, " m"], max_bytes: int) -> "SharedActions":
@@ -73,6 +74,20 @@ class SharedActions:
         """v_r of these training rows, whose noise variances are ``noise``, float64. Time O(u m d + u i²)."""
         KS = precise_product(self.prior.kernel, X[rows], self.X, self.W, max_bytes=self.max_bytes)
         return self._whitened(KS + noise[:, None] * self._weights(rows, X.shape[0]))
+
+    def keeping(self, X: Float[Tensor, "n d"], noise: Float[Tensor, " n"]) -> "SharedActions":
+        """The same with v_r of all rows, computed in parts to keep temporaries small."""
+        kept = torch.empty(len(X), self.num_actions, dtype=torch.float64, device=X.device)
+        for part in torch.arange(len(X), device=X.device).split(max(1, self.max_bytes // (32 * self.num_actions))):
+            kept[part] = self.rows(X, part, noise[part])
+        return replace(self, kept=kept)
+
+    def of_neighbours(self, X: Tensor, row_noise: Tensor | None, near: Int[Tensor, "t k"]) -> Float[Tensor, "t k i"]:
+        """v of every neighbour of every test point."""
+        if self.kept is not None:
+            return self.kept[near]
+        rows, place = near.unique(return_inverse=True)
+        return self.rows(X, rows, self.prior.noise.of_rows(X, rows, row_noise))[place]
 
     def weights_of(self, rows: Int[Tensor, " u"], num_rows: int) -> Float[Tensor, "u i"]:
         """S at these training rows, float64, whitened: L⁻¹ times each row of S. Time O(u i²)."""
@@ -101,7 +116,6 @@ def local_answers(
     points: Float[Tensor, "t d"],
     neighbours: Int[Tensor, "t k"],
     shared: SharedActions | None = None,
-    kept_rows: Float[Tensor, "n i"] | None = None,
     *,
     backend: Backend | None = None,
 ) -> Moments:
@@ -111,7 +125,6 @@ def local_answers(
 
     Args:
         neighbours: rows of ``X`` for each of the test points ``points``; -1 for none.
-        kept_rows: v_r of all rows, if it was computed before.
 
     Time O(t k² (k + d)). With i shared actions on m rows, add O(t k² i), and O(u m d + u i²) for the u rows that
     occur, unless they are kept.
@@ -127,7 +140,7 @@ def local_answers(
         residual = (y.index_select(0, flat).double() - prior.mean.of_rows(X, flat)).view(near.shape)
         if shared is not None:
             u = shared.at_points(points)
-            v = _rows_of(shared, X, row_noise, near, kept_rows)
+            v = shared.of_neighbours(X, row_noise, near)
             gram, cross = v @ v.mT, (v @ u[:, :, None])[:, :, 0]
             residual = residual - v @ shared.targets
             mean, variance = mean + u @ shared.targets, variance - u.square().sum(1)
@@ -149,8 +162,6 @@ def local_weights(
     noise: Float[Tensor, "t k"] | Float[Tensor, ""],
     points: Float[Tensor, "t d"],
     neighbours: Int[Tensor, "t k"],
-    *,
-    backend: Backend | None = None,
 ) -> RowWeights:
     """The weights of the rows N of each test point: one factorisation serves the means of any number of targets.
 
@@ -158,7 +169,7 @@ def local_weights(
     """
     with torch.enable_grad():  # the slope of the mean in a residual is its weight
         residual = torch.zeros(neighbours.shape, dtype=torch.float64, device=X.device, requires_grad=True)
-        found = local_moments(prior.kernel, points, X, neighbours, noise, residual, backend=backend)
+        found = local_moments(prior.kernel, points, X, neighbours, noise, residual)
         (weights,) = torch.autograd.grad(found.mean.sum(), residual)
     variance = prior.kernel.diag(points.double()).detach() - found.explained.detach()
     return RowWeights(torch.where(neighbours >= 0, weights, 0.0), variance.clamp_min(0))
@@ -172,7 +183,6 @@ def left_out_answers(
     rows: Int[Tensor, " t"],
     neighbours: Int[Tensor, "t k"],
     shared: SharedActions | None = None,
-    kept_rows: Float[Tensor, "n i"] | None = None,
 ) -> Moments:
     """The function at training rows, each from its neighbours and from the shared actions S, without its own target.
 
@@ -185,16 +195,14 @@ def left_out_answers(
     R_NN - R_Nᵢ R_iN/Rᵢᵢ + τββᵀ among each other, τβ with yᵢ, and the residual r_N - R_Nᵢ rᵢ/Rᵢᵢ + βe.
 
     Args:
-        rows: of ``X``.
-        neighbours: of each of them, without itself; -1 for none.
-        kept_rows: v_r of all rows, if it was computed before.
+        neighbours: of each of these rows of ``X``, without itself; -1 for none.
 
     NaN where S alone determines the target. Time as for ``local_answers``, and O(t i²) with i shared actions.
     """
     if shared is None:
         return local_answers(prior, X, y, row_noise, X[rows], neighbours)
     near = neighbours.clamp_min(0)
-    v, own_v = (_rows_of(shared, X, row_noise, part, kept_rows) for part in (near, rows[:, None]))
+    v, own_v = (shared.of_neighbours(X, row_noise, part) for part in (near, rows[:, None]))
     own_v, own = own_v[:, 0], X[rows]
     noise = prior.noise(X, row_noise)
     residual = y.double() - prior.mean.of_rows(X, torch.arange(len(X), device=X.device))
@@ -245,16 +253,6 @@ def local_nll(
     found = local_answers(prior, X, y, row_noise, X[rows], neighbours, shared, backend=backend)
     noise = prior.noise.of_rows(X, rows, row_noise)
     return row_nll(y[rows], found.mean, found.variance.clamp_min(0) + noise).sum()
-
-
-def _rows_of(
-    shared: SharedActions, X: Tensor, row_noise: Tensor | None, near: Tensor, kept_rows: Tensor | None
-) -> Tensor:
-    """v of every neighbour of every test point, (t, k, i)."""
-    if kept_rows is not None:
-        return kept_rows[near]
-    rows, place = near.unique(return_inverse=True)
-    return shared.rows(X, rows, shared.prior.noise.of_rows(X, rows, row_noise))[place]
 
 
 class Joint(NamedTuple):

@@ -45,7 +45,6 @@ def elbo(
     Args:
         rows: the rows to estimate the data term from, scaled to all rows; unbiased if they are drawn uniformly. None
             for all rows.
-        check: False if ``cagp.projection.check_projection`` has seen these data.
     """
     seen = _Rows(prior, actions, (X, y, row_noise), rows, max_bytes, copies=1, check=check)
     expected = seen.sum(lambda tile: _expected_log_likelihood(seen.projection, tile))
@@ -132,9 +131,6 @@ def projected_nll(
     """-log p(S'ᵀy), S' = S with orthonormal columns (eq. projected-data log marginal likelihood).
 
     It sees the data in the span of S alone, and overestimates the noise; the ELBO does not.
-
-    Args:
-        check: False if ``cagp.projection.check_projection`` has seen these data.
     """
     p = project(prior, actions, X, y, row_noise, max_bytes, check=check)
     ones = torch.ones(p.X.shape[0], dtype=torch.float64, device=p.X.device)
@@ -163,7 +159,6 @@ def leave_one_out_nll(
 
     Args:
         rows: the rows to estimate the sum from, scaled to all rows; None for all rows.
-        check: False if ``cagp.projection.check_projection`` has seen these data.
     """
     seen = _Rows(prior, actions, (X, y, row_noise), rows, max_bytes, copies=3, check=check)
     places = torch.full((X.shape[0],), -1, device=X.device)

@@ -42,7 +42,7 @@ def project(
     Args:
         KS: ``support_product`` of the same arguments, where it is needed elsewhere too; None to compute SᵀKS in tiles
             that are not kept.
-        check: False if ``check_projection`` has seen these data.
+        check: False if ``check_projection`` has seen these data; so also in ``cagp.losses``.
     """
     if check:
         check_projection(prior, actions, X, y, row_noise)
@@ -82,8 +82,7 @@ def check_actions(actions: Actions, X: Tensor) -> None:
 
 def _gram(kernel: Kernel, X: Tensor, W: Tensor | BlockWeights, max_bytes: int) -> Tensor:
     """WᵀK(X, X)W; for blocks from tiles of K(X, X)W, each with the columns from its first block on."""
-    groups = _groups(W, max_bytes) if isinstance(W, BlockWeights) else []
-    if not isinstance(W, BlockWeights) or len(groups) == 1:
+    if not isinstance(W, BlockWeights) or len(groups := _groups(W, max_bytes)) == 1:
         return _symmetric(_left(W, precise_product(kernel, X, X, W, max_bytes=max_bytes)))
     strips = []
     for first, last in groups:

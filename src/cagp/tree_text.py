@@ -134,14 +134,12 @@ def _fields(block: str) -> dict[str, str]:
     return dict(lines)
 
 
-def _check_numbers(fields: dict[str, str], name: str, count: int) -> None:
+def _check_numbers(fields: dict[str, str], name: str, count: int, kind: re.Pattern = NUMBERS) -> None:
     text = fields.get(name, "")
-    if NUMBERS.fullmatch(text) is None or len(text.split()) != count:
-        raise ValueError(f"{name} is not {count} numbers")
+    if kind.fullmatch(text) is None or len(text.split()) != count:
+        raise ValueError(f"{name} is not {count} {'integers' if kind is INTEGERS else 'numbers'}")
 
 
 def _integers(fields: dict[str, str], name: str, count: int) -> list[int]:
-    text = fields.get(name, "")
-    if INTEGERS.fullmatch(text) is None or len(text.split()) != count:
-        raise ValueError(f"{name} is not {count} integers")
-    return [int(value) for value in text.split()]
+    _check_numbers(fields, name, count, INTEGERS)
+    return [int(value) for value in fields[name].split()]

@@ -1,6 +1,6 @@
 """How kernels are evaluated on many rows: by a backend, compiled CPU code where it applies and torch for the rest."""
 
-from cagp.engine.backend import NEGLIGIBLE, Backend, BlockWeights, LocalMoments, LocalRows, recomputed
+from cagp.engine.backend import NEGLIGIBLE, Backend, BlockWeights, LocalMoments, recomputed
 from cagp.engine.compiled_backend import COMPILED, INSTRUCTION_SETS, CompiledBackend
 from cagp.engine.dispatch import (
     BACKENDS,
@@ -13,7 +13,7 @@ from cagp.engine.dispatch import (
     precise_product,
 )
 from cagp.engine.row_tree import OrderedRows, RowTree, column_means, spatial_order
-from cagp.engine.torch_backend import TORCH, TorchBackend
+from cagp.engine.torch_backend import TORCH
 
 __all__ = [
     "BACKENDS",
@@ -26,10 +26,8 @@ __all__ = [
     "BlockWeights",
     "CompiledBackend",
     "LocalMoments",
-    "LocalRows",
     "OrderedRows",
     "RowTree",
-    "TorchBackend",
     "backend_for",
     "choose_backend",
     "column_means",

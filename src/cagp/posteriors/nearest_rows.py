@@ -112,12 +112,11 @@ class LocalPosterior(Posterior):
         if not shares_rows:
             self.y, self.row_noise = self.y.clone(), None if self.row_noise is None else self.row_noise.clone()
         self.num_neighbours = num_neighbours
-        self.index, self.shared = index, shared
         k = max(1, num_neighbours)
         self._width = k * (k + 8) + (0 if shared is None else k * shared.num_actions)
-        self._kept = None
         if shared is not None and num_neighbours and 8 * X.shape[0] * shared.num_actions <= KEPT_BYTES:
-            self._kept = self._rows_kept(shared)
+            shared = shared.keeping(self.X, self.prior.noise_variance(self.X, self.row_noise))
+        self.index, self.shared = index, shared
 
     def _state(self, rows: Rounding) -> State:
         index, shared = self.index, self.shared
@@ -149,15 +148,6 @@ class LocalPosterior(Posterior):
         k, shared, scale = (found[name] for name in ("num_neighbours", "shared", "local_scale"))
         return cls(prior, X, y, row_noise, k, search, shared, max_bytes, scale, shares_rows=True)
 
-    def _rows_kept(self, shared: SharedActions) -> Tensor:
-        """What the shared actions say about every training row, computed in parts to keep temporaries small."""
-        noise = self.prior.noise_variance(self.X, self.row_noise)
-        kept = torch.empty(len(self.X), shared.num_actions, dtype=torch.float64, device=self.X.device)
-        tile = max(1, self.max_bytes // (4 * 8 * shared.num_actions))
-        for part in torch.arange(len(self.X), device=self.X.device).split(tile):
-            kept[part] = shared.rows(self.X, part, noise[part])
-        return kept
-
     @property
     def is_plain(self) -> bool:
         """Whether nearest rows alone predict, with one scale and prior mean zero."""
@@ -176,7 +166,7 @@ class LocalPosterior(Posterior):
 
     def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
         near = self._neighbours(X)
-        found = local_answers(self.prior, self.X, self.y, self.row_noise, X, near, self.shared, self._kept)
+        found = local_answers(self.prior, self.X, self.y, self.row_noise, X, near, self.shared)
         if self.local_scale is None:
             return found.mean, found.variance
         scale = scale_around(found, closeness(self.prior, X, self.X, near), self.local_scale)
@@ -192,7 +182,7 @@ class LocalPosterior(Posterior):
     def _left_out(self, rows: Tensor) -> LeftOut:
         X, k = self.X[rows], min(self.num_neighbours, len(self.X) - 1)
         near = rows.new_full((len(rows), 1), -1) if k == 0 else self.index.nearest(X, k, left_out=rows)
-        found = left_out_answers(self.prior, self.X, self.y, self.row_noise, rows, near, self.shared, self._kept)
+        found = left_out_answers(self.prior, self.X, self.y, self.row_noise, rows, near, self.shared)
         error = self.y[rows].double() - found.mean
         known = 0.0 if self.row_noise is None else self.row_noise[rows].double()
         variance = found.variance.clamp_min(0) + self.prior.noise.learned(X)
@@ -205,7 +195,7 @@ class LocalPosterior(Posterior):
 
         The neighbours of near test points are much the same rows, and each row costs as much as many test points.
         """
-        if self.shared is None or self._kept is not None or self.num_neighbours == 0:
+        if self.shared is None or self.shared.kept is not None or self.num_neighbours == 0:
             return None
         return self.index.spatial_order(X)
 
