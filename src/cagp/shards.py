@@ -198,8 +198,7 @@ class RegionPosterior(Posterior):
     ):
         super().__init__(prior, like[:0], None, max_bytes)
         self.regions, self.ranks, self.local_scale = regions, ranks, local_scale
-        self.has_local_scale = self._scales = local_scale is not None
-        self.never_below_exact = local_scale is None
+        self.has_local_scale, self.never_below_exact = local_scale is not None, local_scale is None
         self._open, self._opened = open_region, dict[int, LocalPosterior]()
 
     @property

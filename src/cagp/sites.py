@@ -22,6 +22,7 @@ from cagp.checks import check_count, check_vector
 from cagp.dataset import Data
 from cagp.likelihoods import Likelihood
 from cagp.methods.base import HYPERPARAMETER_RATE, Method, Targets, prior_of, trained
+from cagp.parameters import named_values
 from cagp.posteriors import Posterior
 from cagp.prior import GP, KnownNoise
 from cagp.training import Batch, Coming, ParameterGroup, StepRows
@@ -61,10 +62,9 @@ class WithLikelihood(Method):
     """A method for targets of any likelihood: ``fit(WithLikelihood(method, Logit(), n), X, y)``.
 
     The loss is that of ``method`` with the sites as targets and noise, plus what the likelihood of the rows differs
-    from their sites by. For ``CholeskyGP`` at converged sites it is the negative evidence lower bound per row, and its
-    gradient is that of the bound: sites need not move with the hyperparameters. A fit takes a step of the sites every
-    few steps; ``condition`` takes them until they converge. Given the sites, every guarantee of ``method`` holds for
-    the function.
+    from their sites by. For ``CholeskyGP`` at converged sites it is the negative evidence lower bound per row, and so
+    is its gradient. A fit takes a step of the sites every few steps; ``condition`` takes them until they converge.
+    Given the sites, every guarantee of ``method`` holds for the function.
 
     Args:
         method: any method whose prior has ``KnownNoise``; it learns and conditions as always.
@@ -102,9 +102,8 @@ class WithLikelihood(Method):
         prior = prior_of(method)
         if prior is None or not isinstance(prior.noise, KnownNoise):
             found = "no GP called prior" if prior is None else f"a prior with {type(prior.noise).__name__}"
-            raise ValueError(
-                f"the method has {found}; sites are its noise: make it with GP(kernel, noise=KnownNoise())."
-            )
+            remedy = "sites are its noise: make it with GP(kernel, noise=KnownNoise())"
+            raise ValueError(f"the method has {found}; {remedy}.")
         if kind not in SITE_KINDS:
             raise ValueError(f'kind is {kind!r}, expected "variational" or "newton".')
         if not 0 < tolerance < 1:
@@ -115,8 +114,8 @@ class WithLikelihood(Method):
             check_count(value, name, 2**31, "a size that can be computed")
         self.method, self.likelihood = method, likelihood
         self.kind: SiteKind = kind
-        self.tolerance, self.max_steps, self.refresh_every = tolerance, max_steps, refresh_every
-        self.unsettled = unsettled
+        self.tolerance, self.max_steps, self.unsettled = tolerance, max_steps, unsettled
+        self.refresh_every = refresh_every
         zeros = torch.zeros(num_rows, dtype=torch.float64)
         given = zeros + (0.0 if offset is None else offset)
         if given.shape != zeros.shape or not bool(torch.isfinite(given).all()):
@@ -128,7 +127,6 @@ class WithLikelihood(Method):
 
     @property
     def prior(self) -> GP:
-        """The prior of the method."""
         prior = prior_of(self.method)
         assert prior is not None
         return prior
@@ -137,12 +135,7 @@ class WithLikelihood(Method):
 
     @torch.no_grad()
     def infer(
-        self,
-        X: Inputs | Data,
-        y: Targets | None = None,
-        max_steps: int | None = None,
-        tolerance: float | None = None,
-        until: float = math.inf,
+        self, X: Inputs | Data, y: Targets | None = None, max_steps: int | None = None, until: float = math.inf
     ) -> Sites:
         """Sites for these data at the present hyperparameters, with their status; nothing here changes.
 
@@ -151,11 +144,9 @@ class WithLikelihood(Method):
 
         Args:
             max_steps: None for that of the constructor.
-            tolerance: likewise.
             until: no step begins that would end later than this on the clock ``time.perf_counter()``; one is taken.
         """
         max_steps = self.max_steps if max_steps is None else max_steps
-        tolerance = self.tolerance if tolerance is None else tolerance
         data = Data.of(X, y)
         y, offset = data.y.double(), self.offset.to(data.X.device)
         if self.is_refreshed:
@@ -172,11 +163,10 @@ class WithLikelihood(Method):
             mean = mean + offset
             new_precision, new_shift = self._towards(y, mean, variance)
             changes = torch.maximum(_relative(new_precision, precision), _relative(new_shift, shift))
-            change, num_moving = float(changes.max()), int((changes >= tolerance).sum())
+            change, num_moving = float(changes.max()), int((changes >= self.tolerance).sum())
             if not math.isfinite(change):
-                raise FloatingPointError(
-                    f"sites are not finite after {step} steps; standardise the inputs, or lower the outputscale."
-                )
+                remedy = "standardise the inputs, or lower the outputscale"
+                raise FloatingPointError(f"sites are not finite after {step} steps; {remedy}.")
             if not self.likelihood.majorises:
                 damping = max(LEAST_DAMPING, SLOWER * damping) if change > last else min(1.0, FASTER * damping)
             converged = num_moving <= self.unsettled * len(y)
@@ -215,16 +205,14 @@ class WithLikelihood(Method):
 
     def with_method(self, method: Method) -> "WithLikelihood":
         """The same sites, likelihood and options with another method, for predictions."""
-        options: dict[str, Any] = {"kind": self.kind, "tolerance": self.tolerance, "max_steps": self.max_steps}
-        options["unsettled"] = self.unsettled
-        other = WithLikelihood(method, self.likelihood, len(self.offset), offset=self.offset, **options)
+        options = {name: getattr(self, name) for name in ("offset", "kind", "tolerance", "max_steps", "unsettled")}
+        other = WithLikelihood(method, self.likelihood, len(self.offset), **options)
         other.precision, other.shift = self.precision.clone(), self.shift.clone()
         return other
 
     # ---- what a method does ----
 
     def check(self, data: Data) -> None:
-        """Raise ValueError unless the data suit the method and the likelihood accepts the targets."""
         check_vector(data.y, "y", data.X)
         if data.row_noise is not None:
             raise ValueError("row_noise is given, but the noise of a likelihood is its own; leave row_noise out.")
@@ -278,19 +266,13 @@ class WithLikelihood(Method):
         return self.method.before_step(self._regression(data, self.precision, self.shift), coming)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
-        """Those of the method, and the parameters of the likelihood."""
         return {**self.method.parameter_groups(), "likelihood": trained(self.likelihood, HYPERPARAMETER_RATE)}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Parameters of the prior and of the likelihood as numbers in their own units."""
-        own = {
-            f"likelihood.{name.removeprefix('raw_')}": getattr(self.likelihood, name.removeprefix("raw_")).tolist()
-            for name, _ in self.likelihood.named_parameters(recurse=False)
-        }
+        own = {f"likelihood.{name}": value for name, value in named_values(self.likelihood).items()}
         return {**self.method.hyperparameters(), **own}
 
     def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
-        """What a user should know about the fitted method, in words."""
         latent = self.marginal_mean - self.offset if self.is_refreshed else data.y.double()
         lines = self.method.findings(data.with_targets(latent), input_names)
         return [*lines, f"{type(self.likelihood).__name__} likelihood, {SITE_KINDS[self.kind]} sites."]

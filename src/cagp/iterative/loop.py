@@ -72,10 +72,7 @@ class Iteration:
     reorthogonalise: bool
 
     def resume(self, stopping: Stopping, policy: Policy | None = None) -> "Iteration":
-        """The iteration with further steps, by the same policy or another; this one stays as it is.
-
-        The result is that of an iteration that never stopped.
-        """
+        """This iteration with further steps, by the same policy or another: what one that never stopped would give."""
         state = self.state.copy()
         if policy is not None:
             check_policy(policy)
@@ -85,14 +82,12 @@ class Iteration:
     @property
     def actions(self) -> DenseActions:
         """S with columns of unit length, for the batch algorithm."""
-        self._check_steps()
-        return DenseActions(self.state.actions)
+        return DenseActions(self._steps().actions)
 
     @property
     def orthonormal_actions(self) -> DenseActions:
         """An orthonormal basis of the span of S. Time O(n i²)."""
-        self._check_steps()
-        return DenseActions(torch.linalg.qr(self.state.directions).Q)
+        return DenseActions(torch.linalg.qr(self._steps().directions).Q)
 
     def projection(self) -> Projection:
         """What the batch algorithm computes, from the products taken already. Time O(n i²).
@@ -100,8 +95,7 @@ class Iteration:
         SᵀK̂S is factorised again in the basis of the search directions, where it is almost diagonal. So whatever
         conjugacy the iterations have lost, this is exact inference on Sᵀy, and no variance falls below the exact one.
         """
-        self._check_steps()
-        system, state = self.system, self.state
+        system, state = self.system, self._steps()
         norms = state.directions.norm(dim=0)
         W = state.directions / norms
         KS = state.products / norms - system.noise[:, None] * W
@@ -116,9 +110,10 @@ class Iteration:
         """The posterior given the projections Sᵀy: what ``project`` and ``CaGPPosterior`` make of ``actions``."""
         return CaGPPosterior(self.system.prior, self.projection(), self.system.max_bytes)
 
-    def _check_steps(self) -> None:
+    def _steps(self) -> State:
         if self.state.num_steps == 0:
             raise ValueError(f"no action was taken, so the posterior is the prior: {self.status.reason}")
+        return self.state
 
 
 def iterate(
@@ -157,14 +152,12 @@ def iterate(
 @torch.no_grad()
 def _run(system: System, policy: Policy, state: State, stopping: Stopping, reorthogonalise: bool) -> Iteration:
     """Take steps, writing to ``state``."""
-    start, earlier = time.perf_counter(), state.seconds
-    reason, converged = None, False
+    start, reason, converged = time.perf_counter(), None, False
     while reason is None:
-        state.seconds = earlier + time.perf_counter() - start
-        converged, reason = _reason_to_stop(system, state, stopping, state.seconds - earlier)
+        converged, reason = _reason_to_stop(system, state, stopping, time.perf_counter() - start)
         if reason is None:
             reason = _step(system, policy, state, reorthogonalise)
-    state.seconds = earlier + time.perf_counter() - start
+    state.seconds += time.perf_counter() - start
     status = Status(state.num_steps, list(state.residual_norms), converged, reason, state.num_dropped, state.seconds)
     return Iteration(system, policy, state, status, reorthogonalise)
 

@@ -142,11 +142,9 @@ class CaGPLocal(Method):
             check_count(value, name, 2**31, "a size that can be computed")
         if own_rows is not None and shared is not None:
             raise ValueError("shared actions have rows that no single process holds; leave shared or own_rows out.")
-        self.prior = prior
-        self.num_neighbours = num_neighbours
+        self.prior, self.num_neighbours = prior, num_neighbours
         self.num_neighbours_predict = 2 * num_neighbours if num_neighbours_predict is None else num_neighbours_predict
-        self.shared = shared
-        self.local_scale = checked_scale(local_scale)
+        self.shared, self.local_scale = shared, checked_scale(local_scale)
         self.objective_name: Objective = objective
         self.batch_size, self.seed = batch_size, seed
         self.index_kind: IndexKind = index_kind
@@ -217,9 +215,9 @@ class CaGPLocal(Method):
         return outside.nonzero()[:, 0]
 
     def terms(self, data: Data, batch: Batch) -> Terms:
-        """The mean negative log predictive density of the rows of the batch, each predicted from other rows.
+        """The mean negative log predictive density of rows, each predicted from others.
 
-        Without a batch they are all rows; with shared actions, all whose targets no action touches.
+        All rows are, with shared actions, those whose targets no action touches.
         """
         num_actions = 0 if self.shared is None else self.shared.num_actions
         tile = max(1, self.max_bytes // (8 * 8 * self.num_neighbours * (self.num_neighbours + 8 + num_actions)))
@@ -268,10 +266,7 @@ class CaGPLocal(Method):
 
     @torch.no_grad()
     def marginals(self, data: Data) -> Prediction:
-        """Mean and variance of the function at each row, from its nearest rows, of which it is one itself.
-
-        There are as many others as in training, by the index of training: it is called again and again.
-        """
+        """From as many nearest rows as in training and the row itself, by the index of training."""
         shared = None if self.shared is None else self._seen(self.prior, self.shared, data)
         index, k = self._index(data, self.search_lengthscale), min(self.num_neighbours + 1, data.num_rows)
         options = {"max_bytes": self.max_bytes, "shares_rows": True}
@@ -329,7 +324,7 @@ class CaGPLocal(Method):
         return ScaleChoice(None, before, before, len(rows))
 
     def with_local_scale(self, local_scale: float | None) -> "CaGPLocal":
-        """The same method with this local scale; the two share prior, actions and nothing else that changes."""
+        """The same method with this local scale; the two share prior and actions."""
         return self._like_this(local_scale=local_scale)
 
     def with_prior(self, prior: GP, refresh_at: Sequence[int] | None = None) -> "CaGPLocal":

@@ -76,17 +76,14 @@ class CaGPOpt(Method):
                 raise ValueError('batch_size needs loss="elbo" or "loo"; the projected loss is no sum over rows.')
             if isinstance(actions, ActionRule):
                 raise ValueError(f"batch_size is for actions on some rows; {type(actions).__name__} needs all of them.")
-        self.prior = prior
-        self.actions = actions
-        self.loss: Loss = loss
-        self.max_bytes = max_bytes
-        self.reblock_at = tuple(reblock_at)
         if grow_to is not None:
             if not isinstance(actions, BlockActions):
                 raise ValueError(f"grow_to needs BlockActions, whose blocks can be cut, not {type(actions).__name__}.")
             check_count(grow_to, "grow_to", len(actions.support), "the number of rows with weights")
-        self.grow_to = grow_to
-        self.batch_size, self.seed = batch_size, seed
+        self.prior, self.actions = prior, actions
+        self.loss: Loss = loss
+        self.max_bytes, self.batch_size, self.seed = max_bytes, batch_size, seed
+        self.reblock_at, self.grow_to = tuple(reblock_at), grow_to
 
     @classmethod
     def from_data(
@@ -108,8 +105,6 @@ class CaGPOpt(Method):
         Args:
             reblock_at: None for ``DEFAULT_REBLOCK_AT`` with spatial blocks, never with ordered ones.
             start_actions: begin a fit with this many and let them grow; None: all from the start.
-            batch_size: rows of a step; None for all.
-            seed: of the minibatches.
             choices: passed on to ``BlockActions.from_data``: blocks, start, support_size, generator, and lengthscale
                 (by default the kernel's).
         """
@@ -143,10 +138,7 @@ class CaGPOpt(Method):
         return self.actions.support if isinstance(self.actions, Actions) else torch.arange(num_rows)
 
     def rows(self, step: int, num_rows: int) -> StepRows:
-        """The rows of a step, drawn with replacement by ``seed`` and the step.
-
-        Processes can share a loss whose data term is a sum over rows; the projected loss has none.
-        """
+        """Processes can share a loss whose data term is a sum over rows; the projected loss has none."""
         if self.batch_size is None or self.batch_size >= num_rows:
             return StepRows(divisible=self.loss != "projected")
         return StepRows(drawn_rows(self.seed, step, num_rows, self.batch_size), stochastic=True, divisible=True)
@@ -164,30 +156,26 @@ class CaGPOpt(Method):
 
     def before_step(self, data: Data, coming: Coming) -> Batch:
         """Double the actions if that is due, or cut blocks again in units of the lengthscales learned so far."""
-        event, lengthscale = None, self.prior.kernel.lengthscales(data.X.shape[1])
-        if isinstance(self.actions, BlockActions) and self._growth_is_due(coming.share, coming.flat):
-            assert self.grow_to is not None
-            self.actions.grow(data.X, min(2 * self.actions.num_actions, self.grow_to), lengthscale)
-            event = f"cut blocks in two: {self.actions.num_actions} actions"
-        elif isinstance(self.actions, BlockActions) and coming.step in self.reblock_at and lengthscale is not None:
-            self.actions.reblock(data.X, lengthscale)
-            event = f"cut {self.actions.num_actions} blocks again, in units of the learned lengthscales"
+        actions, event, lengthscale = self.actions, None, self.prior.kernel.lengthscales(data.X.shape[1])
+        if not isinstance(actions, BlockActions):
+            return Batch(coming.part)
+        doublings = 0 if self.grow_to is None else math.ceil(math.log2(self.grow_to / actions.num_actions))
+        # At a flat loss, or when the remaining doublings need the time until ``GROWN_BY``.
+        grows = doublings > 0 and (coming.flat or coming.share >= GROWN_BY - (doublings - 1) * GROWTH_PACE)
+        if grows and self.grow_to is not None:
+            actions.grow(data.X, min(2 * actions.num_actions, self.grow_to), lengthscale)
+            event = f"cut blocks in two: {actions.num_actions} actions"
+        elif coming.step in self.reblock_at and lengthscale is not None:
+            actions.reblock(data.X, lengthscale)
+            event = f"cut {actions.num_actions} blocks again, in units of the learned lengthscales"
         return Batch(coming.part, event=event)
 
-    def _growth_is_due(self, share: float, flat: bool) -> bool:
-        """At a flat loss, or when the remaining doublings need the time until ``GROWN_BY``."""
-        if self.grow_to is None or self.actions.num_actions >= self.grow_to:
-            return False
-        doublings = math.ceil(math.log2(self.grow_to / self.actions.num_actions))
-        return flat or share >= GROWN_BY - (doublings - 1) * GROWTH_PACE
-
     def posterior(self, data: Data, *, num_actions: int | None = None, refit_steps: int = REFIT_STEPS) -> CaGPPosterior:
-        """The posterior given the data, as a snapshot that further training does not change.
+        """The posterior given the data.
 
         Args:
-            num_actions: condition with more actions than were trained. The method itself stays as it is; the blocks of
-                a copy are cut further (rows keep their weights), and its hyperparameters, which were learned for fewer
-                actions, are fitted again for a few steps.
+            num_actions: condition with more actions than were trained: the blocks of a copy are cut further (rows keep
+                their weights), and its hyperparameters, learned for fewer actions, are fitted again for a few steps.
             refit_steps: the number of these steps.
         """
         method = self if num_actions is None else self._with_more_actions(data, num_actions, refit_steps)
@@ -197,9 +185,8 @@ class CaGPOpt(Method):
 
     def _with_more_actions(self, data: Data, num_actions: int, refit_steps: int) -> "CaGPOpt":
         if not isinstance(self.actions, BlockActions):
-            raise ValueError(
-                f"num_actions needs BlockActions, whose blocks can be cut, not {type(self.actions).__name__}."
-            )
+            found = type(self.actions).__name__
+            raise ValueError(f"num_actions needs BlockActions, whose blocks can be cut, not {found}.")
         if num_actions < self.actions.num_actions:
             raise ValueError(f"num_actions is {num_actions}, expected at least the {self.actions.num_actions} trained.")
         grown = copy.deepcopy(self)

@@ -47,8 +47,7 @@ class SGPR(Method):
 
     def __init__(self, prior: GP, Z: Float[Tensor, "m d"] | InducingPoints, max_bytes: int = DEFAULT_MAX_BYTES):
         super().__init__()
-        self.prior = prior
-        self.inducing_points = InducingPoints.of(Z)
+        self.prior, self.inducing_points = prior, InducingPoints.of(Z)
         self.max_bytes = max_bytes
 
     @classmethod
@@ -84,7 +83,7 @@ class SGPR(Method):
 
     @torch.no_grad()
     def posterior(self, data: Data) -> InducingPosterior:
-        """The posterior of the best q, v = L⁻¹u ~ Normal(B⁻¹c, B⁻¹), as a snapshot."""
+        """The posterior of the best q, v = L⁻¹u ~ Normal(B⁻¹c, B⁻¹)."""
         Z = self.inducing_points()
         s = see_through(self.prior, Z, *data.tensors, self.max_bytes, check=False)
         chol = _inner(s)
@@ -104,8 +103,8 @@ class SVGP(Method):
     q is Normal(w, RRᵀ), R upper triangular, of the whitened v = L⁻¹u, LLᵀ = k(Z, Z); prior and q then agree at w = 0,
     R = I, where it starts.
 
-    The rows of a step depend on ``seed`` and the step alone. With natural gradients, a fit first moves q by one natural
-    step on these rows (``before_step``); its optimiser then moves the other parameters. An objective moves nothing.
+    With natural gradients, a fit first moves q by one natural step on the rows of the step; its optimiser then moves
+    the other parameters.
 
     Args:
         prior: mean, kernel and noise, learned.
@@ -135,8 +134,7 @@ class SVGP(Method):
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
         _check_rate(natural_rate)
-        self.prior = prior
-        self.inducing_points = InducingPoints.of(Z)
+        self.prior, self.inducing_points = prior, InducingPoints.of(Z)
         self.gradient, self.natural_rate = gradient, natural_rate
         self.batch_size, self.seed, self.max_bytes = batch_size, seed, max_bytes
         m, learn, device = len(self.inducing_points), gradient == "joint", self.inducing_points.points.device
@@ -229,7 +227,7 @@ class SVGP(Method):
 
     @torch.no_grad()
     def posterior(self, data: Data) -> InducingPosterior:
-        """The posterior of q as learned, as a snapshot. Only the dtype and device of the data matter."""
+        """The posterior of q as learned. Only the dtype and device of the data matter."""
         Z = self.inducing_points()
         chol = inducing_cholesky(self.prior, Z, data.X.dtype)
         q = self.whitened_mean, self.whitened_root.triu()

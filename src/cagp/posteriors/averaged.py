@@ -46,8 +46,6 @@ class AveragedPosterior(Posterior):
         offset_of: the components that an ``offset`` belongs to: those that learned the residuals.
     """
 
-    _scales = True
-
     def __init__(self, components: Sequence[Posterior], weights: Sequence[float], offset_of: Sequence[int] = (0,)):
         if len(components) != len(weights) or not components:
             raise ValueError(f"there are {len(components)} components and {len(weights)} weights, expected as many.")
@@ -115,13 +113,16 @@ class AveragedPosterior(Posterior):
     def mean(self, X: Float[Tensor, "t d"], offset: Float[Tensor, " t"] | None = None) -> Float[Tensor, " t"]:
         return self.predict(X, offset=offset).mean
 
+    def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"]:
+        """What the averaged noise is multiplied by around each test point."""
+        return self._moments_in_tiles(X)[2]
+
     def left_out(self, rows: Int[Tensor, " r"]) -> LeftOut | None:
         """The averages of what the components say, if every one holds the same rows and leaves rows out."""
-        if len({len(component.X) for component in self.components}) > 1:
-            return None
-        found = [component.left_out(rows) for component in self.components]
+        same_rows = len({len(component.X) for component in self.components}) == 1
+        found = [component.left_out(rows) for component in self.components] if same_rows else []
         known = [part for part in found if part is not None]
-        if len(known) < len(found):
+        if len(known) < len(self.components):
             return None
         error, variance = (torch.stack(column) for column in zip(*known, strict=True))
         shares, squares = Pooled.of(variance, self.weights)

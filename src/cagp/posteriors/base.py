@@ -52,9 +52,7 @@ class Posterior(ABC):
     never_below_exact: bool = False
     """Whether the variance of the function is never below that of the exact GP with the same hyperparameters."""
     has_local_scale: bool = False
-    """Whether error bars follow the neighbours of a test point."""
-    _scales: bool = False
-    """Whether ``_moments`` has a scale."""
+    """Whether error bars follow the neighbours of a test point; ``_moments`` then has a scale."""
     _width: int
     """Float64 numbers that ``_moments`` holds for each test point, up to a factor of about four."""
 
@@ -75,14 +73,12 @@ class Posterior(ABC):
     def state(self, dtype: torch.dtype | None = None) -> State:
         """The parts that define the posterior: ``posterior_from_state`` makes one that predicts the same bits of them.
 
-        What follows from other parts is not stored but computed again: search trees, the preconditioner of conjugate
-        gradients, what shared actions explain of all rows. States hold no device: what is made of them is on the CPU.
+        What follows from other parts is computed again. What is made of a state is on the CPU.
 
         Args:
             dtype: torch.float32 rounds float64 training rows (inputs, targets, known noise, weights of actions), which
-                about halves the size. The posterior made from that state still computes in float64, with the rounded
-                rows: its predictions no longer have the same bits. Hyperparameters, factors and inducing points are not
-                rounded.
+                about halves the size. Predictions are still computed in float64 but no longer have the same bits.
+                Hyperparameters, factors and inducing points are not rounded.
         """
         if dtype not in (None, torch.float32, torch.float64):
             raise ValueError(f"dtype is {dtype}, expected torch.float32, torch.float64 or None.")
@@ -112,7 +108,7 @@ class Posterior(ABC):
     def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
         """What learned kernel and noise are multiplied by around each test point; None if it is one everywhere."""
         check_new_inputs(X, self.X)
-        return self._moments_in_tiles(X)[2] if self._scales else None
+        return self._moments_in_tiles(X)[2] if self.has_local_scale else None
 
     def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
         """An order of the test points in which answers to many of them cost less; None if it does not matter."""
@@ -167,7 +163,6 @@ class Posterior(ABC):
         return Prediction(mean.to(X), variance.to(X))
 
     def _with_offset(self, moments: tuple[Tensor, ...], offset: Tensor) -> Tensor:
-        """The mean with what was subtracted from the targets."""
         return moments[0] + offset
 
     def _moments_in_tiles(self, X: Tensor) -> tuple[Tensor, ...]:

@@ -9,23 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cagp import fields
 from cagp.checks import check_data, check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.fields import (
-    Fields,
-    checked,
-    factor,
-    float64,
-    integer,
-    made_by,
-    numbers,
-    optional,
-    real,
-    record,
-    tensor,
-    text,
-    that,
-)
 from cagp.local_inference import (
     Joint,
     Moments,
@@ -44,11 +30,10 @@ from cagp.storage import State
 KEPT_BYTES = 2**31
 """What the hybrid posterior may keep of the shared actions for all rows; otherwise it is computed when needed."""
 
-
-SEARCH: Fields = {
-    "method": text,
-    "lengthscale": optional(that(lambda values: bool((values > 0).all()), numbers("d"))),
-    "origin": float64("d"),
+SEARCH: fields.Fields = {
+    "method": fields.text,
+    "lengthscale": fields.optional(fields.that(lambda values: bool((values > 0).all()), fields.numbers("d"))),
+    "origin": fields.float64("d"),
 }
 """What is stored of the index of nearest rows."""
 
@@ -106,8 +91,7 @@ class LocalPosterior(Posterior):
     ):
         super().__init__(prior, X, None, max_bytes, shares_rows=shares_rows)
         self.local_scale = checked_scale(local_scale)
-        self.has_local_scale = self._scales = local_scale is not None
-        self.never_below_exact = local_scale is None
+        self.has_local_scale, self.never_below_exact = local_scale is not None, local_scale is None
         self.y, self.row_noise = y.detach(), None if row_noise is None else row_noise.detach()
         if not shares_rows:
             self.y, self.row_noise = self.y.clone(), None if self.row_noise is None else self.row_noise.clone()
@@ -132,21 +116,19 @@ class LocalPosterior(Posterior):
 
     @classmethod
     def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "LocalPosterior":
-        fields = {
-            "y": numbers("n"),
-            "row_noise": optional(numbers("n")),
-            "num_neighbours": integer(0, len(X)),
-            "local_scale": optional(real(above=0.0)),
-            "search": record(SEARCH),
-            "shared": optional(made_by(lambda stored: _shared_from_state(stored, prior, X, sharing))),
+        table = {
+            "y": fields.numbers("n"),
+            "row_noise": fields.optional(fields.numbers("n")),
+            "num_neighbours": fields.integer(0, len(X)),
+            "local_scale": fields.optional(fields.real(above=0.0)),
+            "search": fields.record(SEARCH),
+            "shared": fields.optional(fields.made_by(lambda stored: _shared_from_state(stored, prior, X, sharing))),
         }
-        found = checked(state, fields, {"n": len(X), "d": X.shape[1]})
-        y, row_noise = (None if found[name] is None else found[name].to(X.dtype) for name in ("y", "row_noise"))
-        assert y is not None
-        check_data(X, y, row_noise)
-        search = sharing.index(X, found["search"]["lengthscale"], found["search"]["method"], found["search"]["origin"])
-        k, shared, scale = (found[name] for name in ("num_neighbours", "shared", "local_scale"))
-        return cls(prior, X, y, row_noise, k, search, shared, max_bytes, scale, shares_rows=True)
+        y, noise, k, scale, search, shared = fields.checked(state, table, {"n": len(X), "d": X.shape[1]}).values()
+        y, noise = y.to(X.dtype), None if noise is None else noise.to(X.dtype)
+        check_data(X, y, noise)
+        index = sharing.index(X, search["lengthscale"], search["method"], search["origin"])
+        return cls(prior, X, y, noise, k, index, shared, max_bytes, scale, shares_rows=True)
 
     @property
     def is_plain(self) -> bool:
@@ -243,14 +225,14 @@ def _shared_from_state(state: State, prior: GP, X: Tensor, sharing: Sharing) -> 
     def are_different_rows(rows: Tensor) -> bool:
         return bool(((rows >= 0) & (rows < len(X))).all()) and len(rows.unique()) == len(rows)
 
-    fields = {
-        "support": that(are_different_rows, tensor("n", dtype=torch.int64)),
+    table = {
+        "support": fields.that(are_different_rows, fields.tensor("n", dtype=torch.int64)),
         "W": sharing.weights(X.dtype),
-        "chol": factor("i"),
-        "targets": float64("i"),
-        "max_bytes": integer(),
+        "chol": fields.factor("i"),
+        "targets": fields.float64("i"),
+        "max_bytes": fields.integer(),
     }
-    support, W, chol, targets, max_bytes = checked(state, fields).values()
+    support, W, chol, targets, max_bytes = fields.checked(state, table).values()
     prior = copy.deepcopy(prior).requires_grad_(False)
     return SharedActions(prior, X[support], W, chol, targets, support, max_bytes)
 

@@ -65,15 +65,14 @@ def fit(
 ) -> FitResult:
     """Minimise the method's objective in place, and leave it with the best parameters.
 
-    The data are checked once, at the start, and not at all if they are a ``Data`` already. The same arguments give the
-    same bits on the same machine with the same number of threads; ``fit`` itself draws no random numbers. A step that
-    fails is taken back and tried again with half the learning rates. Ctrl-C ends the fit like any other stopping rule.
+    The same arguments give the same bits on the same machine with the same number of threads; ``fit`` itself draws no
+    random numbers. A step that fails is taken back and tried again with half the learning rates. Ctrl-C ends the fit
+    like any other stopping rule.
 
     Args:
         settings: a ``Settings``, or the name of a preset: "default", "paper-adam", "paper-lbfgs".
         evaluate: called every ``evaluate_every`` steps, outside the time that is counted; returns named metrics, e.g.
             of validation rows.
-        callback: called with every step.
         checkpoint_dir: a folder for checkpoints and the history. A fit that finds its own checkpoint there resumes from
             it; the result is bit for bit that of a fit that was never interrupted. Only one fit at a time can use it.
         progress: show a progress bar (a line now and then where the output is not a terminal).
@@ -90,32 +89,13 @@ def fit(
         if settings not in PRESETS:
             raise ValueError(f"settings is {settings!r}, expected a Settings or one of {', '.join(PRESETS)}.")
         settings = PRESETS[settings]
-    settings = settings.with_changes(**changes)
-    ranks = Ranks.alone() if ranks is None else ranks
-    run = _Run(
-        method,
-        method.checked(X, y, row_noise),
-        settings,
-        ranks,
-        evaluate,
-        callback,
-        None if checkpoint_dir is None else Path(checkpoint_dir),
-        input_names,
-        math.inf if deadline is None else deadline,
-        {id(parameter) for parameter in fixed},
-    )
-    enabled = progress and ranks.is_first
-    with run.resources, StepProgress(run.settings.num_steps, enabled=enabled) as bar, ranks.listening():
+    settings, data = settings.with_changes(**changes), method.checked(X, y, row_noise)
+    ranks, folder = ranks or Ranks.alone(), None if checkpoint_dir is None else Path(checkpoint_dir)
+    deadline, held = math.inf if deadline is None else deadline, {id(parameter) for parameter in fixed}
+    run = _Run(method, data, settings, ranks, evaluate, callback, folder, input_names, deadline, held)
+    progress = progress and ranks.is_first
+    with run.resources, StepProgress(settings.num_steps, enabled=progress) as bar, ranks.listening():
         return run.run(bar)
-
-
-class _Evaluated(NamedTuple):
-    """A loss of all rows, and where it was computed."""
-
-    parameters: dict[str, Tensor]
-    loss: Tensor
-    terms: dict[str, float]
-    gradients: list[Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -153,7 +133,7 @@ class _Run:
     resources: ExitStack = field(default_factory=ExitStack)  # held until the fit ends: the lock of the folder
     last_index: int | None = None  # of the step tried last, counted from 0
     batch: Batch | None = None  # of that step
-    evaluated: _Evaluated | None = None  # where L-BFGS last was
+    evaluated: tuple[dict[str, Tensor], Tensor, dict[str, float], list[Any]] | None = None  # where L-BFGS last was
     saved_at: tuple[int, float] = (0, 0.0)
     fingerprint: str = ""
 
@@ -242,7 +222,8 @@ class _Run:
         rows, last = self._rows(index), self.batch
         part, weight = part_of_step(self.ranks, rows, self.data.num_rows)
         self.last_index, self.batch = index, None
-        coming = Coming(index, index / self.settings.num_steps, self._flat(), rows.drawn, part, last)
+        flat = self._improves_by_less_than(FLAT, self.state.changed_at)
+        coming = Coming(index, index / self.settings.num_steps, flat, rows.drawn, part, last)
 
         def loss_and_gradient() -> Tensor:
             if first and index and self._is_late():
@@ -308,12 +289,13 @@ class _Run:
             return self._computed_loss_and_gradient(batch, weight)
         # A line search mostly ends at the last point it looked at, and there the next step begins: half of all work.
         here, known = self._parameters(), self.evaluated
-        if known is None or not all(torch.equal(value, known.parameters[name]) for name, value in here.items()):
+        if known is None or not all(torch.equal(value, known[0][name]) for name, value in here.items()):
             loss, terms = self._computed_loss_and_gradient(batch, weight)
-            known = self.evaluated = _Evaluated(here, loss, terms, copied([p.grad for p in parameters]))
-        for parameter, gradient in zip(parameters, copied(known.gradients), strict=True):
+            known = self.evaluated = (here, loss, terms, copied([p.grad for p in parameters]))
+        _, loss, terms, gradients = known
+        for parameter, gradient in zip(parameters, copied(gradients), strict=True):
             parameter.grad = gradient
-        return known.loss, known.terms
+        return loss, terms
 
     def _computed_loss_and_gradient(self, batch: Batch, weight: float) -> tuple[Tensor, dict[str, float]]:
         self.optimizer.clear_gradients()
@@ -351,11 +333,8 @@ class _Run:
         kept = {"failures": failures, "events": [*before.events, failure], "seconds": before.seconds + seconds}
         self._return_to(replace(before, **good, good=good, **kept))
         if len(failures) > self.settings.max_failures:
-            return _End(
-                FitStatus.TOO_MANY_FAILURES,
-                f"Stopped after {len(failures)} failed steps: the learning rates, the scale of the data or the noise "
-                "floor do not suit this problem.",
-            )
+            cause = "the learning rates, the scale of the data or the noise floor do not suit this problem"
+            return _End(FitStatus.TOO_MANY_FAILURES, f"Stopped after {len(failures)} failed steps: {cause}.")
         return None
 
     def _reason_to_stop(self) -> _End | None:
@@ -378,14 +357,8 @@ class _Run:
             return _End(FitStatus.CONVERGED, f"The loss no longer improves; stopped {after}.")
         return None
 
-    def _flat(self) -> bool:
-        return self._improves_by_less_than(FLAT, self.state.changed_at)
-
     def _improves_by_less_than(self, fraction: float, since: int) -> bool:
-        """Whether the mean loss of the last window improves on the window before by less than this fraction of all.
-
-        Steps before ``since`` belong to a different objective and do not count.
-        """
+        """The rule of ``Settings.min_improvement``, for steps from ``since`` on: before, the objective was another."""
         losses, window = [step.loss for step in self.history.steps], self.settings.window
         if len(losses) - since < 2 * window + 1:
             return False
@@ -495,10 +468,8 @@ class _Run:
             return {}
         state = load_checkpoint(path)
         if state.get("fingerprint") != self.fingerprint:
-            raise ValueError(
-                f"{path} belongs to another fit (other data, settings or starting values); choose another "
-                "folder, or delete it to start from scratch."
-            )
+            remedy = "choose another folder, or delete it to start from scratch"
+            raise ValueError(f"{path} belongs to another fit (other data, settings or starting values); {remedy}.")
         self._check(path, state)
         self.history.load(state["steps"])
         return {**state, "history": [asdict(step) for step in self.history.steps]}

@@ -81,7 +81,7 @@ class History:
             append_durably(self.path, _line(step), sync=False)
 
     def sync(self) -> None:
-        """Put the file with all steps onto the disk: a checkpoint that refers to them can follow."""
+        """Put the file with all steps onto the disk, so that a checkpoint that refers to them can follow."""
         if self.path is None:
             return
         size, expected = self.path.stat().st_size, sum(len(_line(step)) for step in self.steps)
@@ -101,9 +101,8 @@ class History:
             if len(self.steps) != num_steps:
                 raise ValueError(f"it has {len(self.steps)} steps, its checkpoint was written after {num_steps}")
         except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{self.path} cannot be read: {error}; delete its folder to start from scratch."
-            ) from error
+            remedy = "delete its folder to start from scratch"
+            raise ValueError(f"{self.path} cannot be read: {error}; {remedy}.") from error
         self._write()
 
     def clear(self) -> None:

@@ -72,9 +72,8 @@ class Optimizer:
         if self.settings.optimizer == "adam":
             return Adam([group.parameters for group in self.groups.values()])
         # One step is one iteration; max_eval leaves its line search room, which max_iter=1 alone would not.
-        return torch.optim.LBFGS(
-            self.parameters, max_iter=1, max_eval=25, line_search_fn="strong_wolfe", history_size=20
-        )
+        options = {"max_iter": 1, "max_eval": 25, "line_search_fn": "strong_wolfe", "history_size": 20}
+        return torch.optim.LBFGS(self.parameters, **options)
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -29,8 +29,7 @@ class StepRows(NamedTuple):
     """Which rows a step uses."""
 
     drawn: Rows | None = None  # None: all
-    stochastic: bool = False  # the loss of a step is an estimate: its smallest value means nothing, and a fit keeps
-    # the last parameters unless it monitors something else
+    stochastic: bool = False  # the loss is an estimate: a fit keeps the last parameters, not those of its least value
     divisible: bool = False  # the loss of all rows is a mean over them, which processes can share
     share: float | None = None  # each process has rows of its own: the weight of its loss in that of all processes
 
@@ -50,18 +49,15 @@ class Batch(NamedTuple):
     """What an evaluation of the objective uses: made before the step, and passed in."""
 
     rows: Rows | None = None  # None: all
-    prepared: Any = (
-        None  # what the method looked up before the step, e.g. neighbours; it saves time and changes no value
-    )
+    prepared: Any = None  # what was looked up before the step, e.g. neighbours: it saves time and changes no value
     event: str | None = None  # what was changed, in words, if the objective is now a different function
 
 
 class Trainable(nn.Module, ABC):
     """Parameters and an objective of the data. Data are arguments; nothing here holds them.
 
-    A class of your own needs ``terms`` alone. Three further methods say how it is trained: which parameters
-    (``parameter_groups``), on which rows (``rows``), and what happens before a step (``before_step``). Evaluating an
-    objective changes nothing: what changes from step to step is an argument, or happens in ``before_step``.
+    A class of your own needs ``terms`` alone. Evaluating an objective changes nothing: what changes from step to step
+    is an argument, or happens in ``before_step``.
     """
 
     @abstractmethod
@@ -77,11 +73,7 @@ class Trainable(nn.Module, ABC):
         return {"parameters": ParameterGroup([p for p in self.parameters() if p.requires_grad], DEFAULT_RATE)}
 
     def rows(self, step: int, num_rows: int) -> StepRows:
-        """The rows that a step uses. They depend on this object's own seed, the step and ``num_rows``.
-
-        Args:
-            step: the number of the step, counted from 0.
-        """
+        """The rows of a step, counted from 0. They depend on this object's own seed, the step and ``num_rows``."""
         return StepRows()
 
     def before_step(self, data: Data, coming: Coming) -> Batch:
@@ -102,18 +94,9 @@ class Trainable(nn.Module, ABC):
         return data
 
     def objective(
-        self,
-        X: Inputs | Data,
-        y: AnyTargets | None = None,
-        row_noise: AnyNoise = None,
-        *,
-        rows: Rows | None = None,
+        self, X: Inputs | Data, y: AnyTargets | None = None, row_noise: AnyNoise = None, *, rows: Rows | None = None
     ) -> Float[Tensor, ""]:
-        """The loss per row, to be minimised over all parameters.
-
-        Args:
-            rows: the rows to estimate the loss from; None for all rows.
-        """
+        """The loss per row, to be minimised over all parameters; estimated from ``rows``, or from all."""
         data = self.checked(X, y, row_noise)
         check_rows(rows, data.num_rows)
         return torch.stack(list(self.terms(data, Batch(rows)).values())).sum()
@@ -125,11 +108,7 @@ class Trainable(nn.Module, ABC):
         return {}
 
     def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
-        """What a user should know after a fit, in words.
-
-        Args:
-            input_names: what the columns of ``X`` are called; None for their numbers.
-        """
+        """What a user should know after a fit, in words; ``input_names`` are those of the columns of ``X``."""
         return []
 
 
@@ -138,9 +117,8 @@ def check_rows(rows: Tensor | None, num_rows: int) -> None:
     if rows is None:
         return
     if not isinstance(rows, Tensor) or rows.is_floating_point() or rows.dtype == torch.bool or rows.ndim != 1:
-        found = (
-            f"a {rows.dtype} tensor of shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
-        )
+        is_tensor = isinstance(rows, Tensor)
+        found = f"a {rows.dtype} tensor of shape {tuple(rows.shape)}" if is_tensor else type(rows).__name__
         raise ValueError(f"rows is {found}, expected a vector of row numbers, e.g. torch.arange(100).")
     if len(rows) == 0:
         raise ValueError("rows is empty, expected at least one row number.")
