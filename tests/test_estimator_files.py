@@ -13,7 +13,7 @@ from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, 
 from cagp.dataset import Data
 from cagp.estimators import Units
 from cagp.kernels import RBF, Kernel, Linear, Scale
-from cagp.recipes import RECIPES, actions, trials
+from cagp.recipes import RECIPES, actions, opt, trials
 from cagp.recipes.task import Task
 from cagp.training import history
 from cagp.training.settings import PRESETS, Settings
@@ -399,7 +399,7 @@ def test_many_rows_weigh_some_rows_of_each_block(monkeypatch, tmp_path):
 def test_many_rows_are_learned_from_minibatches(monkeypatch):
     """Beyond a number of rows, or from fewer rows on if the time is short; the report says so."""
     X, y = table(300)
-    monkeypatch.setattr(actions, "BATCH_SIZE", 50)
+    monkeypatch.setattr(opt, "BATCH_SIZE", 50)
     monkeypatch.setattr(actions, "SUPPORT_SIZE", 3)
 
     def report(**choices) -> str:
@@ -409,11 +409,11 @@ def test_many_rows_are_learned_from_minibatches(monkeypatch):
     all_rows = "20 actions on all 300 rows (15 in each block), loss elbo, kernel"
     assert all_rows in report()
     assert all_rows in report(max_time=600.0)
-    monkeypatch.setattr(actions, "MINIBATCH_ROWS", 100)
-    monkeypatch.setattr(actions, "FULL_STEP", 0.1)  # a step of 6,400 s or more
+    monkeypatch.setattr(opt, "MINIBATCH_ROWS", 100)
+    monkeypatch.setattr(opt, "FULL_STEP", 0.1)  # a step of 6,400 s or more
     assert all_rows in report()
     assert in_minibatches in report(max_time=600.0)
-    monkeypatch.setattr(actions, "FULL_STEP", 1e-9)
+    monkeypatch.setattr(opt, "FULL_STEP", 1e-9)
     assert all_rows in report(max_time=600.0)
     monkeypatch.setattr(actions, "SUPPORT_ROWS", 100)
     assert in_minibatches in report()
@@ -421,7 +421,7 @@ def test_many_rows_are_learned_from_minibatches(monkeypatch):
 
 def test_memory_does_not_limit_the_actions_of_minibatches(monkeypatch):
     X, y = table(300)
-    monkeypatch.setattr(actions, "BATCH_SIZE", 20)
+    monkeypatch.setattr(opt, "BATCH_SIZE", 20)
     monkeypatch.setattr(actions, "SUPPORT_SIZE", 2)
     memory = 64 * 20 * 37  # of a minibatch and a row in eight as actions
     assert CaGPRegressor("opt", max_memory=memory, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 2

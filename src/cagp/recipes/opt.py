@@ -14,8 +14,7 @@ from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.notices import collected
 from cagp.prior import GP
 from cagp.quantities import seconds_of
-from cagp.recipes import long_range
-from cagp.recipes.actions import SUPPORT_ROWS, SUPPORT_SIZE, number_of_actions
+from cagp.recipes import actions, long_range
 from cagp.recipes.nearest import Neighbours, check_neighbours, local_methods
 from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
@@ -30,7 +29,7 @@ START_SHARE, FINAL_VALIDATIONS = 0.3, 6
 
 BATCH_SIZE, MINIBATCH_ROWS = 1024, 10_000
 FULL_STEP, FULL_STEPS = 5e-9, 10
-"""Minibatches of ``BATCH_SIZE`` rows are used beyond ``SUPPORT_ROWS`` rows, and beyond ``MINIBATCH_ROWS`` where
+"""Minibatches of ``BATCH_SIZE`` rows are used beyond ``actions.SUPPORT_ROWS`` rows, and beyond ``MINIBATCH_ROWS`` where
 ``max_time`` allows fewer than ``FULL_STEPS`` steps with all rows, each of about ``FULL_STEP`` n² seconds.
 Heuristics; docs/benchmarks.md has the evidence."""
 
@@ -44,12 +43,12 @@ def _methods(n_actions: int | str, task: Task, priors: list[GP], **changes: Any)
     """CaGP-Opt for each target; all share the actions."""
     n, batch_size = task.num_rows, None
     full_steps = seconds_of(task.max_time) / (FULL_STEP * n**2)  # that ``max_time`` allows
-    if n > SUPPORT_ROWS or (n > MINIBATCH_ROWS and full_steps < FULL_STEPS):
-        batch_size, changes["support_size"] = BATCH_SIZE, SUPPORT_SIZE
+    if n > actions.SUPPORT_ROWS or (n > MINIBATCH_ROWS and full_steps < FULL_STEPS):
+        batch_size, changes["support_size"] = BATCH_SIZE, actions.SUPPORT_SIZE
     first = CaGPOpt.from_data(
         priors[0],
         task.data,
-        number_of_actions(n_actions, task, batch_size),
+        actions.number_of_actions(n_actions, task, batch_size),
         max_bytes=task.max_bytes,
         batch_size=batch_size,
         seed=task.seed,
