@@ -109,7 +109,7 @@ def test_units_however_tiny_only_scale_the_numbers(tmp_path):
     function = model.function
     model.function, model.latent = lambda X: unit * function(X), lambda X: np.full(len(X), 0.3 * unit)
     model.noise, model.noise_std_ = 0.4 * unit, model.noise_std_ * unit
-    model.fitted.scaler.target_std.mul_(unit)
+    model.fitted.units.scaler.target_std.mul_(unit)
     write_report(model, X, unit * y, tmp_path / "r.html")
 
 

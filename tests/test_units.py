@@ -8,7 +8,6 @@ import torch
 from cagp import CaGPRegressor, ExactGPRegressor
 from cagp.data import Encoder
 from cagp.estimators import EncodedTable, Units
-from cagp.estimators.units import Quantity
 
 
 def frame(num_rows: int = 50) -> tuple[pd.DataFrame, pd.Series]:
@@ -54,10 +53,10 @@ def test_every_quantity_scales_in_its_own_way():
     units, rows = Units.learn(rng.normal(size=(30, 1)), y, None)
     np.testing.assert_allclose(units.scaler.target_std, y.std(0, ddof=1))
     standard = (y - y.mean(0)) / y.std(0, ddof=1)
-    np.testing.assert_allclose(units.restore(standard, Quantity.VALUE), y)
-    np.testing.assert_allclose(units.restore(np.ones((1, 2)), Quantity.DEVIATION), [y.std(0, ddof=1)])
-    np.testing.assert_allclose(units.restore(np.ones((1, 2)), Quantity.VARIANCE), [y.var(0, ddof=1)])
-    joint = units.restore(np.ones((3, 3, 2)), Quantity.VARIANCE, axis=2)
+    np.testing.assert_allclose(units.restore(standard), y)
+    np.testing.assert_allclose(units.rescale(np.ones((1, 2))), [y.std(0, ddof=1)])
+    np.testing.assert_allclose(units.rescale(np.ones((1, 2)), 2), [y.var(0, ddof=1)])
+    joint = units.rescale(np.ones((3, 3, 2)), 2, axis=2)
     np.testing.assert_allclose(joint, np.broadcast_to(y.var(0, ddof=1), (3, 3, 2)))
     assert rows.num_missing == 0
 

@@ -90,11 +90,11 @@ class GPEstimator(BaseEstimator, ABC):
     fit_results_ = learned(lambda m: m.results)
     posteriors_ = learned(lambda m: m.posteriors)
     units_ = learned(lambda m: m.units)
-    encoder_ = learned(lambda m: m.encoder)
-    scaler_ = learned(lambda m: m.scaler)
+    encoder_ = learned(lambda m: m.units.encoder)
+    scaler_ = learned(lambda m: m.units.scaler)
     lengthscales_ = learned(lambda m: m.lengthscales)
     kernel_parts_ = learned(lambda m: m.kernel_parts)
-    feature_names_out_ = learned(lambda m: np.asarray(m.encoder.names_out, dtype=object))
+    feature_names_out_ = learned(lambda m: np.asarray(m.units.encoder.names_out, dtype=object))
     target_names_ = learned(lambda m: m.units.target_names if m.labels is None else (m.labels.name,))
     n_outputs_ = learned(lambda m: m.num_functions)
     n_rows_ = learned(lambda m: m.num_rows)
@@ -133,7 +133,7 @@ class GPEstimator(BaseEstimator, ABC):
             X: the columns of the source, as the user gave them.
         """
         fitted = learn(source, Fit(self, kind, seed_of(self.random_state), Ranks.here()))
-        encoder = fitted.encoder
+        encoder = fitted.units.encoder
         if isinstance(X, Chunks | EncodedTable):
             self.n_features_in_ = encoder.num_columns
             if encoder.names_in is not None:

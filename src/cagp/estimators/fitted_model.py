@@ -12,21 +12,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cagp import metrics
-from cagp.data.encoding import Encoder
-from cagp.data.scaling import Standardizer
 from cagp.data.transforms import Transform
 from cagp.diagnostics import KINDS, reference_for, variance_components
 from cagp.estimators.labels import Labels
 from cagp.estimators.observations import Baseline, Observations
 from cagp.estimators.predictive import Predictive
-from cagp.estimators.units import NO_NOISE, Points, Quantity, Rows, Units, as_array, known_variances
+from cagp.estimators.units import NO_NOISE, Points, Rows, Units, as_array, known_variances
 from cagp.kernel_summary import kernel_parts
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import ClassLikelihood, Likelihood
 from cagp.metrics import Calibration
 from cagp.posteriors import AveragedPosterior, LocalPosterior, Posterior, predict_columns
 from cagp.prior import GaussianNoise
-from cagp.recipes import SITES_GUARANTEE, guarantee_words
+from cagp.recipes import guarantee_words
 from cagp.training import FitResult
 from cagp.trees import Trees
 
@@ -102,10 +100,21 @@ class FittedModel:
         known = known_variances(sample_noise, (points.num_rows, self.num_functions))
         return None if known is None else known[points.rows]
 
-    def _tiles(self, points: Points) -> Iterator[tuple[Rows, Tensor, Float[np.ndarray, "m q"]]]:
-        """The points a part at a time: which they are, in standard units, and what trees predict for them."""
-        for rows, Z in self.units.tiles(points, self.posteriors[0]):
-            yield rows, Z, self._tree_mean(points.inputs[rows])
+    def _each(
+        self, points: Points, known: Known = None, jointly: bool = False
+    ) -> Iterator[tuple[Rows, int, Posterior, Tensor, Tensor | None, Tensor]]:
+        """For some of the points, or all jointly, and each function: which they are, the function and its posterior.
+
+        And, in standard units: the points, their known noise, and what trees predict for them.
+        """
+        units, first = self.units, self.posteriors[0]
+        whole = [(slice(None), units.standard(points.inputs, first))] if jointly else None
+        for rows, tile in units.tiles(points, first) if whole is None else whole:
+            trees = self._tree_mean(points.inputs[rows])
+            for j, posterior in enumerate(self.posteriors):
+                Z = tile.to(posterior.X)
+                offset = torch.from_numpy(np.ascontiguousarray(trees[:, j])).to(Z)
+                yield rows, j, posterior, Z, units.standard_noise(known, j, rows, Z), offset
 
     def _tree_mean(self, inputs: Float[np.ndarray, "m c"]) -> Float[np.ndarray, "m q"]:
         """What trees predict for some codes, in standard units, or zero: the prior mean."""
@@ -118,12 +127,9 @@ class FittedModel:
     ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m q"]]:
         """Mean and variance of the latent functions, or with noise of observations, in standard units."""
         mean, variance = np.empty((2, len(points.inputs), self.num_functions))
-        for rows, tile, trees in self._tiles(points):
-            for j, posterior in enumerate(self.posteriors):
-                Z = tile.to(posterior.X)
-                row_noise = self.units.standard_noise(known, j, rows, Z)
-                predicted = posterior.predict(Z, noise=noise, row_noise=row_noise, offset=_column(trees, j, Z))
-                mean[rows, j], variance[rows, j] = as_array(predicted.mean), as_array(predicted.variance)
+        for rows, j, posterior, Z, row_noise, offset in self._each(points, known):
+            predicted = posterior.predict(Z, noise=noise, row_noise=row_noise, offset=offset)
+            mean[rows, j], variance[rows, j] = as_array(predicted.mean), as_array(predicted.variance)
         return mean, variance
 
     def mean(self, points: Points, known: Known = None, noise: bool = True) -> Float[np.ndarray, "n q"]:
@@ -131,27 +137,27 @@ class FittedModel:
         if self.units.has_log or self.likelihood is not None:
             return self.predictive(points, known, noise).mean()
         mean = np.empty((len(points.inputs), self.num_functions))
-        for rows, tile, trees in self._tiles(points):
-            for j, posterior in enumerate(self.posteriors):
-                Z = tile.to(posterior.X)
-                mean[rows, j] = as_array(posterior.mean(Z, _column(trees, j, Z)))
-        return self.units.restore(points.average(mean), Quantity.VALUE)
+        for rows, j, posterior, Z, _, offset in self._each(points):
+            mean[rows, j] = as_array(posterior.mean(Z, offset))
+        return self.units.restore(points.average(mean))
 
     def predictive(self, points: Points, known: Known = None, noise: bool = True) -> Predictive | Observations:
         """The distribution of a new observation, or of the function, at each row."""
         if self.likelihood is not None:
-            observations = self._observations(points, *self._moments(points))
+            observations = self._observations(points)
             return observations if noise else observations.function()
         mean, variance = self._moments(points, known, noise)
         std = np.sqrt(points.average(variance) + points.spread(mean))
-        location = self.units.restore(points.average(mean), Quantity.VALUE)
-        return Predictive(location, self.units.restore(std, Quantity.DEVIATION), self.units.transforms)
+        return Predictive(self.units.restore(points.average(mean)), self.units.rescale(std), self.units.transforms)
 
-    def _observations(
-        self, points: Points, mean: Float[np.ndarray, "m 1"], variance: Float[np.ndarray, "m 1"]
-    ) -> Observations:
-        """The distributions of targets with these moments of the latent function without its constant parts."""
+    def _observations(self, points: Points, prior_mean: Float[np.ndarray, "m 1"] | None = None) -> Observations:
+        """The distributions of targets, where the likelihood is not Gaussian.
+
+        Args:
+            prior_mean: that of the latent function, for the distributions that follow from it alone.
+        """
         assert isinstance(self.likelihood, Likelihood)
+        mean, variance = self._moments(points) if prior_mean is None else (prior_mean, np.zeros_like(prior_mean))
         exposure = None if points.exposure is None else np.log(points.exposure)
         latent = points.average(mean) + self.offsets[0] + (0.0 if exposure is None else exposure[:, None])
         spread = points.average(variance).clip(0) + points.spread(mean)
@@ -160,23 +166,24 @@ class FittedModel:
     @property
     def _unit(self) -> tuple[float, float]:
         """What is zero and what is one in standard units of the only target."""
-        return float(self.scaler.target_mean[0]), float(self.scaler.target_std[0])
+        return float(self.units.scaler.target_mean[0]), float(self.units.scaler.target_std[0])
 
     def prior_mean(self, points: Points) -> Float[np.ndarray, "n q"]:
         """The prior mean: what trees predict, or a constant; on a log scale, the median that it stands for."""
         trees = self._tree_mean(points.inputs)
         if self.likelihood is not None:
-            return self._observations(points, trees, np.zeros_like(trees)).function().at(np.zeros(1))[..., 0]
-        return self.units.inverse(self.units.restore(points.average(trees), Quantity.VALUE))
+            return self._observations(points, trees).function().at(np.zeros(1))[..., 0]
+        return self.units.inverse(self.units.restore(points.average(trees)))
 
     def log_probabilities(self, points: Points) -> Float[np.ndarray, "n c"]:
         """The logarithm of the probability of each class: the integral of the link over the latent functions."""
         assert isinstance(self.likelihood, ClassLikelihood)
         assert self.labels is not None
         log_p = np.empty((len(points.inputs), len(self.labels.classes)))
-        for rows, tile, trees in self._tiles(points):
+        for rows, tile in self.units.tiles(points, self.posteriors[0]):
             mean, variance = predict_columns(self.posteriors, tile.to(self.posteriors[0].X))
-            mean = mean + torch.from_numpy(trees + np.asarray(self.offsets)).to(mean)
+            constant = self._tree_mean(points.inputs[rows]) + np.asarray(self.offsets)
+            mean = mean + torch.from_numpy(constant).to(mean)
             log_p[rows] = as_array(self.likelihood.log_probabilities(mean, variance))
         # A level that fit has not seen is one of those it has seen.
         return np.log(points.average(np.exp(log_p))) if points.has_stand_ins else log_p
@@ -190,7 +197,7 @@ class FittedModel:
             predicted: what the model predicts for these rows, which knows their exposures.
         """
         if self.baseline is None:
-            scaler = self.scaler
+            scaler = self.units.scaler
             mean, std = (np.tile(np.ravel(part), (num_rows, 1)) for part in (scaler.target_mean, scaler.target_std))
             return Predictive(mean, std, self.units.transforms)
         exposure = predicted.known if isinstance(predicted, Observations) else None
@@ -204,7 +211,7 @@ class FittedModel:
             return "the mean and standard deviation"
         if not self.predicts_counts:
             return "the median and the median absolute deviation"
-        if self.encoder.exposure_name is None:
+        if self.units.encoder.exposure_name is None:
             return "the mean and the variance"
         return "the mean per unit of exposure, and the variance,"
 
@@ -261,24 +268,18 @@ class FittedModel:
     ) -> Float[np.ndarray, "n n q"]:
         """The joint covariance of targets with this mean, or of their means given the function without the noise."""
         _check_joint(len(points.inputs))
-        gaussian = self.likelihood is None
-        parts, trees = [], self._tree_mean(points.inputs) if points.has_stand_ins else np.empty((0, 0))
-        for j, posterior in enumerate(self.posteriors):
-            Z = self.units.standard(points.inputs, posterior)
-            row_noise = self.units.standard_noise(known, j, slice(None), Z)
+        parts, gaussian, transforms, of_noise = [], self.likelihood is None, self.units.transforms, 0.0
+        for _, _, posterior, Z, row_noise, offset in self._each(points, known, jointly=True):
             part = as_array(posterior.covariance(Z, noise=noise and gaussian, row_noise=row_noise))
-            if points.has_stand_ins:
-                part = points.joint(part, as_array(posterior.mean(Z, _column(trees, j, Z))))
-            parts.append(part)
-        joint, transforms, of_noise = self.units.restore(np.stack(parts, -1), Quantity.VARIANCE, 2), [], None
-        if gaussian:
-            transforms = self.units.transforms
-        else:  # the noise of an observation depends on no other observation
-            observations = self._observations(points, *self._moments(points))
+            parts.append(points.joint(part, as_array(posterior.mean(Z, offset))) if points.has_stand_ins else part)
+        joint = self.units.rescale(np.stack(parts, -1), 2, axis=2)
+        if not gaussian:
+            observations = self._observations(points)
             function = observations.function()
-            transforms, mean, of_noise = function.transforms, function.mean(), observations.noise_variance()
-        joint = np.stack([t.covariance(mean[:, j], joint[..., j]) for j, t in enumerate(transforms)], -1)
-        return joint if of_noise is None or not noise else joint + np.diag(of_noise[:, 0])[..., None]
+            transforms, mean = function.transforms, function.mean()
+            # The noise of an observation depends on no other observation.
+            of_noise = np.diag(observations.noise_variance()[:, 0])[..., None] if noise else 0.0
+        return np.stack([t.covariance(mean[:, j], joint[..., j]) for j, t in enumerate(transforms)], -1) + of_noise
 
     def samples(
         self, points: Points, num_samples: int, seed: int, known: Known = None, noise: bool = True
@@ -286,13 +287,10 @@ class FittedModel:
         """Joint draws of new observations, or of the function."""
         _check_joint(len(points.inputs))
         generator = torch.Generator().manual_seed(seed)
-        draws, trees = [], self._tree_mean(points.inputs)
-        for j, posterior in enumerate(self.posteriors):
-            Z = self.units.standard(points.inputs, posterior)
-            row_noise = self.units.standard_noise(known, j, slice(None), Z)
-            options = {"row_noise": row_noise, "offset": _column(trees, j, Z), "generator": generator}
-            sample = posterior.sample(Z, num_samples, noise=noise and self.likelihood is None, **options)
-            draws.append(as_array(sample.mT))
+        draws, noisy = [], noise and self.likelihood is None
+        for _, _, posterior, Z, row_noise, offset in self._each(points, known, jointly=True):
+            options = {"row_noise": row_noise, "offset": offset, "generator": generator}
+            draws.append(as_array(posterior.sample(Z, num_samples, noise=noisy, **options).mT))
         values = points.choose(np.stack(draws, 1), np.random.default_rng(seed))
         if isinstance(self.likelihood, Likelihood):
             values = values + self.offsets[0]
@@ -302,23 +300,22 @@ class FittedModel:
             elif self.likelihood.are_counts:
                 with np.errstate(over="ignore"):
                     values = np.exp(values)
-        return self.units.inverse(self.units.restore(values, Quantity.VALUE))
+        return self.units.inverse(self.units.restore(values))
 
     # ---- parts of the variance ----
 
     def noise_deviations(self, points: Points) -> Float[np.ndarray, "n q"]:
         """The standard deviation of the noise at each row."""
         if self.likelihood is not None:
-            return np.sqrt(self._observations(points, *self._moments(points)).noise_variance())
-        std = np.tile(self.noise_std, (len(points.inputs), 1))
-        for rows, tile, _ in self._tiles(points):
-            for j, posterior in enumerate(self.posteriors):
-                scale = posterior.scale(tile.to(posterior.X))
-                if scale is not None:
-                    std[rows, j] *= np.sqrt(as_array(scale))
-        noise = points.average(std**2)
+            return np.sqrt(self._observations(points).noise_variance())
+        noise = np.tile(self.noise_std**2, (len(points.inputs), 1))
+        for rows, j, posterior, Z, *_ in self._each(points):
+            scale = posterior.scale(Z)
+            if scale is not None:
+                noise[rows, j] *= as_array(scale)
+        noise = points.average(noise)
         if not self.units.has_log:
-            return np.sqrt(noise) if points.has_stand_ins else std
+            return np.sqrt(noise)
         predicted = self.predictive(points)
         assert isinstance(predicted, Predictive)
         parts = {"noise": noise, "latent": (predicted.scale**2 - noise).clip(0), "computational": np.zeros_like(noise)}
@@ -328,28 +325,27 @@ class FittedModel:
         self, points: Points, known: Known, mean: Float[np.ndarray, "n q"]
     ) -> tuple[dict[str, np.ndarray], str]:
         """The parts of the variance of observations with this mean, and what is known of the computational part."""
-        parts = {name: np.empty((len(points.inputs), self.num_functions)) for name in PARTS}
-        means, kinds = np.zeros((len(points.inputs), self.num_functions)), []
-        for j, posterior in enumerate(self.posteriors):
-            reference = reference_for(posterior, self._held_noise(j), self.target_rows[j])
-            kinds.append(reference.kind)
-            for rows, tile, trees in self._tiles(points):
-                Z = tile.to(posterior.X)
-                ignored = None if self.likelihood is None else Z.new_ones(len(Z))  # noise comes from the likelihood
-                components = variance_components(posterior, reference, Z, ignored)
-                for name, part in parts.items():
-                    part[rows, j] = as_array(getattr(components, name))
-                if points.has_stand_ins:
-                    means[rows, j] = as_array(posterior.mean(Z, _column(trees, j, Z)))
-        parts = {name: points.average(values) for name, values in parts.items()}
-        parts["latent"] = parts["latent"] + points.spread(means)
-        parts = {name: self.units.restore(values, Quantity.VARIANCE) for name, values in parts.items()}
-        kind = next(kind for kind in KINDS if kind in kinds)
+        means, *arrays = np.zeros((1 + len(PARTS), len(points.inputs), self.num_functions))
+        parts, gaussian = dict(zip(PARTS, arrays, strict=True)), self.likelihood is None
+        references = [
+            reference_for(posterior, self._held_noise(j), self.target_rows[j])
+            for j, posterior in enumerate(self.posteriors)
+        ]
+        for rows, j, posterior, Z, _, offset in self._each(points):
+            ignored = None if gaussian else Z.new_ones(len(Z))  # noise comes from the likelihood
+            components = variance_components(posterior, references[j], Z, ignored)
+            for name, part in parts.items():
+                part[rows, j] = as_array(getattr(components, name))
+            if points.has_stand_ins:
+                means[rows, j] = as_array(posterior.mean(Z, offset))
+        parts = {name: self.units.rescale(points.average(values), 2) for name, values in parts.items()}
+        parts["latent"] += self.units.rescale(points.spread(means), 2)
+        kind = next(kind for kind in KINDS if kind in {reference.kind for reference in references})
         if known is not None:
             parts["noise"] += points.average(known)
-        if self.likelihood is None:
+        if gaussian:
             return _in_units(self.units.transforms, parts, mean), kind
-        observations = self._observations(points, *self._moments(points))
+        observations = self._observations(points)
         function = observations.function()
         without_noise = parts | {"noise": np.zeros_like(parts["noise"])}
         own = _in_units(function.transforms, without_noise, function.mean())
@@ -364,29 +360,17 @@ class FittedModel:
     # ---- what was learned ----
 
     @property
-    def encoder(self) -> Encoder:
-        """What turns tables into numbers."""
-        return self.units.encoder
-
-    @property
-    def scaler(self) -> Standardizer:
-        """Means and standard deviations of the training rows."""
-        return self.units.scaler
-
-    @property
     def guarantee(self) -> str:
         """What holds for the variance of the functions at a test point, in one sentence."""
-        if self.likelihood is not None:
-            return SITES_GUARANTEE
         scaled = any(posterior.has_local_scale for posterior in self.posteriors)
         never_below = all(posterior.never_below_exact for posterior in self.posteriors)
         is_average = any(isinstance(posterior, AveragedPosterior) for posterior in self.posteriors)
-        return guarantee_words(never_below, scaled, self.units.has_log, is_average)
+        return guarantee_words(never_below, scaled, self.units.has_log, is_average, self.likelihood is not None)
 
     @property
     def lengthscales(self) -> Float[np.ndarray, " p"]:
         """The lengthscale of each encoded input, in its standard deviations; NaN where the kernel has none."""
-        num_inputs = len(self.encoder.names_out)
+        num_inputs = len(self.units.encoder.names_out)
         learned = self.posteriors[0].prior.kernel.lengthscales(num_inputs)
         values = np.full(num_inputs, np.nan) if learned is None else learned.cpu().numpy()
         return np.where(np.isfinite(values), values, np.nan)
@@ -395,7 +379,7 @@ class FittedModel:
     def kernel_parts(self) -> list[dict[str, Any]]:
         """Every part of the kernel, what it sees and what it learned; as plain values."""
         state = _with_arrays(self.posteriors[0].prior.state()["kernel"])
-        return kernel_parts(state, list(self.encoder.names_out), self.scaler.input_std.numpy())
+        return kernel_parts(state, list(self.units.encoder.names_out), self.units.scaler.input_std.numpy())
 
     @property
     def noise_std(self) -> Float[np.ndarray, " q"]:
@@ -403,15 +387,10 @@ class FittedModel:
         if isinstance(self.likelihood, Likelihood):
             zero = torch.zeros(1, dtype=torch.float64)
             own = np.nan if self.predicts_counts else float(self.likelihood.predictive_noise(zero, zero).sqrt())
-            return self.units.restore(np.array([own]), Quantity.DEVIATION, axis=0)
+            return self.units.rescale(np.array([own]), axis=0)
         noises = (posterior.prior.noise for posterior in self.posteriors)
         variances = [float(n.noise.detach()) if isinstance(n, GaussianNoise) else 0.0 for n in noises]
-        return self.units.restore(np.sqrt(variances), Quantity.DEVIATION, axis=0)
-
-
-def _column(trees: Float[np.ndarray, "m q"], j: int, like: Tensor) -> Tensor:
-    """The prior mean of the j-th function for its posterior."""
-    return torch.from_numpy(np.ascontiguousarray(trees[:, j])).to(like)
+        return self.units.rescale(np.sqrt(variances), axis=0)
 
 
 def _in_units(transforms: Sequence[Transform], parts: dict[str, np.ndarray], mean: np.ndarray) -> dict[str, np.ndarray]:

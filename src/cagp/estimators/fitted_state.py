@@ -168,7 +168,7 @@ def need(right: bool, what: str) -> None:
 
 def _likelihood_state(fitted: FittedModel) -> State | None:
     """What there is besides the posteriors where the noise is not Gaussian."""
-    likelihood, labels, unit = fitted.likelihood, fitted.labels, float(fitted.scaler.target_std[0])
+    likelihood, labels, unit = fitted.likelihood, fitted.labels, float(fitted.units.scaler.target_std[0])
     if likelihood is None:
         return None
     return {
@@ -221,7 +221,7 @@ def _likelihood_from_state(state: State | None, num_functions: int) -> dict[str,
 @torch.no_grad()
 def _check_posteriors(fitted: FittedModel) -> None:
     """Raise ValueError unless every posterior suits the columns, has values of a sensible size, and can answer."""
-    num_inputs = len(fitted.encoder.names_out)
+    num_inputs = len(fitted.units.encoder.names_out)
     for j, posterior in enumerate(fitted.posteriors):
         for part in posterior.components if isinstance(posterior, AveragedPosterior) else (posterior,):
             check_posterior(part, num_inputs)
@@ -247,7 +247,7 @@ def check_posterior(posterior: Posterior, num_inputs: int) -> None:
 def _check_answers(fitted: FittedModel, posterior: Posterior, j: int) -> None:
     """The model must be able to predict some of its own rows; those that conjugate gradients hold, without variance."""
     X = posterior.X[:: max(1, len(posterior.X) // PROBES)][:PROBES]
-    unit, centre = float(fitted.scaler.target_std[j]), float(fitted.scaler.target_mean[j])
+    unit, centre = float(fitted.units.scaler.target_std[j]), float(fitted.units.scaler.target_mean[j])
     with notices.collected():
         if isinstance(posterior, CGPosterior):
             mean, variance = posterior.mean(X).double(), torch.ones(len(X), dtype=torch.float64)

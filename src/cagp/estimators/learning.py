@@ -244,7 +244,7 @@ def _starting_values(fit: Fit, units: Units, rows: Rows, target: int | None) -> 
     else:
         kernel, names = start.kernel, start.kernels[:1]
         kernel.load_state_dict(learned.state_dict())
-    scaler, points = last.scaler, None
+    scaler, points = last.units.scaler, None
     if isinstance(first, InducingPosterior):
         points = first.X.double().cpu() * scaler.input_std + scaler.input_mean
     noise = ((last.noise_std / scaler.target_std.numpy()) ** 2)[own].tolist()

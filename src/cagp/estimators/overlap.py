@@ -137,7 +137,9 @@ class KnownRows:
 
         def standard(codes: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             own = [t.forward(y[:, j]) for j, t in enumerate(model.units.transforms)]
-            return model.units.scaled(codes).numpy(), model.scaler.targets(torch.from_numpy(np.stack(own, 1))).numpy()
+            return model.units.scaled(codes).numpy(), model.units.scaler.targets(
+                torch.from_numpy(np.stack(own, 1))
+            ).numpy()
 
         return cls(standard, inputs, np.stack(targets, 1) if whole else None, share)
 
@@ -157,7 +159,7 @@ def overlap_with(model: FittedModel, X: Any, y: np.ndarray) -> Overlap:
     known = KnownRows.of_model(model)
     if known is None:
         return Overlap(len(y), None, None, 0.0)
-    return known.overlap(X.matrix if isinstance(X, EncodedTable) else model.encoder.codes(X), y)
+    return known.overlap(X.matrix if isinstance(X, EncodedTable) else model.units.encoder.codes(X), y)
 
 
 def group_words(name: str, share: float) -> str:

@@ -241,7 +241,7 @@ def _restored(state: State, path: Path, classes: dict[str, type[Any]], kernel: K
     # A file does not say where a later fit writes.
     estimator = classes[about["class"]](**{**parameters, "checkpoint_dir": None})
     _check_parameters(estimator, fitted)
-    names, num_columns = about["feature_names"], fitted.encoder.num_columns
+    names, num_columns = about["feature_names"], fitted.units.encoder.num_columns
     if names is not None:
         need(len(names) == num_columns, "'feature_names'")
         estimator.feature_names_in_ = np.asarray(names, dtype=object)
@@ -254,7 +254,7 @@ def _check_parameters(estimator: Any, fitted: FittedModel) -> None:
     estimator._check(anywhere=True)
     fields.checked({name: getattr(estimator, name) for name in PARAMETERS}, PARAMETERS)
     need(estimator.likelihood == fitted.likelihood_name, "a likelihood")
-    need((fitted.encoder.exposure_name is None) == (estimator.exposure is None), "an exposure")
+    need((fitted.units.encoder.exposure_name is None) == (estimator.exposure is None), "an exposure")
 
 
 def _plain(value: Any) -> Any:

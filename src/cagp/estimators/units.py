@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,14 +28,6 @@ NO_NOISE = (
 
 Rows = slice | np.ndarray
 """Some rows of a table: consecutive ones, or any."""
-
-
-class Quantity(Enum):
-    """What a number in standard units is, and so how it scales to the units of the targets."""
-
-    VALUE = "value"  # a mean, a quantile or a draw
-    DEVIATION = "deviation"
-    VARIANCE = "variance"
 
 
 class EncodedTable(NamedTuple):
@@ -259,16 +250,13 @@ class Units:
 
     # ---- and back ----
 
-    def restore(self, values: np.ndarray, quantity: Quantity, axis: int = 1) -> np.ndarray:
-        """Numbers in standard units, in the units of the scales of the fit; targets are along ``axis``."""
-        shape = [1] * values.ndim
-        shape[axis] = self.num_targets
-        scale = self.scaler.target_std.numpy().reshape(shape)
-        if quantity is Quantity.VARIANCE:
-            return values * scale**2
-        if quantity is Quantity.DEVIATION:
-            return values * scale
-        return values * scale + self.scaler.target_mean.numpy().reshape(shape)
+    def restore(self, values: np.ndarray) -> np.ndarray:
+        """Means, quantiles or draws in standard units, (n, q, ...), in the units of the scales of the fit."""
+        return self.rescale(values) + _along(self.scaler.target_mean, values, 1)
+
+    def rescale(self, values: np.ndarray, power: int = 1, axis: int = 1) -> np.ndarray:
+        """The same of deviations, or with ``power=2`` of variances; targets are along ``axis``."""
+        return values * _along(self.scaler.target_std, values, axis) ** power
 
     def forward(self, values: np.ndarray) -> np.ndarray:
         """Targets, (n, q), on the scales of the fit."""
@@ -296,6 +284,11 @@ class Units:
         if points.device is not None:
             return torch.from_numpy(np.ascontiguousarray(values)).to(points.device)
         return values
+
+
+def _along(column: Tensor, values: np.ndarray, axis: int) -> np.ndarray:
+    """Numbers of the targets, to be combined with values that have the targets along an axis."""
+    return column.numpy().reshape([-1 if place == axis else 1 for place in range(values.ndim)])
 
 
 def _scaler(inputs: np.ndarray, values: np.ndarray) -> Standardizer:
