@@ -13,7 +13,7 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cagp import CaGPRegressor, load
-from cagp.estimators.observations import Baseline, Observations
+from cagp.estimators.predictive import Baseline, Observations
 from cagp.estimators.target_kinds import REGRESSION
 from cagp.likelihoods import NegativeBinomial, Poisson, StudentT
 from cagp.metrics import LEVEL

@@ -58,7 +58,7 @@ def test_rows_that_are_missing_or_not_the_right_ones(model, tmp_path):
     other = CaGPRegressor(method="local", max_epochs=1, mean="zero").fit(X[:300], Y[:300])
     other.save(tmp_path / "other.cagp", rows="beside")
     shutil.copy(tmp_path / "other.cagp.rows", rows)
-    with pytest.raises(ValueError, match=r"model\.cagp\.rows has the rows of another model"):
+    with pytest.raises(ValueError, match=r"model\.cagp\.rows is of another model"):
         cagp.load(path)
     rows.unlink()
     with pytest.raises(FileNotFoundError, match=r"model\.cagp\.rows does not exist"):

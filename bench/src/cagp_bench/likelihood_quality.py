@@ -20,7 +20,7 @@ from scipy import optimize
 
 from cagp import CaGPRegressor
 from cagp.data import read_table, split
-from cagp.estimators.observations import Observations
+from cagp.estimators.predictive import Observations
 from cagp.likelihoods import NegativeBinomial, Poisson
 from cagp.metrics import Scores
 from cagp_bench.boosted_trees import catboost_trees, hist_trees, lightgbm_trees

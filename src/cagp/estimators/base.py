@@ -18,7 +18,7 @@ from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.learning import learn
 from cagp.estimators.rows import Fit
 from cagp.estimators.saved import save_model
-from cagp.estimators.sources import Source
+from cagp.estimators.sources import Table
 from cagp.estimators.target_kinds import TargetKind
 from cagp.estimators.units import EncodedTable, Points
 from cagp.kernels import Kernel
@@ -126,20 +126,16 @@ class GPEstimator(BaseEstimator, ABC):
         _check_device(self.device, anywhere)
         return TargetKind.of(values | {"likelihood": self.likelihood, "method": self.method}, is_classifier(self))
 
-    def _learn(self, X: Any, source: Source, kind: TargetKind) -> None:
-        """Learn from a table and keep what was learned.
-
-        Args:
-            X: the columns of the source, as the user gave them.
-        """
-        fitted = learn(source, Fit(self, kind, seed_of(self.random_state), Ranks.here()))
+    def _learn(self, table: Table, kind: TargetKind) -> None:
+        """Learn from a table and keep what was learned."""
+        fitted = learn(table, Fit(self, kind, seed_of(self.random_state), Ranks.here()))
         encoder = fitted.units.encoder
-        if isinstance(X, Chunks | EncodedTable):
+        if isinstance(table.X, Chunks | EncodedTable):
             self.n_features_in_ = encoder.num_columns
             if encoder.names_in is not None:
                 self.feature_names_in_ = np.asarray(encoder.names_in, dtype=object)
         else:
-            validate_data(self, X, skip_check_array=True)
+            validate_data(self, table.X, skip_check_array=True)
         self.fitted_ = fitted
         if self.verbose and Ranks.here().is_first:
             print(fitted.report)

@@ -15,9 +15,8 @@ from cagp import metrics
 from cagp.data.transforms import Transform
 from cagp.diagnostics import KINDS, reference_for, variance_components
 from cagp.estimators.labels import Labels
-from cagp.estimators.observations import Baseline, Observations
-from cagp.estimators.predictive import Predictive
-from cagp.estimators.units import NO_NOISE, Points, Rows, Units, as_array, known_variances
+from cagp.estimators.predictive import Baseline, Observations, Predictive
+from cagp.estimators.units import NO_NOISE, Points, Rows, Units, as_array, known_variances, own_noise
 from cagp.kernel_summary import kernel_parts
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import ClassLikelihood, Likelihood
@@ -89,10 +88,7 @@ class FittedModel:
         if sample_noise is None:
             return None
         if self.likelihood is not None:
-            raise ValueError(
-                f"sample_noise is given, but the likelihood is {self.likelihood_name!r}, whose noise is its own; leave "
-                "it out."
-            )
+            raise own_noise(self.likelihood_name)
         if not noise:
             raise ValueError("sample_noise is given with noise=False, which leaves all noise out; remove one of them.")
         if self.units.has_log:

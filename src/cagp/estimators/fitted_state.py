@@ -19,7 +19,7 @@ from cagp.data.transforms import TRANSFORMS
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.labels import Labels
-from cagp.estimators.observations import Baseline, learned_parameters
+from cagp.estimators.predictive import Baseline, learned_parameters
 from cagp.estimators.units import Units
 from cagp.likelihood_registry import LIKELIHOODS
 from cagp.likelihoods import Likelihood, class_likelihood, likelihood_class

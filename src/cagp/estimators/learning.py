@@ -14,9 +14,9 @@ from cagp import kernel_registry, notices
 from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.fitted_model import FittedModel
-from cagp.estimators.observations import Baseline
+from cagp.estimators.predictive import Baseline
 from cagp.estimators.rows import Fit, Prepared, Rows
-from cagp.estimators.sources import Source
+from cagp.estimators.sources import Table, prepare
 from cagp.estimators.target_kinds import CopiesWarning
 from cagp.estimators.units import Units
 from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
@@ -33,13 +33,12 @@ from cagp.storage import fingerprint
 from cagp.trees import Trees
 
 
-def learn(source: Source, fit: Fit) -> FittedModel:
+def learn(table: Table, fit: Fit) -> FittedModel:
     """What there is to know about a table: its units, and posteriors that a recipe has trained on its rows."""
     kind, ranks = fit.kind, fit.ranks
-    source.check(fit)
     with notices.collected() as warned, ranks.listening():
         fit = replace(fit, seed=int(ranks.broadcast(float(fit.seed))))
-        prepared = source.prepare(fit)
+        prepared = prepare(table, fit)
         parts = _trained(prepared, fit)
     units, first = prepared.units, parts[0]
     choices = [(part.target, part.fitted.choice) for part in parts if part.fitted.choice is not None]

@@ -19,7 +19,7 @@ from cagp.data.scaling import ColumnMoments, Standardizer
 from cagp.data.targets import encode_target_rows
 from cagp.data.transforms import TRANSFORMS
 from cagp.estimators.rows import Fit, MappedRows, Prepared, TrainingRows, missing_words
-from cagp.estimators.target_choice import choose_transforms
+from cagp.estimators.target_kinds import choose_transforms
 from cagp.estimators.units import Units, is_matrix, known_variances, target_dtype
 from cagp.mapped import check_room, mapped_tensor
 from cagp.memory import current_memory
@@ -67,8 +67,8 @@ def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = F
         (TRANSFORMS["identity"],) * len(scan.target_names),
     )
     # The scale of each target is chosen with a sample of the rows.
-    chosen = choose_transforms(fit, recipe, units, moments.sample(scan.has_noise))
-    transforms = chosen.units.transforms
+    chosen, _, scales = choose_transforms(fit, recipe, units, moments.sample(scan.has_noise))
+    transforms = chosen.transforms
     if any(transform.name == "log" for transform in transforms):
         pairs = zip(moments.targets, moments.logs, strict=True)
         logs = torch.tensor([transform.name == "log" for transform in transforms])
@@ -102,7 +102,7 @@ def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = F
     if options.mean == "auto":
         notes.append("The prior mean is zero: trees would need the table in memory, and were not tried.")
     notes += ["Rows that are copies of others were not looked for: that would need the table in memory.", plan]
-    return Prepared(units, rows, recipe, rows.num_rows, notes, chosen.notes)
+    return Prepared(units, rows, recipe, rows.num_rows, notes, scales)
 
 
 def _check_recipe(recipe: Recipe, mean: str) -> None:

@@ -13,10 +13,9 @@ from sklearn.base import RegressorMixin
 
 from cagp.estimators.base import GPEstimator, learned, refuse_keywords, seed_of
 from cagp.estimators.classifier import CaGPClassifier
-from cagp.estimators.observations import Observations
-from cagp.estimators.predictive import Predictive
+from cagp.estimators.predictive import Observations, Predictive
 from cagp.estimators.saved import load_model
-from cagp.estimators.sources import table_source
+from cagp.estimators.sources import Table
 from cagp.estimators.units import Points
 from cagp.kernels import Kernel
 from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
@@ -80,8 +79,7 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
             unknown: nothing else is accepted. For weights with Gaussian noise, pass ``sample_noise=variance / weight``.
         """
         refuse_keywords(unknown)
-        kind = self._check()
-        self._learn(X, table_source(type(self).__name__, kind, X, y, sample_noise, time, group), kind)
+        self._learn(Table(X, y, sample_noise, time, group), self._check())
         return self
 
     # ---- answers ----

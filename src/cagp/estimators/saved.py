@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,9 @@ from cagp.shards import RegionPosterior, Regions
 from cagp.storage import State, load_state, save_state, stored_digest
 
 _BROKEN = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, AssertionError, NotPositiveDefiniteError)
-ROWS_KIND, ROWS_VERSION = "cagp rows", 1
+ROWS_KIND, REGION_KIND, BESIDE_VERSION = "cagp rows", "cagp region", 1
 ROWS = ("X", "y", "row_noise")
 """What posteriors hold for each training row."""
-
-REGION_KIND, REGION_VERSION = "cagp region", 1
 
 ESTIMATOR: fields.Fields = {
     "class": fields.text,
@@ -119,7 +116,7 @@ def _write(path: Path, state: State, rows: str) -> None:
     if rows == "beside":
         arrays: dict[Any, Tensor] = {}
         state["posteriors"] = _with_references(state["posteriors"], arrays)
-        save_state(new_rows_path(path), {"arrays": list(arrays.values())}, ROWS_KIND, ROWS_VERSION)
+        save_state(new_rows_path(path), {"arrays": list(arrays.values())}, ROWS_KIND, BESIDE_VERSION)
         state["rows"] = stored_digest(new_rows_path(path))
     save_state(path, state, KIND, VERSION)
     if rows == "beside":
@@ -176,21 +173,29 @@ def _with_rows(state: Any, arrays: list[Tensor]) -> Any:
 
 def _rows_beside(path: Path, digest: str) -> list[Tensor]:
     """The rows of a model, which stay in their file; ValueError if that is not the one that was saved with it."""
-    for model in (path, Path(os.path.realpath(path))):
-        for beside in (new_rows_path(model), rows_path(model)):
-            with suppress(FileNotFoundError):
-                if stored_digest(beside) == digest:
-                    state = load_state(beside, ROWS_KIND, ROWS_VERSION, mapped=True)
-                    if stored_digest(beside) == digest:  # nobody has replaced it since
-                        is_array = fields.that(lambda value: isinstance(value, Tensor))
-                        return fields.entry(state, "arrays", fields.list_of(is_array))
-    beside = rows_path(path)
-    if not beside.exists():
-        raise FileNotFoundError(
-            f"{beside} does not exist, where {path} keeps its rows; put it there, or save the model again."
-        )
-    load_state(beside, ROWS_KIND, ROWS_VERSION, mapped=True)  # says whether it is damaged
-    raise ValueError(f"{beside} has the rows of another model than {path}; put the right file there, or save again.")
+    models = (path, Path(os.path.realpath(path)))
+    places = [name(model) for model in models for name in (new_rows_path, rows_path)]
+    right = [place for place in places if place.exists() and stored_digest(place) == digest]
+    state = _file_beside(right[0] if right else rows_path(path), ROWS_KIND, digest, f"{path} keeps its rows")
+    return fields.entry(state, "arrays", fields.list_of(fields.that(lambda value: isinstance(value, Tensor))))
+
+
+def _need_file(path: Path, holder: str) -> None:
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist, where {holder}; put it there, or save the model again.")
+
+
+def _file_beside(path: Path, kind: str, digest: str, holder: str) -> State:
+    """A file beside a model, whose tensors stay in it; ValueError if it is not the one that was saved with it.
+
+    Args:
+        holder: what keeps what in it, in words.
+    """
+    _need_file(path, holder)
+    state = load_state(path, kind, BESIDE_VERSION, mapped=True)  # says whether it is damaged
+    if stored_digest(path) != digest:
+        raise ValueError(f"{path} is of another model, where {holder}; put the right file there, or save again.")
+    return state
 
 
 def load_model(path: str | Path, classes: dict[str, type[Any]], kernel: Kernel | None = None) -> Any:
@@ -290,7 +295,7 @@ def save_regions(posterior: RegionPosterior, path: Path, dtype: torch.dtype | No
         for region in posterior.own:
             own = region_path(path, region, count)
             state = posterior.of_region(region).state(dtype)
-            save_state(own, {"posterior": state}, REGION_KIND, REGION_VERSION)
+            save_state(own, {"posterior": state}, REGION_KIND, BESIDE_VERSION)
             digests[region] = stored_digest(own)
         return digests
 
@@ -317,18 +322,13 @@ def regions_from_state(state: State, path: Path, kernel: Kernel | None) -> Poste
     regions, digests = found["regions"], found["digests"]
     count, d = regions.lower.shape
     need(len(digests) == count and bool((regions.lower <= regions.upper).all()), "'regions'")
+    holder = f"{path} keeps a region"
     for region in range(count):
-        if not region_path(path, region, count).exists():
-            raise FileNotFoundError(
-                f"{region_path(path, region, count)} does not exist, where {path} keeps a region; put it there, or "
-                "save the model again."
-            )
+        _need_file(region_path(path, region, count), holder)
 
     def open_region(region: int) -> LocalPosterior:
         own = region_path(path, region, count)
-        stored = load_state(own, REGION_KIND, REGION_VERSION, mapped=True)
-        if stored_digest(own) != digests[region]:
-            raise ValueError(f"{own} is of another model than {path}; put the right file there, or save again.")
+        stored = _file_beside(own, REGION_KIND, digests[region], holder)
         found = posterior_from_state(stored["posterior"], kernel)
         if not isinstance(found, LocalPosterior):
             raise ValueError(f"{own} holds a {type(found).__name__}, expected the nearest rows of a region.")

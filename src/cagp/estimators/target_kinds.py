@@ -13,19 +13,21 @@ import numpy as np
 import torch
 from sklearn.exceptions import DataConversionWarning
 
+from cagp import limits
 from cagp.data.duplicates import distinct_rows
+from cagp.data.transforms import TRANSFORMS
 from cagp.estimators.labels import Labels
-from cagp.estimators.observations import learned_parameters
+from cagp.estimators.predictive import learned_parameters
 from cagp.estimators.rows import Fit, Prepared, TrainingRows
-from cagp.estimators.target_choice import choose_transforms
-from cagp.estimators.units import Units, is_matrix
+from cagp.estimators.units import NO_NOISE, Units, is_matrix, own_noise
 from cagp.likelihood_registry import GAUSSIAN, LIKELIHOODS, likelihoods_of
 from cagp.likelihoods import ClassLikelihood, Likelihood, class_likelihood, likelihood_class
-from cagp.quantities import number
+from cagp.quantities import number, seconds_of
 from cagp.ranks import Ranks
 from cagp.recipes import OPTIONS, RECIPES, Recipe, check_processes, recipe_for
 from cagp.recipes.nearest import check_neighbours
 from cagp.recipes.options import kind_of, not_for
+from cagp.recipes.target_scale import drawn_rows, may_take_log, takes_log
 
 REGRESSION = (GAUSSIAN, *likelihoods_of("counts", "numbers"))
 """The likelihoods that a regressor can have."""
@@ -104,19 +106,13 @@ class TargetKind:
         """Raise ValueError for a table from which such targets cannot be learned."""
         if self.targets == GAUSSIAN:
             check_processes(self.recipe(0), ranks.size)
-            return
-        what = "a classifier" if self.targets == "classes" else f"likelihood={self.likelihood!r}"
-        check_whole(what, ranks, in_memory)
-        if self.targets == "classes":
-            return
-        if sample_noise is not None:
-            raise ValueError(
-                f"sample_noise is given, but the likelihood is {self.likelihood!r}, whose noise is its own; leave it "
-                "out."
-            )
-        if is_matrix(y):
-            words = "A column-vector y was passed when a 1d array was expected; answers will have a column, too."
-            warnings.warn(words, DataConversionWarning, stacklevel=6)
+        elif self.targets != "classes":  # the labels of these are checked before
+            check_whole(f"likelihood={self.likelihood!r}", ranks, in_memory)
+            if sample_noise is not None:
+                raise own_noise(self.likelihood)
+            if is_matrix(y):
+                words = "A column-vector y was passed when a 1d array was expected; answers will have a column, too."
+                warnings.warn(words, DataConversionWarning, stacklevel=6)
 
     def prepare(self, units: Units, rows: TrainingRows, fit: Fit) -> Prepared:
         """The rows of a table in memory with targets on the scale of the fit, and what the fit report says of them."""
@@ -163,6 +159,58 @@ def check_whole(what: str, ranks: Ranks, in_memory: bool) -> None:
         raise ValueError(f"{what} trains in one process, and {ranks.size} were started; start a single one.")
     if not in_memory:
         raise ValueError(f"{what} takes the whole table in memory, and it is in pieces; read it first.")
+
+
+# ---- the scales of targets ----
+
+
+def choose_transforms(
+    fit: Fit, recipe: Recipe, units: Units, rows: TrainingRows
+) -> tuple[Units, TrainingRows, list[str]]:
+    """Units and rows on the scale that the user asks for, and notes; "auto" decides for each target, on process 0.
+
+    Args:
+        rows: with every target as it is.
+    """
+    names, model, seed = units.target_names, fit.options, fit.seed
+    if model.target == "log":
+        _check_log(names, rows)
+        logs = [True] * len(names)
+        notes = [f"{name} is fitted on a log scale: predictions are lognormal." for name in names]
+    elif model.target == "auto" and rows.noise is None:
+        has_scale = recipe.values.get("local_scale") is not None and len(rows.inputs) > limits.EXACT_ROWS
+        max_time = seconds_of(model.max_time)
+
+        def decide(j: int) -> tuple[bool, str | None]:
+            present = np.flatnonzero(~np.isnan(rows.targets[:, j]))
+            y = rows.targets[present, j]
+            if not may_take_log(y):
+                return False, None
+            drawn = drawn_rows(len(y), seed)
+            X, rule = units.scaled(rows.inputs[present[drawn]]), rows.rule.take(present[drawn])
+            log, words = takes_log(X, y[drawn], rule, has_scale, seed, max_time)
+            return log, f"{names[j]} {words}"
+
+        decided = fit.ranks.from_first(lambda: {"targets": [decide(j) for j in range(len(names))]})["targets"]
+        logs, notes = [log for log, _ in decided], [note for _, note in decided if note is not None]
+    else:
+        return units, rows, []
+    transforms = tuple(TRANSFORMS["log" if log else "identity"] for log in logs)
+    return *units.with_transforms(transforms, rows), notes
+
+
+def _check_log(names: tuple[str, ...], rows: TrainingRows) -> None:
+    """Raise ValueError where a target has no logarithm, or where known noise has no meaning for it."""
+    if rows.noise is not None:
+        raise ValueError(NO_NOISE)
+    for j, name in enumerate(names):
+        wrong = np.flatnonzero(rows.targets[:, j] <= 0)
+        if len(wrong):
+            raise ValueError(
+                f'target is "log", but {name} has {len(wrong):,} values that are not positive (first '
+                f"{rows.targets[wrong[0], j]:g} at row {rows.places[wrong[0]]}). Leave these rows out, or use "
+                'target="identity".'
+            )
 
 
 # ---- copies among the rows ----

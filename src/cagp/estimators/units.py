@@ -26,6 +26,14 @@ NO_NOISE = (
     "log(y) yourself with sample_noise / y**2, which is right where the noise is small beside y."
 )
 
+
+def own_noise(likelihood: str) -> ValueError:
+    """The error for known noise variances beside a likelihood that is not Gaussian."""
+    return ValueError(
+        f"sample_noise is given, but the likelihood is {likelihood!r}, whose noise is its own; leave it out."
+    )
+
+
 Rows = slice | np.ndarray
 """Some rows of a table: consecutive ones, or any."""
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import sem
 
 from cagp.class_metrics import row_scores
-from cagp.estimators.observations import Observations
-from cagp.estimators.predictive import Predictive
+from cagp.estimators.predictive import Observations, Predictive
 from cagp.plots import Z95, Vector
 from cagp.report.subject import SEED, InputColumn, Matrix, Subject, as_matrix
 

@@ -15,8 +15,7 @@ from cagp.data.table_checks import as_table
 from cagp.data.targets import encode_target
 from cagp.estimators import CaGPClassifier, EncodedTable, GPRegressor
 from cagp.estimators.labels import codes_of, column_of
-from cagp.estimators.observations import Observations
-from cagp.estimators.predictive import Predictive
+from cagp.estimators.predictive import Observations, Predictive
 from cagp.estimators.units import known_variances
 from cagp.plots import Vector
 

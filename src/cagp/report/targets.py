@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cagp import metrics
-from cagp.estimators.observations import Observations
+from cagp.estimators.predictive import Observations
 from cagp.metrics import LEVEL, Calibration, Scores
 from cagp.plots import Z95, Vector, coverage_band
 from cagp.report.page import share
