@@ -41,6 +41,7 @@ def learn(table: Table, fit: Fit) -> FittedModel:
         prepared = prepare(table, fit)
         parts = _trained(prepared, fit)
     units, first = prepared.units, parts[0]
+    only = units.target_names[0] if units.num_targets == 1 else None
     choices = [(part.target, part.fitted.choice) for part in parts if part.fitted.choice is not None]
     fitted = FittedModel(
         units=units,
@@ -51,7 +52,7 @@ def learn(table: Table, fit: Fit) -> FittedModel:
         methods=[part.fitted.method for part in parts],
         results=[part.fitted.result for part in parts],
         choice=" ".join(words if target is None else f"{target}: {words}" for target, words in choices) or None,
-        tried=[{"target": part.target or _only(units), **trial} for part in parts for trial in part.fitted.tried],
+        tried=[{"target": part.target or only, **trial} for part in parts for trial in part.fitted.tried],
         trees=_all_trees([part.fitted.trees for part in parts]),
         likelihood=first.fitted.likelihood,
         likelihood_name=kind.likelihood,
@@ -68,11 +69,6 @@ def learn(table: Table, fit: Fit) -> FittedModel:
     if prepared.warning is not None and ranks.is_first:
         notices.warn(prepared.warning, CopiesWarning, stacklevel=4)
     return replace(fitted, report="\n".join([*notes, *prepared.scales, *learned, fitted.guarantee, spent]))
-
-
-def _only(units: Units) -> str | None:
-    """The name of the target, if there is only one."""
-    return units.target_names[0] if units.num_targets == 1 else None
 
 
 def task_of(
@@ -95,16 +91,17 @@ def task_of(
 
     X, y, noise = rows.standard(units)
     start = _starting_values(fit, units, rows, target)
-    start.kernel.set_units(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
+    start["kernel"].set_units(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
+    start["kernel"].to(device)
+    if start["points"] is not None:
+        start["points"] = tensor(scaler.inputs(start["points"]))
+    if scratch is not None:
+        start["mean"] = "zero"
     task = Task(
         data=Data(tensor(X), tensor(y), None if noise is None else tensor(noise)),
         inputs=rows.inputs,
         categorical=units.encoder.categorical,
-        mean=_mean(fit, start.noise is not None, target) if scratch is None else "zero",
-        kernel=start.kernel.to(device),
-        kernels=start.kernels,
-        noise=start.noise,
-        from_data=start.from_data,
+        **start,
         start=1.0,
         seed=fit.seed,
         max_bytes=min(DEFAULT_MAX_BYTES, max(memory // 8, 2**20)),
@@ -115,7 +112,6 @@ def task_of(
         folder=None,
         verbose=bool(options.verbose) and ranks.is_first,
         names=None if units.encoder.names_in is None else units.encoder.names_out,
-        points=None if start.points is None else tensor(scaler.inputs(start.points)),
         began=fit.began,
         ranks=ranks,
         rule=rows.rule,
@@ -132,17 +128,12 @@ def task_of(
 def _key(task: Task, recipe: Recipe, likelihood: str) -> str:
     """The name of the folder for this fit's checkpoints; it depends on data, options and starting values."""
     tensors = [t for t in (*task.data, task.points, task.known, *task.kernel.state_dict().values()) if t is not None]
-    kernel = [_described(part) for part in task.kernel.modules()]
+    parts = list(task.kernel.modules())
+    kernel = [[type(part).__name__, part.plain_arguments() if isinstance(part, Kernel) else {}] for part in parts]
     plain = [recipe.name, recipe.values, kernel, task.noise, task.from_data, task.seed, task.max_epochs]
     arrays = [t.detach().cpu().numpy() for t in tensors]
     arrays += [] if task.rule.values is None else [task.rule.values]
     return fingerprint([*plain, task.mean, task.kernels, likelihood, task.rule.kind], *arrays)[:12]
-
-
-def _described(part: Any) -> Any:
-    """The class of a part of a kernel, with its plain arguments if it has any."""
-    arguments = part.plain_arguments() if isinstance(part, Kernel) else {}
-    return [type(part).__name__, arguments] if arguments else type(part).__name__
 
 
 # ---- training ----
@@ -208,55 +199,39 @@ def _all_trees(trees: list[Trees | None]) -> Trees | None:
 # ---- starting values ----
 
 
-class _Start(NamedTuple):
-    """Where the hyperparameters start."""
+def _starting_values(fit: Fit, units: Units, rows: Rows, target: int | None) -> dict[str, Any]:
+    """Where the hyperparameters start, and the prior mean to train with, as fields of a ``Task``.
 
-    kernel: Kernel
-    kernels: tuple[str, ...]  # names to choose from; none for the user's own kernel
-    from_data: bool  # whether the data give the starting values
-    noise: list[float] | None = None  # of each target
-    points: Tensor | None = None  # inducing points
-
-
-def _starting_values(fit: Fit, units: Units, rows: Rows, target: int | None) -> _Start:
-    """A named kernel starts where the data suggest; a kernel object starts where its owner put it.
-
-    With ``warm_start``, a fit with the same kernel and targets starts where the last one ended, with the kernel that
-    the last one chose.
+    A named kernel starts where the data suggest; a kernel object starts where its owner put it. With ``warm_start``, a
+    fit with the same kernel and targets starts where the last one ended, with the kernel and the mean that "auto" chose
+    then.
     """
-    kernel = fit.options.kernel
-    if isinstance(kernel, str):
-        names = kernel_registry.CHOICES if kernel == kernel_registry.AUTO else (kernel,)
-        start = _Start(named_kernel(names[0], len(units.encoder.names_out)), names, True)
+    given, mean, names, num_inputs = fit.options.kernel, fit.options.mean, (), len(units.encoder.names_out)
+    if isinstance(given, str):
+        names = kernel_registry.CHOICES if given == kernel_registry.AUTO else (given,)
+        kernel = named_kernel(names[0], num_inputs)
     else:
-        start = _Start(copy.deepcopy(kernel), (), False)
+        kernel = copy.deepcopy(given)
+    start = {"kernel": kernel, "kernels": names, "from_data": bool(names), "mean": mean, "noise": None, "points": None}
     last, own = fit.last, slice(None) if target is None else slice(target, target + 1)
     if last is None or len(last.posteriors[own]) != rows.num_targets:
         return start
-    first = last.posteriors[own][0]
+    first, scaler = last.posteriors[own][0], last.units.scaler
     learned: Any = first.prior.kernel
-    if _structure(start.kernel) != _structure(learned):
-        chosen = [name for name in start.kernels if type(getattr(learned, "kernel", None)) is kernel_class(name)]
-        if not chosen or len(learned.kernel.lengthscale) != len(units.encoder.names_out):
+    if _structure(kernel) != _structure(learned):
+        names = [name for name in names if type(getattr(learned, "kernel", None)) is kernel_class(name)]
+        if not names or len(learned.kernel.lengthscale) != num_inputs:
             return start
-        kernel, names = copy.deepcopy(learned).requires_grad_(True), tuple(chosen[:1])
+        start["kernel"] = copy.deepcopy(learned).requires_grad_(True)
     else:
-        kernel, names = start.kernel, start.kernels[:1]
         kernel.load_state_dict(learned.state_dict())
-    scaler, points = last.units.scaler, None
     if isinstance(first, InducingPosterior):
-        points = first.X.double().cpu() * scaler.input_std + scaler.input_mean
+        start["points"] = first.X.double().cpu() * scaler.input_std + scaler.input_mean
+    if mean == "auto":
+        has_trees = last.trees is not None and any(last.trees.texts[own])
+        start["mean"] = "trees" if has_trees else "zero"
     noise = ((last.noise_std / scaler.target_std.numpy()) ** 2)[own].tolist()
-    return _Start(kernel, names, False, noise, points)
-
-
-def _mean(fit: Fit, warm: bool, target: int | None) -> str:
-    """The prior mean to train with; a warm start keeps the one that "auto" chose for the target, or for all of them."""
-    mean, last = fit.options.mean, fit.last
-    if mean != "auto" or not warm or last is None:
-        return mean
-    texts = () if last.trees is None else last.trees.texts
-    return "trees" if any(texts if target is None else texts[target : target + 1]) else "zero"
+    return start | {"kernels": tuple(names[:1]), "from_data": False, "noise": noise}
 
 
 def _structure(kernel: Kernel) -> list[Any]:

@@ -2,9 +2,8 @@
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -14,15 +13,12 @@ from cagp.dataset import Data
 from cagp.estimators.pieces import learn_chunks
 from cagp.estimators.rows import Fit, MappedRows, Prepared
 from cagp.estimators.units import Units
-from cagp.methods import CaGPLocal
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
 from cagp.recipes import Recipe, nearest
 from cagp.recipes.task import Fitted, Task
 from cagp.shards import RegionPosterior, Regions, Shard, exchange_rows, halo_width, sample_of_parts
 from cagp.storage import fingerprint, write_atomically
-from cagp.training import FitResult
-from cagp.training import fit as train
 
 PROCESSES = "processes.json"
 """Beside the checkpoints of a fit in regions: how many processes it has."""
@@ -40,109 +36,80 @@ def learn_regions(fit: Fit, recipe: Recipe, chunks: Chunks) -> Prepared:
     num_rows = int(ranks.add_up(torch.tensor([float(rows.num_rows)], dtype=torch.float64))[0])
     notes = [*notes, f"All {ranks.size:,} processes together have {num_rows:,} rows."]
     nearest.check_neighbours(recipe.n_neighbors, num_rows)
-    part = _Part(rows.X, rows.y[:, 0].contiguous(), None if rows.row_noise is None else rows.row_noise[:, 0])
+    part = Data(rows.X, rows.y[:, 0].contiguous(), None if rows.row_noise is None else rows.row_noise[:, 0], True)
     sample = sample_of_parts(torch.cat([part.X, part.y[:, None]], 1), ranks)
     # Starting values come from rows of all regions.
     few = MappedRows(sample[:, :-1].contiguous(), sample[:, -1:].contiguous(), None, rows.scratch, rows.num_missing)
-    in_regions = replace(recipe, trainer=InRegions(part, num_rows, units, fit.options.checkpoint_dir).train)
-    return Prepared(units, few, in_regions, num_rows, notes, scales)
+
+    def train(recipe: Recipe, task: Task) -> Fitted:
+        checkpoints = fit.options.checkpoint_dir
+        folder = None if checkpoints is None else _folder(Path(checkpoints), recipe, task, units, num_rows)
+        return _train(recipe, replace(task, folder=folder), part, num_rows)
+
+    return Prepared(units, few, replace(recipe, trainer=train), num_rows, notes, scales)
 
 
-class _Part(NamedTuple):
-    """Rows of a process, in standard units."""
+def _train(recipe: Recipe, task: Task, part: Data, num_rows: int) -> Fitted:
+    """Learn hyperparameters together, and condition on the rows of a region.
 
-    X: Tensor
-    y: Tensor
-    row_noise: Tensor | None
-
-
-@final
-@dataclass(frozen=True)
-class InRegions:
-    """CaGP-Local in regions: every process learns from its part of a table, and answers a region of the inputs."""
-
-    part: _Part  # of this process
-    num_rows: int  # of all processes
-    units: Units
-    checkpoint_dir: str | Path | None
-
-    def train(self, recipe: Recipe, task: Task) -> Fitted:
-        """Learn hyperparameters together, and condition on the rows of a region.
-
-        Args:
-            task: with a sample of the rows of all regions.
-        """
-        part, ranks = self.part, task.ranks
-        neighbours = nearest.Neighbours.of(recipe.n_neighbors, recipe.objective)
-        if task.kernel.decays(part.X.shape[1]) is False:
-            raise ValueError(
-                "the kernel does not decay with distance, and no process has rows that are far apart; with shards=True "
-                "use one that does, e.g. matern32."
-            )
-        task = replace(
-            task, folder=None if self.checkpoint_dir is None else self._folder(self.checkpoint_dir, recipe, task)
+    Args:
+        task: with a sample of the rows of all regions.
+        part: rows of this process, in standard units.
+        num_rows: of all processes.
+    """
+    ranks, neighbours = task.ranks, nearest.Neighbours.of(recipe.n_neighbors, recipe.objective)
+    if task.kernel.decays(part.X.shape[1]) is False:
+        raise ValueError(
+            "the kernel does not decay with distance, and no process has rows that are far apart; with shards=True "
+            "use one that does, e.g. matern32."
         )
-        priors = task.priors()
-        (method,) = nearest.local_methods(task, priors, neighbours)
-        shard = self._shard(part, None, method.num_neighbours_predict, ranks)[0]
-        result = self._fit(task, method.with_own_rows(shard.own), shard)
-        # Neighbours are those of the learned lengthscales: regions are cut again, in these units.
-        count = shard.own.num_rows
-        own = _Part(shard.X[:count], shard.y[:count], None if shard.row_noise is None else shard.row_noise[:count])
-        lengthscales = priors[0].kernel.lengthscales(part.X.shape[1])
-        shard, width, regions = self._shard(own, lengthscales, method.num_neighbours_predict, ranks)
-        noise = None if shard.row_noise is None else shard.row_noise[:, None]
-        held = replace(task, data=Data(shard.X, shard.y[:, None], noise, trusted=True))
-        (method,) = nearest.local_methods(held, priors, neighbours, recipe.local_scale)
-        notes = [_words(shard, width, ranks)]
-        few = ranks.any(method.num_neighbours_predict >= held.num_rows)[0]
-        if recipe.local_scale == "auto" and not few:  # the scale that suits the rows of process 0, for all
-            (method,), words = nearest.with_local_scales([method], held)
-            notes += words
-        posterior = method.posterior(held.column(0), shares_rows=True)
-        options = (posterior.X, method.local_scale, lambda _: posterior, task.max_bytes)
-        return Fitted("local", [RegionPosterior(posterior.prior, regions, ranks, *options)], result, notes, None)
+    priors = task.priors()
+    (method,) = nearest.local_methods(task, priors, neighbours)
+    shard = _shard(part, num_rows, None, method.num_neighbours_predict, ranks)[0]
+    # As many steps as all rows of the table ask for.
+    epochs, steps = task.max_epochs, max(1.0, num_rows / method.batch_size)
+    reserve = 0.0 if task.max_time is None else nearest.LOCAL_RESERVE * seconds_of(task.max_time)
+    in_region = replace(task, data=Data(shard.X, shard.y, shard.row_noise, True), max_epochs=None)
+    most_steps = None if epochs is None else math.ceil(epochs * steps)
+    result = in_region.run(method.with_own_rows(shard.own), "local", most_steps, reserve)
+    # Neighbours are those of the learned lengthscales: regions are cut again, in these units.
+    count = shard.own.num_rows
+    own = Data(shard.X[:count], shard.y[:count], None if shard.row_noise is None else shard.row_noise[:count], True)
+    lengthscales = priors[0].kernel.lengthscales(part.X.shape[1])
+    shard, width, regions = _shard(own, num_rows, lengthscales, method.num_neighbours_predict, ranks)
+    noise = None if shard.row_noise is None else shard.row_noise[:, None]
+    held = replace(task, data=Data(shard.X, shard.y[:, None], noise, trusted=True))
+    (method,) = nearest.local_methods(held, priors, neighbours, recipe.local_scale)
+    notes = [_words(shard, width, ranks)]
+    few = ranks.any(method.num_neighbours_predict >= held.num_rows)[0]
+    if recipe.local_scale == "auto" and not few:  # the scale that suits the rows of process 0, for all
+        (method,), words = nearest.with_local_scales([method], held)
+        notes += words
+    posterior = method.posterior(held.column(0), shares_rows=True)
+    options = (posterior.X, method.local_scale, lambda _: posterior, task.max_bytes)
+    return Fitted("local", [RegionPosterior(posterior.prior, regions, ranks, *options)], result, notes, None)
 
-    def _shard(
-        self, part: _Part, lengthscale: Tensor | None, num_neighbours: int, ranks: Ranks
-    ) -> tuple[Shard, float, Regions]:
-        """The shard of this process, the width of its halo, and all regions."""
-        regions = Regions.of_parts(part.X, ranks, lengthscale)
-        width = 0.0
-        if ranks.size > 1:
-            sample = sample_of_parts(part.X, ranks)
-            width = ranks.broadcast(halo_width(sample, self.num_rows, num_neighbours, regions.unit))
-        return exchange_rows(regions, width, ranks, *part), width, regions
 
-    def _fit(self, task: Task, method: CaGPLocal, shard: Shard) -> FitResult:
-        """Train as ``Task.run`` does, with as many steps as all rows of the table ask for."""
-        changes = {}
-        if task.max_epochs is not None:
-            changes["num_steps"] = math.ceil(task.max_epochs * max(1.0, self.num_rows / method.batch_size))
-        reserve = 0.0 if task.max_time is None else nearest.LOCAL_RESERVE * seconds_of(task.max_time)
-        return train(
-            method,
-            shard.X,
-            shard.y,
-            shard.row_noise,
-            deadline=task.deadline - reserve,
-            progress=task.verbose,
-            checkpoint_dir=None if task.folder is None else task.folder / "local",
-            input_names=task.names,
-            ranks=task.ranks,
-            **changes,
-        )
+def _shard(
+    part: Data, num_rows: int, lengthscale: Tensor | None, num_neighbours: int, ranks: Ranks
+) -> tuple[Shard, float, Regions]:
+    """The shard of this process, the width of its halo, and all regions."""
+    regions, width = Regions.of_parts(part.X, ranks, lengthscale), 0.0
+    if ranks.size > 1:
+        sample = sample_of_parts(part.X, ranks)
+        width = ranks.broadcast(halo_width(sample, num_rows, num_neighbours, regions.unit))
+    return exchange_rows(regions, width, ranks, *part), width, regions
 
-    def _folder(self, checkpoint_dir: str | Path, recipe: Recipe, task: Task) -> Path:
-        """The folder of this fit; ValueError on all processes if it was begun by another number of processes."""
-        # Other numbers of processes add up in another order: digits that this changes do not count.
-        scaler = [[f"{value:.6g}" for value in part.tolist()] for part in self.units.scaler]
-        kernel = [type(part).__name__ for part in task.kernel.modules()]
-        plain = [recipe.name, recipe.values, kernel, task.seed, task.max_epochs, self.num_rows]
-        plain += [self.units.encoder.names_out, scaler]
-        folder = Path(checkpoint_dir) / f"regions-{fingerprint(plain)[:12]}"
-        task.ranks.from_first(lambda: {"checked": _check_number(folder, task.ranks.size)})
-        return folder
+
+def _folder(checkpoints: Path, recipe: Recipe, task: Task, units: Units, num_rows: int) -> Path:
+    """The folder of this fit; ValueError on all processes if it was begun by another number of processes."""
+    # Other numbers of processes add up in another order: digits that this changes do not count.
+    scaler = [[f"{value:.6g}" for value in part.tolist()] for part in units.scaler]
+    kernel = [type(part).__name__ for part in task.kernel.modules()]
+    plain = [recipe.name, recipe.values, kernel, task.seed, task.max_epochs, num_rows, units.encoder.names_out, scaler]
+    folder = checkpoints / f"regions-{fingerprint(plain)[:12]}"
+    task.ranks.from_first(lambda: {"checked": _check_number(folder, task.ranks.size)})
+    return folder
 
 
 def _words(shard: Shard, width: float, ranks: Ranks) -> str:
