@@ -1,6 +1,7 @@
 """A model with the interface of the regressors whose answers are known in closed form, and a reader of reports."""
 
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -105,7 +106,16 @@ class KnownModel:
     def predictive(self, X, sample_noise=None):
         shape = (-1, self.n_outputs_)
         mean, std = (part.reshape(shape) for part in self.predict(X, return_std=True))
-        return Predictive.from_moments(mean, std, self.target_transforms_)
+        return predictive_of(mean, std, self.target_transforms_)
+
+
+def predictive_of(mean: np.ndarray, std: np.ndarray, names: Sequence[str]) -> Predictive:
+    """The distributions with this mean and standard deviation, in the units of targets on these scales."""
+    location, scale = mean.astype(float), std.astype(float)
+    for j in (j for j, name in enumerate(names) if name == "log"):
+        variance = np.log1p((scale[:, j] / location[:, j]) ** 2)
+        location[:, j], scale[:, j] = np.log(location[:, j]) - variance / 2, np.sqrt(variance)
+    return Predictive(location, scale, tuple(TRANSFORMS[name] for name in names))
 
 
 GPRegressor.register(KnownModel)

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from report_models import predictive_of
 from scipy import stats
 from scipy.integrate import quad
 from sklearn.compose import TransformedTargetRegressor
@@ -156,7 +157,7 @@ def test_scores_do_not_depend_on_the_unit_but_by_it():
     for j in range(2):
         left, right = one.scores(j, y[:, j]).in_unit(unit), tiny.scores(j, y[:, j] * unit)
         np.testing.assert_allclose(right, left, rtol=1e-9)
-    again = Predictive.from_moments(one.mean(), one.std(), ["identity", "log"])
+    again = predictive_of(one.mean(), one.std(), ["identity", "log"])
     np.testing.assert_allclose(again.location, location, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(again.scale, scale, rtol=1e-9)
 

@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from report_models import STRANGE_NAMES, KnownModel, Page, plain, read, strange
+from report_models import STRANGE_NAMES, KnownModel, Page, plain, predictive_of, read, strange
 from scipy.stats import norm
 
 from cagp.estimators import CaGPRegressor
-from cagp.estimators.predictive import Predictive
 from cagp.kernels import ActiveDims, Linear, Matern32, Scale
 from cagp.metrics import calibration, scaled
 from cagp.report import write_report
@@ -93,7 +92,7 @@ def test_inputs_that_do_not_vary_have_no_relevance(tmp_path):
 
 
 def scores(y, mean, std):
-    return Predictive.from_moments(mean[:, None], std[:, None], ["identity"]).scores(0, y)
+    return predictive_of(mean[:, None], std[:, None], ["identity"]).scores(0, y)
 
 
 @pytest.mark.slow

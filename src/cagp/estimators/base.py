@@ -164,16 +164,14 @@ class GPEstimator(BaseEstimator, ABC):
 
 def refuse_keywords(unknown: dict[str, Any]) -> None:
     """Raise TypeError for keywords that fit does not know, with what to pass instead."""
-    if not unknown:
-        return
-    name = next(iter(unknown))
-    hint = ""
-    if name == "sample_weight":
-        hint = (
-            ": a Gaussian process weighs rows by their noise. Pass sample_noise, the known noise variance of each row, "
-            "e.g. sample_noise=variance / weight"
-        )
-    raise TypeError(f"fit() got an unexpected keyword argument {name!r}{hint}.")
+    for name in unknown:
+        hint = ""
+        if name == "sample_weight":
+            hint = (
+                ": a Gaussian process weighs rows by their noise. Pass sample_noise, the known noise variance of each "
+            )
+            hint += "row, e.g. sample_noise=variance / weight"
+        raise TypeError(f"fit() got an unexpected keyword argument {name!r}{hint}.")
 
 
 def _check_device(device: str | torch.device, anywhere: bool) -> None:

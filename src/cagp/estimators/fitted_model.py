@@ -323,10 +323,11 @@ class FittedModel:
         """The parts of the variance of observations with this mean, and what is known of the computational part."""
         means, *arrays = np.zeros((1 + len(PARTS), len(points.inputs), self.num_functions))
         parts, gaussian = dict(zip(PARTS, arrays, strict=True)), self.likelihood is None
-        references = [
-            reference_for(posterior, self._held_noise(j), self.target_rows[j])
-            for j, posterior in enumerate(self.posteriors)
-        ]
+        references = []
+        for posterior, noise, num_rows in zip(self.posteriors, self.row_noise, self.target_rows, strict=True):
+            if not gaussian and isinstance(posterior, LocalPosterior):
+                noise = posterior.row_noise  # that of sites
+            references.append(reference_for(posterior, noise, num_rows))
         for rows, j, posterior, Z, _, offset in self._each(points):
             ignored = None if gaussian else Z.new_ones(len(Z))  # noise comes from the likelihood
             components = variance_components(posterior, references[j], Z, ignored)
@@ -346,12 +347,6 @@ class FittedModel:
         without_noise = parts | {"noise": np.zeros_like(parts["noise"])}
         own = _in_units(function.transforms, without_noise, function.mean())
         return own | {"noise": observations.noise_variance()}, kind
-
-    def _held_noise(self, j: int) -> Tensor | None:
-        """Known variances of the rows that a posterior holds; of their sites where the likelihood is not Gaussian."""
-        posterior = self.posteriors[j]
-        is_local = isinstance(posterior, LocalPosterior)
-        return posterior.row_noise if self.likelihood is not None and is_local else self.row_noise[j]
 
     # ---- what was learned ----
 

@@ -38,20 +38,6 @@ class Predictive:
     scale: Matrix
     transforms: tuple[Transform, ...]  # of each target
 
-    @classmethod
-    def from_moments(cls, mean: Matrix, std: Matrix, names: Sequence[str]) -> "Predictive":
-        """The distributions with this mean and standard deviation, both in the units of the targets.
-
-        Args:
-            names: of the transform of each target.
-        """
-        location, scale = mean.astype(float), std.astype(float)
-        for j, name in enumerate(names):
-            if name == "log":
-                variance = np.log1p((scale[:, j] / location[:, j]) ** 2)
-                location[:, j], scale[:, j] = np.log(location[:, j]) - variance / 2, np.sqrt(variance)
-        return cls(location, scale, tuple(TRANSFORMS[name] for name in names))
-
     def take(self, rows: slice | np.ndarray) -> "Predictive":
         """Some of the rows."""
         return Predictive(self.location[rows], self.scale[rows], self.transforms)

@@ -52,14 +52,7 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
     # ---- fit ----
 
     def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        sample_noise: Any = None,
-        *,
-        time: Any = None,
-        group: Any = None,
-        **unknown: Any,
+        self, X: Any, y: Any = None, sample_noise: Any = None, *, time: Any = None, group: Any = None, **unknown: Any
     ) -> "GPRegressor":
         """Learn from a table.
 
@@ -255,12 +248,7 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
         return self.units_.answer(self.fitted.noise_deviations(points), points)
 
     def report(
-        self,
-        X: Any,
-        y: Any,
-        path: str | Path = "report.html",
-        title: str | None = None,
-        sample_noise: Any = None,
+        self, X: Any, y: Any, path: str | Path = "report.html", title: str | None = None, sample_noise: Any = None
     ) -> Path:
         """Write one HTML page on how well the model predicts these test rows, and why; see docs/report.md."""
         X = self.encoder_.typed(X)

@@ -176,26 +176,24 @@ def _rows_beside(path: Path, digest: str) -> list[Tensor]:
     models = (path, Path(os.path.realpath(path)))
     places = [name(model) for model in models for name in (new_rows_path, rows_path)]
     right = [place for place in places if place.exists() and stored_digest(place) == digest]
-    state = _file_beside(right[0] if right else rows_path(path), ROWS_KIND, digest, f"{path} keeps its rows")
+    state = _file_beside(path, "its rows", right[0] if right else rows_path(path), ROWS_KIND, digest)
     return fields.entry(state, "arrays", fields.list_of(fields.that(lambda value: isinstance(value, Tensor))))
 
 
-def _need_file(path: Path, holder: str) -> None:
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist, where {holder}; put it there, or save the model again.")
-
-
-def _file_beside(path: Path, kind: str, digest: str, holder: str) -> State:
-    """A file beside a model, whose tensors stay in it; ValueError if it is not the one that was saved with it.
-
-    Args:
-        holder: what keeps what in it, in words.
-    """
-    _need_file(path, holder)
+def _file_beside(model: Path, what: str, path: Path, kind: str, digest: str) -> State:
+    """What a model keeps in a file beside it, whose tensors stay there; ValueError if it is of another model."""
+    _check_there(model, what, path)
     state = load_state(path, kind, BESIDE_VERSION, mapped=True)  # says whether it is damaged
     if stored_digest(path) != digest:
-        raise ValueError(f"{path} is of another model, where {holder}; put the right file there, or save again.")
+        raise ValueError(f"{path} is of another model than {model}; put the right file there, or save again.")
     return state
+
+
+def _check_there(model: Path, what: str, path: Path) -> None:
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist, where {model} keeps {what}; put it there, or save the model again."
+        )
 
 
 def load_model(path: str | Path, classes: dict[str, type[Any]], kernel: Kernel | None = None) -> Any:
@@ -322,13 +320,12 @@ def regions_from_state(state: State, path: Path, kernel: Kernel | None) -> Poste
     regions, digests = found["regions"], found["digests"]
     count, d = regions.lower.shape
     need(len(digests) == count and bool((regions.lower <= regions.upper).all()), "'regions'")
-    holder = f"{path} keeps a region"
     for region in range(count):
-        _need_file(region_path(path, region, count), holder)
+        _check_there(path, "a region", region_path(path, region, count))
 
     def open_region(region: int) -> LocalPosterior:
         own = region_path(path, region, count)
-        stored = _file_beside(own, REGION_KIND, digests[region], holder)
+        stored = _file_beside(path, "a region", own, REGION_KIND, digests[region])
         found = posterior_from_state(stored["posterior"], kernel)
         if not isinstance(found, LocalPosterior):
             raise ValueError(f"{own} holds a {type(found).__name__}, expected the nearest rows of a region.")

@@ -27,7 +27,7 @@ def prepare(table: Table, fit: Fit) -> Prepared:
     """
     (X, y, sample_noise, time, group), options, kind, ranks = table, fit.options, fit.kind, fit.ranks
     recipe, is_in_pieces = kind.recipe(0), isinstance(X, Chunks)
-    in_regions = bool(recipe.values.get("shards", False))
+    in_regions = recipe.shards
     if is_in_pieces and y is not None:
         raise ValueError("y is given beside a table in pieces, which has its own targets; leave y out.")
     if is_in_pieces and sample_noise is not None:
