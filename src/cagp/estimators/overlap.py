@@ -8,9 +8,8 @@ import torch
 
 from cagp.data.duplicates import NEAR, RowIndex
 from cagp.data.scaling import Standardizer
-from cagp.engine import kernel_product
 from cagp.estimators.fitted_model import FittedModel
-from cagp.estimators.units import EncodedTable
+from cagp.estimators.units import EncodedTable, as_array
 from cagp.posteriors import InducingPosterior, LocalPosterior, Posterior
 from cagp.shards import RegionPosterior
 
@@ -131,15 +130,13 @@ class KnownRows:
         kept = [None] * len(posteriors) if without else range(len(posteriors))
         known = [None if j is None else _targets(posteriors[j], model, j) for j in kept]
         targets = [column for column in known if column is not None]
-        inputs = posteriors[0].X.detach().double().cpu().numpy()
+        inputs = as_array(posteriors[0].X)
         share = min(1.0, len(inputs) / model.num_rows)
         whole = len(targets) == len(known) and len({len(column) for column in targets}) == 1
 
         def standard(codes: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            own = [t.forward(y[:, j]) for j, t in enumerate(model.units.transforms)]
-            return model.units.scaled(codes).numpy(), model.units.scaler.targets(
-                torch.from_numpy(np.stack(own, 1))
-            ).numpy()
+            units = model.units
+            return units.scaled(codes).numpy(), units.scaler.targets(torch.from_numpy(units.forward(y))).numpy()
 
         return cls(standard, inputs, np.stack(targets, 1) if whole else None, share)
 
@@ -173,10 +170,11 @@ def group_words(name: str, share: float) -> str:
 def _targets(posterior: Posterior, model: FittedModel, j: int) -> np.ndarray | None:
     """The targets of the rows that a posterior keeps, in standard units."""
     if isinstance(posterior, LocalPosterior):
-        return posterior.y.double().cpu().numpy()
+        return as_array(posterior.y)
     if model.methods[0] != "exact":
         return None
-    X, weights = posterior.X, posterior._representer.double()
-    product = kernel_product(posterior.prior.kernel, X, X, weights.to(X)[:, None], max_bytes=posterior.max_bytes)
-    noise = posterior.prior.noise_variance(X, model.row_noise[j])
-    return (posterior.prior.mean(X) + product[:, 0] + noise * weights).double().detach().cpu().numpy()
+    X, weights = posterior.X, posterior._representer
+    assert weights is not None
+    return as_array(
+        posterior.mean(X).double() + posterior.prior.noise_variance(X, model.row_noise[j]) * weights.double()
+    )
