@@ -13,9 +13,7 @@ A file can hold anything. A class that is stored declares its fields once; both 
             return cls(**checked(state, cls.FIELDS))
 
 A check takes a value and the sizes so far, and returns the value as the class wants it, or calls ``require``. A size is
-a name: "d" stands for any length where it first occurs, and for the same length from then on. Checks nest:
-``optional``, ``list_of``, ``dict_of``, ``record`` (a table inside a table) and ``made_by`` (a class with a
-``from_state`` of its own).
+a name: "d" stands for any length where it first occurs, and for the same length from then on. Checks nest.
 """
 
 import math

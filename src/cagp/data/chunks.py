@@ -3,12 +3,13 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import pandas as pd
 
-from cagp.data.table_checks import listed
+from cagp.data.table_checks import listed, plain
 from cagp.data.table_files import CSV_ENDINGS, ending_of, open_npy, rows_of_file
 from cagp.data.tables import stream_parts, table_parts
 from cagp.files import PathLike
@@ -26,20 +27,28 @@ class ChunkOfRows(NamedTuple):
     rows_from: int  # the number of the first row, from 0
 
 
+Reader = Callable[[Sequence[str], int, int], Iterator[ChunkOfRows]]
+"""The pieces of one of several parts of a table, by its number and theirs; some columns are read as text."""
+
+
 @final
 @dataclass(frozen=True)
 class Chunks:
-    """A table in pieces, each with inputs and targets; made by ``open_chunks``, and taken by ``fit`` as ``X``.
-
-    ``read(text)`` goes through all pieces, in order, from the first row on; columns in ``text`` are read as text where
-    the table has no types (CSV).
-    """
+    """A table in pieces, each with inputs and targets; made by ``open_chunks``, and taken by ``fit`` as ``X``."""
 
     words: str  # what the table is called in messages
     num_rows: int | None  # None where only reading tells
-    read: Callable[..., Iterator[ChunkOfRows]]
+    reader: Reader
     has_types: bool = True  # False for CSV, where a column can be read as text
-    sharer: "Callable[[int, int], Chunks] | None" = None  # what ``part`` returns, where it knows better
+    share: tuple[int, int] = (0, 1)  # the part of the table that these pieces are, and the number of parts
+
+    def read(self, text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
+        """All pieces, in order, from the first row on.
+
+        Args:
+            text: columns to read as text where the table has no types (CSV).
+        """
+        return self.reader(text, *self.share)
 
     def where(self, rows: Callable[[int, int], np.ndarray], num_rows: int | None) -> "Chunks":
         """Some of the rows.
@@ -49,19 +58,16 @@ class Chunks:
             num_rows: how many they are in all.
         """
 
-        def read(text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
-            for chunk in self.read(text):
+        def reader(text: Sequence[str], part: int, num_parts: int) -> Iterator[ChunkOfRows]:
+            for chunk in self.reader(text, part, num_parts):
                 kept = rows(chunk.rows_from, chunk.rows_from + len(chunk.inputs))
                 if kept.all():
                     yield chunk
                 elif kept.any():
-                    inputs, targets, noise = (None if part is None else part[kept] for part in chunk[:3])
+                    inputs, targets, noise = (None if values is None else values[kept] for values in chunk[:3])
                     yield ChunkOfRows(inputs, targets, noise, chunk.rows_from)
 
-        def sharer(part: int, num_parts: int) -> "Chunks":
-            return self.part(part, num_parts).where(rows, None)
-
-        return Chunks(self.words, num_rows, read, self.has_types, sharer)
+        return replace(self, num_rows=num_rows, reader=reader)
 
     def part(self, part: int, num_parts: int) -> "Chunks":
         """One of several parts that together have all rows: some files of it, where these are Parquet; else pieces.
@@ -70,13 +76,8 @@ class Chunks:
         """
         if num_parts == 1:
             return self
-        if self.sharer is not None:
-            return self.sharer(part, num_parts)
-
-        def read(text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
-            return (chunk for number, chunk in enumerate(self.read(text)) if number % num_parts == part)
-
-        return Chunks(f"part {part + 1} of {num_parts} of {self.words}", None, read, self.has_types)
+        words = f"part {part + 1} of {num_parts} of {self.words}"
+        return replace(self, words=words, num_rows=None, share=(part, num_parts))
 
 
 def open_chunks(
@@ -138,8 +139,7 @@ class _Columns(NamedTuple):
             raise ValueError(f"target, drop and noise name columns, and {words} have no names; pass (X, y).")
 
     def _chunk(self, piece: Any, first_row: int, words: str) -> ChunkOfRows:
-        if not isinstance(piece, pd.DataFrame) and hasattr(piece, "to_pandas"):
-            piece = piece.to_pandas()
+        piece = plain(piece, "a piece")
         if isinstance(piece, pd.DataFrame):
             return self._split(piece, first_row, words)
         if not isinstance(piece, tuple) or len(piece) not in (2, 3):
@@ -170,26 +170,23 @@ class _Columns(NamedTuple):
         return ChunkOfRows(inputs, frame[self.target if is_one else targets], noise, first_row)
 
 
-def _of_files(parts: Sequence[PathLike], words: str, columns: _Columns, rows: int, first_row: int = 0) -> Chunks:
-    def read(text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
-        return columns.chunks((chunk.frame for chunk in stream_parts(parts, rows, text)), words, first_row)
-
+def _of_files(parts: Sequence[PathLike], words: str, columns: _Columns, rows: int) -> Chunks:
     counts = [count for part in parts if (count := rows_of_file(part)) is not None]
-    if len(counts) < len(parts):
-        return Chunks(words, None, read, has_types=ending_of(parts[0]) not in CSV_ENDINGS)
-    ends = np.cumsum([0, *counts])
+    ends = np.cumsum([0, *counts]) if len(counts) == len(parts) else None
 
-    def sharer(part: int, num_parts: int) -> Chunks:
+    def reader(text: Sequence[str], part: int, num_parts: int) -> Iterator[ChunkOfRows]:
         """Whole files for each part, as even in their rows as their order allows; pieces where files are too few."""
-        owners = ((ends[:-1] + ends[1:]) / 2 * num_parts / ends[-1]).astype(int)
+        owners = np.zeros(len(parts), dtype=int)
+        if ends is not None and num_parts > 1:
+            owners = ((ends[:-1] + ends[1:]) / 2 * num_parts / ends[-1]).astype(int)
         if len(np.unique(owners)) < num_parts:  # a part would have no file
-            return replace(whole, sharer=None).part(part, num_parts)
-        first, last = np.flatnonzero(owners == part)[[0, -1]]
-        words_of_part = f"part {part + 1} of {num_parts} of {words}"
-        return _of_files(parts[first : last + 1], words_of_part, columns, rows, first_row + int(ends[first]))
+            return islice(reader(text, 0, 1), part, None, num_parts)
+        own = np.flatnonzero(owners == part).tolist()
+        frames = (chunk.frame for chunk in stream_parts([parts[k] for k in own], rows, text))
+        return columns.chunks(frames, words, 0 if ends is None else int(ends[own[0]]))
 
-    whole = Chunks(words, int(ends[-1]), read, sharer=sharer)
-    return whole
+    has_types = ending_of(parts[0]) not in CSV_ENDINGS
+    return Chunks(words, None if ends is None else int(ends[-1]), reader, has_types)
 
 
 def _of_arrays(source: tuple[Any, ...], columns: _Columns, rows: int) -> Chunks:
@@ -203,11 +200,11 @@ def _of_arrays(source: tuple[Any, ...], columns: _Columns, rows: int) -> Chunks:
         lengths = ", ".join(f"{name} has {len(array):,} rows" for name, array in zip(names, arrays, strict=True))
         raise ValueError(f"the arrays differ in their number of rows: {lengths}.")
 
-    def read(text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
-        starts = range(0, num_rows, rows)
-        return columns.chunks(tuple(np.array(a[k : k + rows]) for a in arrays) for k in starts)
+    def reader(text: Sequence[str], part: int, num_parts: int) -> Iterator[ChunkOfRows]:
+        pieces = (tuple(np.array(a[k : k + rows]) for a in arrays) for k in range(0, num_rows, rows))
+        return islice(columns.chunks(pieces), part, None, num_parts)
 
-    return Chunks(names[0], num_rows, read)
+    return Chunks(names[0], num_rows, reader)
 
 
 def _of_pieces(source: Any, columns: _Columns) -> Chunks:
@@ -222,10 +219,10 @@ def _of_pieces(source: Any, columns: _Columns) -> Chunks:
             "function that makes it, e.g. open_chunks(make_pieces) instead of open_chunks(make_pieces())."
         )
 
-    def read(text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
+    def reader(text: Sequence[str], part: int, num_parts: int) -> Iterator[ChunkOfRows]:
         pieces = source() if callable(source) else source
         if not isinstance(pieces, Iterable):
             raise TypeError(f"the function returned a {type(pieces).__name__}, expected an iterator over pieces.")
-        return columns.chunks(pieces)
+        return islice(columns.chunks(pieces), part, None, num_parts)
 
-    return Chunks("the table", None, read)
+    return Chunks("the table", None, reader)

@@ -274,17 +274,22 @@ def open_npy(path: PathLike) -> np.ndarray:
 
 def _npy_pieces(path: PathLike, rows: int | None) -> Pieces:
     matrix = open_npy(path)
-    matrix = matrix[:, None] if matrix.ndim == 1 else matrix
-    names = [f"x{j}" for j in range(matrix.shape[1])]
-    for start, stop in _slices(len(matrix), len(names), rows):
-        yield pd.DataFrame(np.array(matrix[start:stop]), columns=names), stop / len(matrix)
+    width = 1 if matrix.ndim == 1 else matrix.shape[1]
+    columns = {"X": [f"x{j}" for j in range(width)]}
+    return _array_pieces(len(matrix), columns, {"X": lambda start, stop: matrix[start:stop]}, rows)
 
 
-def _slices(num_rows: int, num_columns: int, rows: int | None) -> Iterator[tuple[int, int]]:
-    """Where pieces begin and end."""
-    at_once = num_rows if rows is None else _rows_at_once(rows, max(1, num_columns))
-    for start in range(0, num_rows, max(1, at_once)):
-        yield start, min(start + at_once, num_rows)
+def _array_pieces(
+    num_rows: int, columns: dict[str, list[str]], read: dict[str, Callable[[int, int], np.ndarray]], rows: int | None
+) -> Pieces:
+    """Pieces of arrays side by side, from the names of their columns and what reads some rows of each."""
+    width = max(1, sum(map(len, columns.values())))
+    at_once = max(1, num_rows) if rows is None else _rows_at_once(rows, width)
+    for start in range(0, num_rows, at_once):
+        stop, frame = min(start + at_once, num_rows), {}
+        for key, labels in columns.items():
+            frame.update(zip(labels, read[key](start, stop).reshape(stop - start, len(labels)).T, strict=True))
+        yield pd.DataFrame(frame), stop / num_rows
 
 
 class _Member:
@@ -323,12 +328,7 @@ def _npz_pieces(path: PathLike, rows: int | None, stack: ExitStack) -> Pieces:
     if not columns:
         raise ValueError(f"{path} has no table: expected an array X (n, d), and y or other arrays of length n.")
     num_rows = members[next(iter(columns))].shape[0]
-    for start, stop in _slices(num_rows, sum(map(len, columns.values())), rows):
-        frame = {}
-        for key, labels in columns.items():
-            values = members[key].rows(start, stop).reshape(stop - start, len(labels))
-            frame.update(zip(labels, values.T, strict=True))
-        yield pd.DataFrame(frame), stop / num_rows
+    yield from _array_pieces(num_rows, columns, {key: members[key].rows for key in columns}, rows)
 
 
 def _npz_columns(path: PathLike, members: dict[str, _Member], names: np.ndarray | None) -> dict[str, list[str]]:
