@@ -1,27 +1,101 @@
 """``cagp fit``: read a table, split it, fit, save the model, test it on rows held out, and say what was done."""
 
 import argparse
+import json
 import os
+import shutil
 import time
 from contextlib import ExitStack, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from cagp import notices
-from cagp.cli.checkpoints import CheckpointFolder
 from cagp.cli.commands import parameters_of
 from cagp.cli.console import Console, UsageError, check_shared_table, count, print_json, warn
-from cagp.cli.models import CLASSES, check_model, estimator, kind_of_targets
 from cagp.cli.scores import tally_of, write_report
-from cagp.cli.sources import Source, WholeTable, is_sharded, open_in_pieces, read_table_of, reason_for_pieces
+from cagp.cli.sources import (
+    CLASSES,
+    Source,
+    WholeTable,
+    check_model,
+    estimator,
+    kind_of_targets,
+    open_in_pieces,
+    read_table_of,
+    reason_for_pieces,
+)
 from cagp.cli.tables import Model, targets_of
 from cagp.data.table_files import READABLE
 from cagp.estimators import CopiesWarning
-from cagp.files import checked_destination
+from cagp.files import checked_destination, locked_folder, write_atomically
 from cagp.likelihood_registry import GAUSSIAN
+from cagp.memory import default_memory_limit
 from cagp.quantities import size
 from cagp.ranks import Ranks
 from cagp.storage import fingerprint
+from cagp.training import CHECKPOINT
+
+RUN = "run.json"
+"""What a resumed run needs besides checkpoints: which fit it is, and its memory limit."""
+
+
+class CheckpointFolder:
+    """The folder beside a model with the checkpoints of its fit, which another run can continue."""
+
+    def __init__(self, model: Path):
+        self.path = model.with_name(model.name + ".checkpoints")
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a checkpoint to continue from."""
+        return any(self.path.glob(f"**/{CHECKPOINT}"))
+
+    def lock(self, resume: bool, resources: ExitStack) -> None:
+        """Make the folder for this process alone, until ``resources`` are closed; UsageError if another fit began."""
+        self.path.mkdir(exist_ok=True)
+        resources.enter_context(locked_folder(self.path, "another fit"))
+        resources.callback(self._remove_unless_begun)
+        if self.is_begun and not resume:
+            raise UsageError(
+                f"{self.path} contains checkpoints of an unfinished fit. Run the same command with --resume to "
+                "continue it, or delete the folder to start from scratch."
+            )
+
+    def memory_limit(self, fit: str, asked: int | None) -> int:
+        """The memory limit in bytes: a resumed run has that of the run it continues, however much is free by now.
+
+        Args:
+            fit: what the fit depends on, as a short text; ValueError where the folder belongs to a different fit.
+            asked: the limit that the user asks for.
+        """
+        path = self.path / RUN
+        if not path.exists() or not self.is_begun:
+            limit = default_memory_limit() if asked is None else asked
+            write_atomically(path, json.dumps({"fit": fit, "memory": limit}).encode())
+            return limit
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored_fit, limit = str(stored["fit"]), int(stored["memory"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}; delete its folder to start from scratch.") from error
+        if stored_fit != fit:
+            raise ValueError(
+                f"{self.path} belongs to another fit (other data or options); run the command that made it, or delete "
+                "the folder to start from scratch."
+            )
+        return limit if asked is None else asked
+
+    def remove(self) -> None:
+        """Remove the folder. Its checkpoints go first: if this is interrupted, the rest is not a fit to resume."""
+        for checkpoint in self.path.glob(f"**/{CHECKPOINT}"):
+            checkpoint.unlink()
+        shutil.rmtree(self.path)
+
+    def _remove_unless_begun(self) -> None:
+        """Remove a folder without a checkpoint: there is nothing in it to continue from."""
+        if not self.is_begun:
+            shutil.rmtree(self.path, ignore_errors=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +130,7 @@ def _run(
     if arguments.resume and not is_begun:
         say(f"There is no checkpoint in {folder.path} to continue from: starting from scratch.")
 
-    start, in_regions = time.perf_counter(), is_sharded(arguments)
+    start, in_regions = time.perf_counter(), getattr(arguments, "shards", False)
     model = _fitted(arguments, source, folder, ranks)
     if not in_regions:
         ranks.leave()
@@ -72,8 +146,7 @@ def _run(
         folder.remove()
 
     test, num_missing = source.tested(model, ranks if in_regions else Ranks.alone())
-    tally = None
-    num_test = len(test.frame)
+    tally, num_test = None, len(test.frame)
     if num_test:
         tally = tally_of(model)
         tally.add(targets_of(model, test.frame, arguments.table), test.inputs, test.noise)

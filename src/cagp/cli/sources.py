@@ -1,9 +1,10 @@
-"""Where ``cagp fit`` and ``cagp compare`` have their rows from: a table in memory, or one that is read in pieces."""
+"""What ``cagp fit`` and ``cagp compare`` learn with and from: an estimator, and a table in memory or in pieces."""
 
 import argparse
 import os
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -11,8 +12,8 @@ import numpy as np
 import pandas as pd
 from pandas.util import hash_pandas_object
 
+from cagp.cli.commands import parameters_of
 from cagp.cli.console import UsageError, count, names, warn
-from cagp.cli.models import CLASSES, kind_of_targets
 from cagp.cli.tables import (
     Model,
     Rows,
@@ -31,14 +32,17 @@ from cagp.data.splits import shared_groups
 from cagp.data.table_files import CSV_ENDINGS
 from cagp.data.tables import is_several_files, stream_table, table_parts, table_rows, table_size
 from cagp.data.text_values import with_decimal_commas_read
-from cagp.estimators import CaGPClassifier, EncodedTable
+from cagp.estimators import CaGPClassifier, CaGPRegressor, EncodedTable
 from cagp.estimators.overlap import MANY_IN_GROUPS, KnownRows, group_words
 from cagp.estimators.pieces import gathered
-from cagp.likelihood_registry import GAUSSIAN
+from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
 from cagp.memory import default_memory_limit
 from cagp.quantities import size
 from cagp.ranks import Ranks
-from cagp.recipes import RECIPES
+from cagp.recipes import OPTIONS, RECIPES, methods_for, users_of
+from cagp.recipes.options import kind_of, not_for
+
+CLASSES = "classes"
 
 MOST_TEST_ROWS = 100_000
 """Rows of a table in pieces that are held out at most: more would tell little, and take long."""
@@ -48,6 +52,53 @@ CELL_BYTES, TEXT_BYTES, PACKED = 160, 20, 5
 
 LEAST_BYTES = 10**9
 """A table that takes less is read at once, whatever the limit: pieces would save little of it."""
+
+
+# ---- the estimator ----
+
+
+def kind_of_targets(arguments: argparse.Namespace) -> str:
+    """What the targets are, see ``cagp.recipes.options.kind_of``."""
+    if getattr(arguments, "classify", False):
+        return CLASSES
+    return kind_of(getattr(arguments, "likelihood", GAUSSIAN))
+
+
+def check_model(arguments: argparse.Namespace, methods: Sequence[str]) -> None:
+    """Raise UsageError for options that do not go with the kind of targets, or that none of the methods uses."""
+    kind, values = kind_of_targets(arguments), parameters_of(arguments)
+    asked = "--classify" if kind == CLASSES else f"--likelihood {values.get('likelihood', GAUSSIAN)}"
+    if kind == CLASSES and kind_of(values.get("likelihood", "logit")) != CLASSES:
+        raise UsageError(f"--classify cannot be used with --likelihood {values['likelihood']}; remove it.")
+    if "exposure" in values and kind in (GAUSSIAN, "numbers"):
+        counts = " or ".join(likelihoods_of("counts"))
+        raise UsageError(f"--exposure is for counts: give --likelihood {counts}, too, or remove it.")
+    able = methods_for(kind)
+    if kind != GAUSSIAN:
+        others = [*(["--noise"] if arguments.noise is not None else []), *(o.flag for o in not_for(kind, values))]
+        if others:
+            raise UsageError(f"{', '.join(others)} cannot be used with {asked}; remove it.")
+        if wrong := [method for method in methods if method not in able]:
+            raise UsageError(f"--method is {wrong[0]}, with {asked} it is one of {', '.join(able)}.")
+        if arguments.target is not None and len(arguments.target) > 1:
+            raise UsageError(f"--target names {len(arguments.target)} columns; {asked} takes one.")
+        methods = able if "auto" in methods else methods
+    for name in OPTIONS.keys() & values:
+        users = users_of(name)
+        if not set(methods) & set(users):
+            others = f"{methods[0]} does" if len(methods) == 1 else f"{', '.join(methods)} do"
+            raise UsageError(f"{OPTIONS[name].flag} is for {', '.join(users)}; {others} not use it. Remove it.")
+
+
+def estimator(method: str, arguments: argparse.Namespace, **more: object) -> CaGPRegressor | CaGPClassifier:
+    """An estimator that is not fitted yet, with the options that its method uses; ``more`` are further parameters."""
+    make = CaGPClassifier if kind_of_targets(arguments) == CLASSES else CaGPRegressor
+    used = RECIPES[method].values.keys() | (make().get_params().keys() - OPTIONS)
+    values = {name: value for name, value in parameters_of(arguments).items() if name in used}
+    return make(method, **{**values, "categories": tuple(arguments.categories), **more})  # pyright: ignore
+
+
+# ---- the table ----
 
 
 @dataclass(frozen=True)
@@ -298,8 +349,13 @@ def open_in_pieces(arguments: argparse.Namespace, reason: str) -> TableInPieces:
 def reason_for_pieces(arguments: argparse.Namespace) -> str | None:
     """Why a table is read in pieces, in words; None if it is read at once, as methods that need all of it want it."""
     path = arguments.table
-    if is_sharded(arguments):
-        _check_shards(arguments)
+    if getattr(arguments, "shards", False):
+        if path == "-":
+            raise UsageError('--shards needs a table that is read several times, "-" can be read once; name a file.')
+        if arguments.split.kind != "random":
+            raise UsageError(f"--shards tests on random rows, and --split is {arguments.split}; leave one of them out.")
+        if arguments.report is not None:
+            raise UsageError("--report needs the test rows in one process; with --shards, leave it out.")
         return "Each process reads its part of the table, and tests on its part of the test rows."
     is_gaussian, needs_all = kind_of_targets(arguments) == GAUSSIAN, arguments.split.kind != "random"
     needs_all |= getattr(arguments, "mean", None) == "trees" or getattr(arguments, "copies", None) == "once"
@@ -315,20 +371,6 @@ def reason_for_pieces(arguments: argparse.Namespace) -> str | None:
     if not is_gaussian:
         raise UsageError(f"{words}; classes and --likelihood need all of it in memory.")
     return f"{words}; it is read in pieces."
-
-
-def is_sharded(arguments: argparse.Namespace) -> bool:
-    """Whether each process is to have a region of the table."""
-    return getattr(arguments, "shards", False)
-
-
-def _check_shards(arguments: argparse.Namespace) -> None:
-    if arguments.table == "-":
-        raise UsageError('--shards needs a table that is read several times, and "-" can be read once; name a file.')
-    if arguments.split.kind != "random":
-        raise UsageError(f"--shards tests on random rows, and --split is {arguments.split}; leave one of them out.")
-    if arguments.report is not None:
-        raise UsageError("--report needs the test rows in one process; with --shards, leave it out.")
 
 
 def _bytes_in_memory(path: str) -> int:
