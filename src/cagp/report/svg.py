@@ -14,18 +14,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from cagp import plots
-from cagp.plots import shortened
+from cagp.plots import AMBER, BLUE, GREEN, INK, MUTED, PURPLE, RED, shortened
 
-PALETTE = {
-    plots.INK: "ink",
-    plots.MUTED: "muted",
-    plots.BLUE: "blue",
-    plots.RED: "red",
-    plots.GREEN: "green",
-    plots.PURPLE: "purple",
-    plots.AMBER: "amber",
-}
+PALETTE = {INK: "ink", MUTED: "muted", BLUE: "blue", RED: "red", GREEN: "green", PURPLE: "purple", AMBER: "amber"}
 """The colours that the page defines, as CSS variables of these names."""
 
 COMPACT = (
@@ -40,6 +31,7 @@ COMPACT = (
 """What is removed from matplotlib's SVG, half of its size, as patterns and replacements."""
 
 WIDTH, HEIGHT = 4.0, 2.9  # inches; 288 points fill a phone of 360 CSS pixels, legible without zooming
+IMAGE_DPI = 200
 
 
 class _Renderer(RendererSVG):
@@ -55,19 +47,11 @@ class _Renderer(RendererSVG):
 
 
 class _Canvas(FigureCanvasSVG):
-    """Writes SVG through ``_Renderer``."""
+    """Lays out a figure with the measures of ``_Renderer``."""
 
-    def print_svg(self, filename: Any, *, bbox_inches_restore: Any = None, metadata: Any = None, **_: Any) -> None:
-        figure: Any = self.figure
-        dpi, figure.dpi = figure.dpi, self.fixed_dpi
-        width, height = figure.get_size_inches()
-        # While it lays out a figure, matplotlib renders into a stream of bytes and throws them away.
-        stream = filename if isinstance(filename, StringIO) else StringIO()
-        size = width * self.fixed_dpi, height * self.fixed_dpi
-        vectors = _Renderer(*size, stream, image_dpi=dpi, metadata=metadata)
-        renderer = MixedModeRenderer(figure, width, height, dpi, vectors, bbox_inches_restore=bbox_inches_restore)
-        figure.draw(renderer)
-        renderer.finalize()
+    def get_renderer(self) -> _Renderer:
+        """What matplotlib asks for the sizes of texts."""
+        return _Renderer(*self.figure.bbox.size, StringIO())
 
 
 @cache
@@ -93,7 +77,7 @@ class Drawing:
     ) -> Markup:
         """The figure that ``plot(ax, *values, **options)`` draws, with its caption; ``alt`` describes it in words."""
         self.num_drawn += 1
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height), dpi=72, layout="constrained")
         _Canvas(figure)
         plot(figure.subplots(), *values, **options)
         words = Markup("<figcaption>{}</figcaption>").format(caption) if caption else ""
@@ -101,9 +85,14 @@ class Drawing:
 
 
 def _svg(figure: Figure, prefix: str, alt: str) -> str:
-    stream = StringIO()
+    for part in (figure, *figure.axes):
+        part.patch.set_visible(False)
+    stream, (width, height) = StringIO(), figure.get_size_inches()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "cagp"}):
-        figure.savefig(stream, format="svg", dpi=200, transparent=True, metadata={"Date": None, "Creator": None})
+        vectors = _Renderer(72 * width, 72 * height, stream, image_dpi=IMAGE_DPI)
+        renderer: Any = MixedModeRenderer(figure, width, height, IMAGE_DPI, vectors)
+        figure.draw(renderer)
+        renderer.finalize()
     markup = stream.getvalue()
     markup = markup[markup.index("<svg") :]
     for pattern, replacement in COMPACT:
@@ -113,9 +102,8 @@ def _svg(figure: Figure, prefix: str, alt: str) -> str:
     markup = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", markup)
     for color, name in PALETTE.items():
         markup = markup.replace(color, f"var(--{name})")
-    box = re.search(r"viewBox=\"[^\"]*\"", markup)
-    assert box is not None
-    opening = f'<svg role="img" aria-label="{escape(shortened(alt, 300))}" {box[0]}>'
+    box = f"0 0 {72 * width:g} {72 * height:g}"
+    opening = f'<svg role="img" aria-label="{escape(shortened(alt, 300))}" viewBox="{box}">'
     return re.sub(r"<svg[^>]*>", lambda _: opening, markup, count=1)
 
 
