@@ -131,9 +131,9 @@ def iterate(
     """Algorithm S1 (iterative version): steps of ``policy`` until ``stopping`` ends them.
 
     Args:
-        reorthogonalise: make search directions K̂-conjugate a second time, and the residual orthogonal to all actions.
-            This costs O(n i) more at step i and no product with K̂: twice the time of everything but the product. It
-            matters for CG residuals, which otherwise lose their orthogonality as they converge, and soon add nothing.
+        reorthogonalise: make search directions K̂-conjugate a second time, and the residual orthogonal to all actions,
+            for O(n i) more at step i. CG residuals otherwise lose their orthogonality as they converge, and soon add
+            nothing.
         max_bytes: k(X, X) is kept if it takes no more than this, and otherwise evaluated again for every product.
         check: False if the data were checked before.
 

@@ -26,14 +26,17 @@ from cagp.checks import check_count, check_matrix, check_new_inputs
 from cagp.iterative.state import State
 from cagp.system import System
 
+Order = Literal["given", "random", "pivoted"]
+
 Memory = Any
 """What a policy remembers from one action to the next; None at its first."""
 
 Offer = tuple[Tensor | None, Memory]
 """The next action (n,), of any length, or None if there is none; and the policy's memory after it."""
 
-NEGLIGIBLE = 1e-10
-"""A target is known already if no more than this share of its variance is left."""
+NEGLIGIBLE, LANCZOS_ROUND_OFF = 1e-10, 100
+"""A target is known already if no more than this share of its variance is left; a Lanczos vector shorter than this many
+units of round-off has left the space that products with K̂ can reach."""
 
 
 class Policy(ABC):
@@ -115,8 +118,6 @@ class Lanczos(Policy):
     """
 
     orthogonal = True
-    ROUND_OFF = 100
-    """A vector shorter than this many units of round-off has left the space that products with K̂ can reach."""
 
     def __init__(self, start_vector: Float[Tensor, " n"] | None = None):
         self.start_vector = start_vector
@@ -137,7 +138,7 @@ class Lanczos(Policy):
         length = w.norm()
         for _ in range(2):  # twice is enough (Kahan, Parlett)
             w = w - own @ (own.mT @ w)
-        if float(w.norm()) <= self.ROUND_OFF * torch.finfo(torch.float64).eps * float(length):
+        if float(w.norm()) <= LANCZOS_ROUND_OFF * torch.finfo(torch.float64).eps * float(length):
             return None, memory
         return w, memory
 
@@ -154,12 +155,7 @@ class UnitVectors(Policy):
     Time O(n (d + i)) per action, if the other actions are unit vectors too.
     """
 
-    def __init__(
-        self,
-        order: Literal["given", "random", "pivoted"] = "given",
-        rows: Int[Tensor, " k"] | None = None,
-        seed: int = 0,
-    ):
+    def __init__(self, order: Order = "given", rows: Int[Tensor, " k"] | None = None, seed: int = 0):
         if order not in ("given", "random", "pivoted"):
             raise ValueError(f'order is {order!r}, expected "given", "random" or "pivoted".')
         self.order, self.rows, self.seed = order, rows, seed
@@ -202,11 +198,11 @@ class RandomActions(Policy):
         asked = memory or 0
         # torch's generator uses 32 bits of its seed: mix both numbers into them.
         mixed = int(np.random.SeedSequence(self.seed, spawn_key=(asked,)).generate_state(1)[0])
-        generator = torch.Generator().manual_seed(mixed)
+        n, generator = system.num_rows, torch.Generator().manual_seed(mixed)
         if self.distribution == "gaussian":
-            s = torch.randn(system.num_rows, generator=generator, dtype=torch.float64)
+            s = torch.randn(n, generator=generator, dtype=torch.float64)
         else:
-            s = 2.0 * torch.randint(0, 2, (system.num_rows,), generator=generator).double() - 1
+            s = 2.0 * torch.randint(0, 2, (n,), generator=generator).double() - 1
         return s.to(state.residual.device), asked + 1
 
 
@@ -329,10 +325,8 @@ def top_eigenvectors(
         try:
             found, vectors = eigsh(operator, k=count, which="LA", v0=start, tol=tolerance)  # pyright: ignore[reportArgumentType]
         except ArpackNoConvergence as error:
-            raise RuntimeError(
-                f"{len(error.eigenvalues)} of {count} eigenvectors converged to {tolerance:g}; raise tolerance, or "
-                "take fewer."
-            ) from error
+            found = f"{len(error.eigenvalues)} of {count} eigenvectors converged to {tolerance:g}"
+            raise RuntimeError(f"{found}; raise tolerance, or take fewer.") from error
         values = torch.from_numpy(found[::-1].copy()).to(root)
         U = torch.from_numpy(vectors[:, ::-1].copy()).to(root)
     residual_norms = (whitened(U) - values * U).norm(dim=0)

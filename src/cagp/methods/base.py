@@ -37,8 +37,8 @@ density given the projections without it."""
 class Method(Trainable):
     """Parameters, an objective of the data, and a posterior given them.
 
-    A method of your own needs ``terms`` and ``posterior``. If it has a GP called ``prior``, the history of a fit shows
-    its hyperparameters.
+    A method of your own needs ``terms`` and ``posterior``. A GP called ``prior`` has its noise checked, and the history
+    of a fit shows its hyperparameters.
     """
 
     @abstractmethod

@@ -126,11 +126,12 @@ class CaGPOpt(Method):
         """The actions, at the present hyperparameters where they depend on them."""
         if isinstance(self.actions, Actions):
             return self.actions
-        actions, name = self.actions.actions(self.prior, *data.tensors), f"{type(self.actions).__name__}.actions"
+        returned = f"{type(self.actions).__name__}.actions returned"
+        actions = self.actions.actions(self.prior, *data.tensors)
         if not isinstance(actions, Actions):
-            raise ValueError(f"{name} returned a {type(actions).__name__}, expected Actions: ComputedActions(S).")
+            raise ValueError(f"{returned} a {type(actions).__name__}, expected Actions: ComputedActions(S).")
         if actions.num_rows != data.num_rows:
-            raise ValueError(f"{name} returned actions on {actions.num_rows} rows, expected {data.num_rows}: all of X.")
+            raise ValueError(f"{returned} actions on {actions.num_rows} rows, expected {data.num_rows}: all of X.")
         return actions
 
     def support(self, num_rows: int) -> Int[Tensor, " m"]:

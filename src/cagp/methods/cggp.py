@@ -10,13 +10,13 @@ from torch import Tensor
 from cagp.checks import check_count
 from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES, kernel_product
-from cagp.methods.base import Method, check_all_rows
+from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
 from cagp.posteriors import CGPosterior
 from cagp.prior import GP
 from cagp.solver import Solver
 from cagp.system import System
 from cagp.training import Batch
-from cagp.training.trainable import Terms
+from cagp.training.trainable import Inputs, Terms
 
 TOLERANCE = 1e-4
 NUM_PROBES = 16
@@ -33,8 +33,7 @@ class CGGP(Method):
     k(X, X) with ``num_probes`` + 1 columns for every iteration, O(n²) each; memory O(n (rank + probes)), and n² values
     if k(X, X) fits into ``max_bytes``. A solve that does not converge gives a ``CGWarning``.
 
-    All of it is computed in float64, whatever the dtype of the data: rounding vectors to float32 leaves residuals of
-    about 1e-7 times the condition number, often more than the tolerance.
+    All of it is computed in float64: vectors in float32 leave residuals of about 1e-7 times the condition number.
 
     Args:
         prior: mean, kernel and noise, learned.
@@ -78,12 +77,7 @@ class CGGP(Method):
         }
 
     def estimates(
-        self,
-        solver: Solver,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None,
-        white: Float[Tensor, "p c"],
+        self, solver: Solver, X: Inputs, y: Targets, row_noise: RowNoise, white: Float[Tensor, "p c"]
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """rᵀK̂⁻¹r and log|K̂| of float64 data, differentiable in the prior's parameters.
 

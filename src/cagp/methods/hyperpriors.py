@@ -24,11 +24,7 @@ class LogNormal(NamedTuple):
     scale: float
 
     def log_density(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """log p(log θ), the density with respect to log θ: its mode is the median of θ, whatever the unit of θ.
-
-        The density with respect to θ has a different mode. It is this density with ``location - scale²`` instead of
-        ``location``, up to a factor that does not depend on θ.
-        """
+        """log p(log θ), the density with respect to log θ: its mode is the median of θ, whatever the unit of θ."""
         z = (value.log() - self.location) / self.scale
         return -0.5 * z.square() - math.log(self.scale * math.sqrt(2 * math.pi))
 
@@ -46,8 +42,8 @@ def dimension_scaled(num_dims: int) -> LogNormal:
 class MAP(Method):
     """A method with priors on its hyperparameters: ``fit(MAP(method), X, y)`` trains ``method`` itself.
 
-    It adds one term to the objective, "log_prior" = -log p(θ) / n: the likelihood's terms are per row, so this term
-    fades as rows are added. Everything else is the method's own.
+    It adds one term to the objective, "log_prior" = -log p(θ) / n, which fades as rows are added. All else is the
+    method's own.
 
     Args:
         method: any method with a GP called ``prior``.

@@ -45,8 +45,7 @@ class ScoreRegression(Trainable):
     """The hyperparameters of functions that classify, learned by predicting the label of each row from other rows.
 
     Args:
-        local: how rows are drawn and their neighbours found; its prior has zero mean and ``GaussianNoise``. Its
-            objective is not used.
+        local: how rows are drawn and their neighbours found; its prior has zero mean and ``GaussianNoise``.
         likelihood: of the labels.
         offset: m_c at each row.
         weight: of each row in the log likelihood; None for one each.

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cagp.posteriors.base import LeftOut, Posterior
+from cagp.posteriors.base import LeftOut, Points, Posterior, Values
 from cagp.prior import GP, GaussianNoise
 from cagp.storage import State
 
@@ -84,12 +84,12 @@ class AveragedPosterior(Posterior):
                 prior.noise.noise = noise
         return prior
 
-    def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
+    def order(self, X: Points) -> Int[Tensor, " t"] | None:
         """The order of the first component that has one."""
         found = (component.order(X) for component in self.components)
         return next((order for order in found if order is not None), None)
 
-    def pooled(self, X: Float[Tensor, "t d"]) -> Pooled:
+    def pooled(self, X: Points) -> Pooled:
         """How much each component counts at each test point."""
         return Pooled.of(torch.stack([part.variance(X, noise=True).double() for part in self.components]), self.weights)
 
@@ -110,10 +110,10 @@ class AveragedPosterior(Posterior):
     def _with_offset(self, moments: tuple[Tensor, ...], offset: Tensor) -> Tensor:
         return moments[0] + moments[3] * offset
 
-    def mean(self, X: Float[Tensor, "t d"], offset: Float[Tensor, " t"] | None = None) -> Float[Tensor, " t"]:
+    def mean(self, X: Points, offset: Values | None = None) -> Values:
         return self.predict(X, offset=offset).mean
 
-    def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"]:
+    def scale(self, X: Points) -> Values:
         """What the averaged noise is multiplied by around each test point."""
         return self._moments_in_tiles(X)[2]
 

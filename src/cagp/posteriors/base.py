@@ -15,6 +15,9 @@ from cagp.posteriors.storing import Rounding, Sharing
 from cagp.prior import GP
 from cagp.storage import State
 
+Points = Float[Tensor, "t d"]  # test points
+Values = Float[Tensor, " t"]  # a number for each
+
 
 class Prediction(NamedTuple):
     """Mean and variance at each test point."""
@@ -105,12 +108,12 @@ class Posterior(ABC):
     def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
         """Mean and variance of the function at a tile of test points, float64; optionally their ``scale``, and more."""
 
-    def scale(self, X: Float[Tensor, "t d"]) -> Float[Tensor, " t"] | None:
+    def scale(self, X: Points) -> Values | None:
         """What learned kernel and noise are multiplied by around each test point; None if it is one everywhere."""
         check_new_inputs(X, self.X)
         return self._moments_in_tiles(X)[2] if self.has_local_scale else None
 
-    def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
+    def order(self, X: Points) -> Int[Tensor, " t"] | None:
         """An order of the test points in which answers to many of them cost less; None if it does not matter."""
         return None
 
@@ -122,7 +125,7 @@ class Posterior(ABC):
     def _covariance(self, X: Tensor, Z: Tensor | None) -> Tensor:
         """Covariance of the function between the rows of ``X`` and those of ``Z``, or of ``X`` itself, float64."""
 
-    def mean(self, X: Float[Tensor, "t d"], offset: Float[Tensor, " t"] | None = None) -> Float[Tensor, " t"]:
+    def mean(self, X: Points, offset: Values | None = None) -> Values:
         """m(X) + k(X, X_train) times the representer weights, plus the offset. Time O(t m d).
 
         Without such weights it costs as much as mean and variance.
@@ -135,19 +138,12 @@ class Posterior(ABC):
         mean = self.prior.mean(X.double()) + update
         return (mean if offset is None else mean + offset).to(X)
 
-    def variance(
-        self, X: Float[Tensor, "t d"], *, noise: bool = False, row_noise: Float[Tensor, " t"] | None = None
-    ) -> Float[Tensor, " t"]:
+    def variance(self, X: Points, *, noise: bool = False, row_noise: Values | None = None) -> Values:
         """The diagonal of ``covariance``, with the noise variance added if ``noise``."""
         return self.predict(X, noise=noise, row_noise=row_noise).variance
 
     def predict(
-        self,
-        X: Float[Tensor, "t d"],
-        *,
-        noise: bool = False,
-        row_noise: Float[Tensor, " t"] | None = None,
-        offset: Float[Tensor, " t"] | None = None,
+        self, X: Points, *, noise: bool = False, row_noise: Values | None = None, offset: Values | None = None
     ) -> Prediction:
         """Mean and variance in one pass over the kernel; of new targets if ``noise``, else of the function."""
         check_new_inputs(X, self.X)
@@ -178,12 +174,7 @@ class Posterior(ABC):
         return noise if scale is None else noise + (scale - 1) * self.prior.noise.learned(X)
 
     def covariance(
-        self,
-        X: Float[Tensor, "t d"],
-        Z: Float[Tensor, "u d"] | None = None,
-        *,
-        noise: bool = False,
-        row_noise: Float[Tensor, " t"] | None = None,
+        self, X: Points, Z: Float[Tensor, "u d"] | None = None, *, noise: bool = False, row_noise: Values | None = None
     ) -> Float[Tensor, "t u"]:
         """The posterior covariance of the rows of ``X`` with those of ``Z``, which defaults to ``X``."""
         check_new_inputs(X, self.X)
@@ -202,19 +193,15 @@ class Posterior(ABC):
 
     def sample(
         self,
-        X: Float[Tensor, "t d"],
+        X: Points,
         num_samples: int,
         *,
         noise: bool = False,
-        row_noise: Float[Tensor, " t"] | None = None,
-        offset: Float[Tensor, " t"] | None = None,
+        row_noise: Values | None = None,
+        offset: Values | None = None,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "s t"]:
-        """Joint draws at the rows of ``X``. Time O(t³ + s t²).
-
-        The covariance of nearby rows is singular to working precision: eigenvalues that round-off has made negative
-        count as zero.
-        """
+        """Joint draws at the rows of ``X``; eigenvalues that round-off made negative count as zero. O(t³ + s t²)."""
         check_new_inputs(X, self.X)
         eigenvalues, vectors = torch.linalg.eigh(self._covariance_of_targets(X, None, noise, row_noise))
         root = vectors * eigenvalues.clamp_min(0).sqrt()

@@ -90,16 +90,11 @@ class CGPosterior(Posterior):
     def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "CGPosterior":
         parts = checked(state, cls.FIELDS, {"n": len(X)})
         row_noise = None if parts["row_noise"] is None else parts["row_noise"].double()
-        system = System(prior, sharing.rows(X, torch.float64), row_noise, parts["system_max_bytes"])
-        return cls(
-            X,
-            Solver(system, parts["rank"]),
-            CGResult(**parts["representer"]),
-            tolerance=parts["tolerance"],
-            max_iterations=parts["max_iterations"],
-            max_bytes=max_bytes,
-            shares_rows=True,
+        solver = Solver(
+            System(prior, sharing.rows(X, torch.float64), row_noise, parts["system_max_bytes"]), parts["rank"]
         )
+        limits = {"tolerance": parts["tolerance"], "max_iterations": parts["max_iterations"], "max_bytes": max_bytes}
+        return cls(X, solver, CGResult(**parts["representer"]), **limits, shares_rows=True)
 
     def solve(self, X: Float[Tensor, "t d"]) -> CGResult:
         """K̂⁻¹k(X_train, X), what the variance at ``X`` is made of, with its status."""

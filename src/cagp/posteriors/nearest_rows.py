@@ -22,7 +22,7 @@ from cagp.local_inference import (
     local_weights,
 )
 from cagp.neighbours import NeighbourIndex
-from cagp.posteriors.base import LeftOut, Posterior
+from cagp.posteriors.base import LeftOut, Points, Posterior
 from cagp.posteriors.storing import Rounding, Sharing
 from cagp.prior import GP, ZeroMean
 from cagp.storage import State
@@ -172,7 +172,7 @@ class LocalPosterior(Posterior):
             variance = scale_around(found, closeness(self.prior, X, self.X, near), self.local_scale) * variance
         return LeftOut(error, variance + known)
 
-    def order(self, X: Float[Tensor, "t d"]) -> Int[Tensor, " t"] | None:
+    def order(self, X: Points) -> Int[Tensor, " t"] | None:
         """By place, if what shared actions say about a row is computed when needed.
 
         The neighbours of near test points are much the same rows, and each row costs as much as many test points.
@@ -181,7 +181,7 @@ class LocalPosterior(Posterior):
             return None
         return self.index.spatial_order(X)
 
-    def joint(self, X: Float[Tensor, "t d"]) -> Joint:
+    def joint(self, X: Points) -> Joint:
         """Mean and covariance of all test points together, given all their neighbours: what ``sample`` draws from."""
         check_new_inputs(X, self.X)
         mean, covariance = self._joint(X)
@@ -241,9 +241,7 @@ def _shared_from_state(state: State, prior: GP, X: Tensor, sharing: Sharing) -> 
 
 
 @torch.no_grad()
-def predict_columns(
-    posteriors: Sequence[Posterior], X: Float[Tensor, "t d"]
-) -> tuple[Float[Tensor, "t q"], Float[Tensor, " t"]]:
+def predict_columns(posteriors: Sequence[Posterior], X: Points) -> tuple[Float[Tensor, "t q"], Float[Tensor, " t"]]:
     """The mean of each function and the variance of all, float64, of posteriors that differ in their targets alone.
 
     With nearest rows alone, one factorisation for each test point serves all of them. The actions of conjugate
