@@ -127,7 +127,7 @@ def test_leave_one_out_is_a_fit_without_each_row():
 
 
 def test_leave_one_out_of_a_matrix_without_factor(monkeypatch):
-    monkeypatch.setattr("cagp.linalg.dense.JITTERS", (0.0,))
+    monkeypatch.setattr("cagp.linalg.JITTERS", (0.0,))
     prior = GP(Scale(Matern32(1)), noise=GaussianNoise(1e-30, noise_floor=0.0))
     mean, variance = trials.leave_out(prior, torch.zeros(20, 1).double(), torch.ones(20).double(), None)
     assert bool(variance.isinf().all())

@@ -10,8 +10,7 @@ from fit_problems import assert_same_tensors, method, wave
 from torch import Tensor
 
 from cagp import GP, CaGPOpt, fit
-from cagp.actions import BlockActions, DenseActions
-from cagp.actions.blocks import ordered_blocks
+from cagp.actions import BlockActions, DenseActions, ordered_blocks
 from cagp.dataset import Data
 from cagp.kernels import Matern32, Scale
 from cagp.training import Coming

@@ -48,7 +48,7 @@ def test_a_loss_that_cannot_be_computed_is_no_reason_to_stop(monkeypatch):
     X = torch.zeros(20, 1)
     y = torch.randn(20, generator=torch.Generator().manual_seed(0))
     method = CaGPOpt.from_data(GP(Scale(Matern32(1)), noise=GaussianNoise(1e-30, noise_floor=0.0)), X, 20)
-    monkeypatch.setattr("cagp.linalg.dense.JITTERS", (0.0,))
+    monkeypatch.setattr("cagp.linalg.JITTERS", (0.0,))
     with pytest.raises(NotPositiveDefiniteError):
         loss(method, X, y)
     raise_noise(method, X, y)

@@ -19,8 +19,7 @@ from problems import KERNELS, STATIONARY
 from torch import Tensor
 
 from cagp.actions import BlockActions
-from cagp.engine import COMPILED, TORCH, BlockWeights, kernel_product
-from cagp.engine.dispatch import round_off
+from cagp.engine import COMPILED, TORCH, BlockWeights, kernel_product, round_off
 from cagp.kernels import RBF, Constant, Cosine, Kernel, Linear, Matern32, Periodic, RationalQuadratic, Scale
 
 

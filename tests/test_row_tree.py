@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cagp import fit
 from cagp.dataset import Data
-from cagp.engine import COMPILED, INSTRUCTION_SETS, RowTree, column_means, compiled_backend, row_tree, spatial_order
+from cagp.engine import COMPILED, INSTRUCTION_SETS, RowTree, column_means, compiled_backend, spatial_order
 from cagp.kernels import Matern32
 from cagp.methods import CaGPLocal
 from cagp.neighbours import NeighbourIndex
@@ -240,7 +240,7 @@ def test_a_tree_of_stored_arrays_gives_the_same_answers_also_from_a_mapped_file(
 def test_rows_are_read_in_chunks_and_never_copied_as_a_whole(monkeypatch):
     X = some_rows().float()
     whole = NeighbourIndex(X, None, "tree")
-    monkeypatch.setattr(row_tree, "CHUNK_ROWS", 333)
+    monkeypatch.setattr(compiled_backend, "CHUNK_ROWS", 333)
     in_chunks = NeighbourIndex(X, None, "tree", whole.origin)
     assert whole.tree is not None
     assert in_chunks.tree is not None

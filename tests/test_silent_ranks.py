@@ -13,8 +13,8 @@ SILENCE = 6.0
 WAITS = f"""
 import os, signal, sys, time
 import torch
-from cagp import heartbeat
-heartbeat.SILENCE = {SILENCE}
+from cagp import ranks as agreed
+agreed.SILENCE = {SILENCE}
 from cagp.ranks import LostProcessError, Ranks
 
 ranks, silent = Ranks.here(), int(sys.argv[1])
@@ -49,7 +49,7 @@ ENDS_WHILE_THE_STORE_IS_ASKED = """
 import socket, sys, time
 from datetime import timedelta
 from torch import distributed
-from cagp.heartbeat import Heartbeat
+from cagp.ranks import Heartbeat
 
 class Slow:
     def __del__(self, sleep=time.sleep):  # while the interpreter ends, other threads get their turn
@@ -72,7 +72,7 @@ def test_a_process_ends_cleanly_while_its_heartbeat_waits_for_the_store():
 def test_a_silent_process_ends_the_command_in_one_line(tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("a,y\n" + "\n".join(f"{k},{k % 7}.5" for k in range(300)))
-    program = f"import sys; from cagp import heartbeat; heartbeat.SILENCE = {SILENCE}; from cagp.cli import main; "
+    program = f"import sys; from cagp import ranks; ranks.SILENCE = {SILENCE}; from cagp.cli import main; "
     options = ["--target", "y", "--method", "local", "--max-epochs", "1000000", "--out", str(tmp_path / "m.cagp")]
     command = ["-c", program + "sys.exit(main(sys.argv[1:]))", "fit", str(table), *options, "--quiet"]
     with started_together(2, command) as processes:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cagp.checks import check_count, check_matrix
 from cagp.engine import Backend, CompiledBackend, OrderedRows, RowTree, choose_backend, column_means, spatial_order
-from cagp.engine.row_tree import CHUNK_ROWS
+from cagp.engine.compiled_backend import CHUNK_ROWS
 
 IndexKind = Literal["auto", "tree", "scan", "approximate"]
 

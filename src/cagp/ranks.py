@@ -5,9 +5,12 @@ something (the time that is left, a score, a file) comes from process 0. Nothing
 states as the bytes that ``cagp.storage`` would write.
 """
 
+import atexit
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,8 +21,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, distributed, nn
 
-from cagp import heartbeat, storage
-from cagp.heartbeat import Heartbeat
+from cagp import storage
 from cagp.launch import FirstProcessError, launched_size
 from cagp.storage import State
 
@@ -27,17 +29,25 @@ Answer = TypeVar("Answer")
 
 TIMEOUT = timedelta(minutes=30)
 """The longest time that processes wait for one that is at work. One that dies is noticed at once, since it leaves its
-connections; one that falls silent after ``heartbeat.SILENCE``."""
+connections; one that falls silent after ``SILENCE``."""
 
 LOOK = timedelta(seconds=1)
 """How often a process that waits for others looks whether they are still alive."""
+
+SILENCE = 45.0
+"""Seconds without a sign of life after which a process counts as lost."""
+
+BEATS = 10
+"""Signs of life in that time."""
+
+LEFT = b"left"
 
 SAME = 1e-6
 """Numbers that processes compute from the same table may differ by this, relatively: machines round differently."""
 
 KIND, VERSION = "message", 1
 
-_BEATING: dict[Any, Heartbeat] = {}
+_BEATING: "dict[Any, Heartbeat]" = {}
 """The signs of life of the process groups that ``Ranks.here`` has made, until ``Ranks.leave``."""
 
 
@@ -57,7 +67,7 @@ class Ranks:
     size: int  # the number of processes
     group: Any = None  # of torch.distributed; None for its default group
     devices: tuple[str, ...] = ("cpu",)  # the kinds of devices whose tensors can be sent
-    beating: Heartbeat | None = field(default=None, compare=False)  # None: silent processes are not noticed
+    beating: "Heartbeat | None" = field(default=None, compare=False)  # None: silent processes are not noticed
     interrupted: threading.Event = field(default_factory=threading.Event, compare=False)  # by Ctrl-C, see ``listening``
 
     @classmethod
@@ -78,7 +88,7 @@ class Ranks:
                 meeting = distributed.rendezvous("env://", timeout=TIMEOUT)  # pyright: ignore[reportPrivateImportUsage]
                 store, rank, size = next(meeting)
                 distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-                _BEATING[distributed.group.WORLD] = Heartbeat(store, rank, size, heartbeat.SILENCE)
+                _BEATING[distributed.group.WORLD] = Heartbeat(store, rank, size, SILENCE)
         devices = tuple(pair.split(":")[0] for pair in distributed.get_backend_config().split(","))
         beating = _BEATING.get(distributed.group.WORLD)
         return cls(distributed.get_rank(), distributed.get_world_size(), None, devices, beating)
@@ -221,7 +231,7 @@ class Ranks:
                 _BEATING.pop(distributed.group.WORLD, None)
             with suppress(RuntimeError):  # one that has ended without a word keeps nobody from leaving
                 together: Any = distributed.barrier(self.group, async_op=True)
-                together.wait(timedelta(seconds=heartbeat.SILENCE))
+                together.wait(timedelta(seconds=SILENCE))
             distributed.destroy_process_group(self.group)
 
     # ---- Ctrl-C ----
@@ -258,7 +268,7 @@ class Ranks:
             lost = self.beating.lost()
             if lost is not None:
                 # Process 0 has the store, by which the others find out who is lost.
-                heartbeat.end_without_peers(heartbeat.SILENCE / 4 if self.is_first else 0.0)
+                end_without_peers(SILENCE / 4 if self.is_first else 0.0)
                 raise LostProcessError(
                     f"process {lost[0]} of this computation has given no sign of life for {lost[1]:.0f} s: its machine "
                     "has stopped or cannot be reached. With checkpoints, the same call resumes on any number of "
@@ -299,3 +309,93 @@ def _noticing(what: str) -> Iterator[None]:
             f"another process of this computation has ended or cannot be reached: nothing could be {what} ({reason}). "
             "Look at what the other processes say; with checkpoints, the same call resumes on any number of processes."
         ) from error
+
+
+# ---- signs of life ----
+
+
+@final
+class Heartbeat:
+    """Counts in the store, and watches the counts of the others, until ``stop``.
+
+    A process that ends closes its connections, which its peers notice at once. A machine without power or network
+    closes nothing. So every process counts in the store of torch.distributed, in a thread of its own, and sees whether
+    the others keep counting. How long they compute, or wait for each other, does not matter.
+
+    Args:
+        store: of torch.distributed, which all processes share; a connection of its own is made to it.
+        silence: see ``SILENCE``.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, silence: float):
+        self._store, self._rank, self._size, self._silence = store.clone(), rank, size, silence
+        self._store.set_timeout(timedelta(seconds=max(silence / 3, 1)))
+        now = time.monotonic()
+        self._counts: list[bytes] = [b""] * size
+        self._heard = [now] * size  # when the count of each process last changed, by the clock of this one
+        self._round = now  # when the store last answered
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="cagp heartbeat", daemon=True)
+        self._store.set(self._key(rank), "0")
+        self._thread.start()
+        # An interpreter that ends while a thread waits for the store ends the process by std::terminate.
+        atexit.register(self._rest)
+
+    @staticmethod
+    def _key(rank: int) -> str:
+        return f"cagp/heartbeat/{rank}"
+
+    def _beat(self) -> None:
+        number, keys = 0, [self._key(rank) for rank in range(self._size)]
+        while not self._ended.wait(self._silence / BEATS):
+            number += 1
+            try:
+                self._store.set(self._key(self._rank), str(number))
+                counts = self._store.multi_get(keys)
+            except RuntimeError:  # the store does not answer: the next round tries again
+                continue
+            self._round = now = time.monotonic()
+            for rank, count in enumerate(counts):
+                if count != self._counts[rank] or count == LEFT:
+                    self._counts[rank], self._heard[rank] = count, now
+
+    def lost(self) -> tuple[int, float] | None:
+        """A process that gives no sign of life, and for how many seconds; None if all do.
+
+        Process 0 is one where the store does not answer, which is on its machine.
+        """
+        now = time.monotonic()
+        if now - self._round > self._silence:
+            return 0, now - self._round
+        # Counts are as old as the last round.
+        rank = min(range(self._size), key=lambda rank: self._heard[rank])
+        silent = self._round - self._heard[rank]
+        return (rank, silent) if silent > self._silence and rank != self._rank else None
+
+    def _rest(self) -> None:
+        """End the thread, as soon as the store has answered it or has not in time."""
+        self._ended.set()
+        self._thread.join()
+
+    def stop(self) -> None:
+        """Say that this process has ended its part."""
+        self._rest()
+        atexit.unregister(self._rest)
+        with suppress(RuntimeError):  # the process with the store may have ended before
+            self._store.set(self._key(self._rank), LEFT.decode())
+
+
+def end_without_peers(after: float) -> None:
+    """Let this process end although threads of torch.distributed still wait for a peer that will not answer.
+
+    Args:
+        after: seconds to wait before that, for a process that others still need.
+    """
+    atexit.register(_end_now, after)
+
+
+def _end_now(after: float) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(after)
+    os._exit(1)

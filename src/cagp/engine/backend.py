@@ -108,10 +108,10 @@ class LocalMoments(NamedTuple):
 class Backend(ABC):
     """One way to compute kernel products, conditionals and nearest rows: a value without state.
 
-    To add a backend, write a final class in a file of its own and name its value in ``BACKENDS`` of ``dispatch.py``.
-    All methods but ``unsupported_reason`` are called only with kernels and inputs for which that returned None.
-    Arguments are checked, and tensors may have any strides. Results are differentiable once in everything that is not
-    an integer, except where a method says otherwise.
+    To add a backend, write a final class in a file of its own and name its value in ``cagp.engine.BACKENDS``. All
+    methods but ``unsupported_reason`` are called only with kernels and inputs for which that returned None. Arguments
+    are checked, and tensors may have any strides. Results are differentiable once in everything that is not an integer,
+    except where a method says otherwise.
     """
 
     name: ClassVar[str]

@@ -2,10 +2,8 @@
 
 from cagp.likelihood_registry import LIKELIHOODS
 from cagp.likelihoods.base import Likelihood, Moments, Site, Slopes
-from cagp.likelihoods.classes import Bernoulli, Logit, Probit
-from cagp.likelihoods.counts import NegativeBinomial, Poisson
-from cagp.likelihoods.robust import StudentT
-from cagp.likelihoods.softmax import Softmax
+from cagp.likelihoods.classes import Bernoulli, Logit, Probit, Softmax
+from cagp.likelihoods.numbers import NegativeBinomial, Poisson, StudentT
 
 _CLASSES = {kind.__name__: kind for kind in (Logit, Probit, Poisson, NegativeBinomial, StudentT)}
 

@@ -1,4 +1,4 @@
-"""What a kernel is: a matrix k(X, Z), and what it says about itself; and kernels scaled, added and multiplied."""
+"""What a kernel is: a matrix k(X, Z), and what it says about itself; and kernels that are made of others."""
 
 import math
 import operator
@@ -310,6 +310,98 @@ class Product(Combination):
 
     def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
         return Kernel.endless_parameters(self, num_dims)
+
+
+class ActiveDims(Kernel):
+    """A kernel of some columns of the inputs; the other columns do not matter to it.
+
+    Args:
+        kernel: made for the columns that are listed.
+        columns: their positions, from 0. In a regressor also names of columns; that of a column with categories stands
+            for all the inputs it is encoded as.
+        num_dims: the number of all columns; regressors set it.
+    """
+
+    def __init__(self, kernel: Kernel, columns: Sequence[int | str], num_dims: int | None = None):
+        super().__init__()
+        if isinstance(columns, str) or len(columns) == 0 or len(set(columns)) < len(columns):
+            raise ValueError(f"columns is {columns!r}, expected a list of different columns, e.g. [0, 2].")
+        for column in columns:
+            if not isinstance(column, str) and (isinstance(column, bool) or operator.index(column) < 0):
+                raise ValueError(f"columns has {column!r}, expected positions from 0, or names.")
+        self.kernel = kernel
+        self.columns = tuple(column if isinstance(column, str) else operator.index(column) for column in columns)
+        self.num_dims = num_dims
+
+    @property
+    def positions(self) -> list[int]:
+        """The columns by their positions; ValueError for names that no regressor has explained."""
+        names = [column for column in self.columns if isinstance(column, str)]
+        if names:
+            raise ValueError(
+                f"the kernel is for a column called {names[0]!r}, but these inputs have no names: use positions in "
+                "ActiveDims, or a data frame in a regressor."
+            )
+        return [int(column) for column in self.columns]
+
+    def take(self, X: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n c"]:
+        """The columns that matter."""
+        positions = self.positions
+        if max(positions) >= X.shape[-1] or self.num_dims not in (None, X.shape[-1]):
+            least = f"num_dims = {self.num_dims}" if self.num_dims else f"column {max(positions)}"
+            raise ValueError(f"X has {X.shape[-1]} columns, the ActiveDims kernel was made for {least}.")
+        return X[..., positions]
+
+    def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
+        return self.kernel(self.take(X), self.take(Z))
+
+    def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        return self.kernel.diag(self.take(X))
+
+    def features(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"] | None:
+        return self.kernel.features(self.take(X))
+
+    def check_columns(self, X: Float[Tensor, "*b n d"]) -> None:
+        self.kernel.check_columns(self.take(X))
+
+    def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
+        inside = self.kernel.lengthscales(len(self.columns))
+        num_dims = num_dims or self.num_dims
+        if inside is None or num_dims is None:
+            return None
+        return inside.new_full((num_dims,), math.inf).index_copy(0, inside.new_tensor(self.positions).long(), inside)
+
+    def decay(self, column: int) -> Decay:
+        positions = self.positions
+        return self.kernel.decay(positions.index(column)) if column in positions else Decay.NONE
+
+    def start_from(self, data: StartingData) -> None:
+        inside = self.positions
+        self.kernel.start_from(data._replace(X=data.X[:, inside], spread=data.spread[inside]))
+
+    def set_units(self, units: InputUnits) -> None:
+        self.columns, self.num_dims = _positions(self.columns, units), len(units.mean)
+        inside = self.positions
+        names = None if units.names is None else tuple(units.names[j] for j in inside)
+        self.kernel.set_units(InputUnits(units.mean[inside], units.std[inside], names))
+
+    def plain_arguments(self) -> dict[str, Any]:
+        return {"columns": list(self.columns), "num_dims": self.num_dims}
+
+
+def _positions(columns: Sequence[int | str], units: InputUnits) -> tuple[int, ...]:
+    """Columns by their positions among the inputs; a name also stands for all inputs called ``name=level``."""
+    names, found = units.names or (), []
+    for column in columns:
+        if not isinstance(column, str):
+            here = [column] if column < len(units.mean) else []
+        else:
+            here = [j for j, name in enumerate(names) if name == column or name.startswith(f"{column}=")]
+        if not here:
+            known = f"the inputs are {', '.join(names)}" if names else f"there are {len(units.mean)} inputs, unnamed"
+            raise ValueError(f"the kernel is for column {column!r}, but {known}.")
+        found += here
+    return tuple(found)
 
 
 def for_each(value: float | Sequence[float] | Tensor, name: str, num_dims: int) -> Tensor:

@@ -20,11 +20,21 @@ package are also compiled. ``forward`` is the reference formula: large products 
 
 from typing import Any
 
-from cagp.covariances.base import Constant, Decay, InputUnits, Kernel, Product, Scale, StartingData, Sum
-from cagp.covariances.columns import ActiveDims, GreatCircle
-from cagp.covariances.far_reaching import Cosine, Linear, Periodic, repeating_parts
-from cagp.covariances.stationary import RBF, Matern12, Matern32, Matern52, RationalQuadratic, Stationary
 from cagp.kernel_registry import KERNELS, NAMES
+from cagp.kernels.base import ActiveDims, Constant, Decay, InputUnits, Kernel, Product, Scale, StartingData, Sum
+from cagp.kernels.formulas import (
+    RBF,
+    Cosine,
+    GreatCircle,
+    Linear,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    RationalQuadratic,
+    Stationary,
+    repeating_parts,
+)
 
 
 def named_kernel(name: str, num_dims: int) -> Kernel:

@@ -1,1 +1,0 @@
-"""The classes of kernels; ``cagp.kernels`` offers them all."""
