@@ -30,12 +30,7 @@ DEFAULT_MAX_BYTES = 2**28
 
 
 def choose_backend(kernel: Kernel | None, X: Tensor, wanted: Backend | None = None) -> Backend:
-    """The backend to use: ``wanted``, or the fastest that can compute with this kernel and these inputs.
-
-    Args:
-        kernel: None for nearest rows, which need no kernel.
-        wanted: a ValueError says why where it cannot.
-    """
+    """``wanted``, or the fastest backend for this kernel (None: for nearest rows) and these inputs."""
     if wanted is None:
         return next(backend for backend in BACKENDS if backend.unsupported_reason(kernel, X) is None)
     if not isinstance(wanted, Backend):
@@ -55,10 +50,7 @@ def backend_for(kernel: Kernel, X: Tensor) -> str:
     if slowest is not BACKENDS[-1]:
         return slowest.words
     reasons = {backend.unsupported_reason(part, X) for backend in BACKENDS[:-1] for part in parts}
-    return f"{slowest.words} ({'; '.join(sorted(reason for reason in reasons if reason is not None))})"
-
-
-# ---- products ----
+    return f"{slowest.words} ({'; '.join(sorted(filter(None, reasons)))})"
 
 
 def round_off(dtype: torch.dtype) -> float:
@@ -98,9 +90,9 @@ def kernel_product(
     def product_of(coefficient: Tensor | None, part: Kernel) -> Tensor:
         # c (K W) = K (c W): the smaller one is scaled.
         scaled = W if coefficient is None or W is None else _times(W, coefficient.to(X))
-        features = part.features(X)
-        if features is not None:
-            out = _feature_product(features.to(X), part.features(Z), scaled)
+        features, features_Z = part.features(X), part.features(Z)
+        if features is not None and features_Z is not None:
+            out = _feature_product(features.to(X), features_Z.to(X), scaled)
         else:
             out = choose_backend(part, X, backend).product(part, X, Z, scaled, max_bytes, tolerance)
         return out if coefficient is None or W is not None else coefficient.to(X) * out
@@ -122,20 +114,14 @@ def precise_product(
     that are subtracted from it, or factorised for that, are taken here. About twice the time of a float32 product.
     """
     X, Z = (X.double(),) * 2 if Z is X else (X.double(), Z.double())
-    if isinstance(W, BlockWeights):
-        W = W._replace(values=W.values.double())
-    elif W is not None:
-        W = W.double()
-    return kernel_product(kernel, X, Z, W, max_bytes=max_bytes)
+    return kernel_product(kernel, X, Z, None if W is None else W.double(), max_bytes=max_bytes)
 
 
 def _times(W: Tensor | BlockWeights, c: Tensor) -> Tensor | BlockWeights:
     return W._replace(values=W.values * c) if isinstance(W, BlockWeights) else W * c
 
 
-def _feature_product(features: Tensor, features_Z: Tensor | None, W: Tensor | BlockWeights | None) -> Tensor:
-    assert features_Z is not None
-    features_Z = features_Z.to(features)
+def _feature_product(features: Tensor, features_Z: Tensor, W: Tensor | BlockWeights | None) -> Tensor:
     if isinstance(W, BlockWeights):
         return features @ W.project(features_Z).to(features).mT
     return features @ (features_Z.mT if W is None else features_Z.mT @ W)
@@ -160,9 +146,6 @@ def _check_product(kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeight
         ends = W.offsets[0].item(), W.offsets[-1].item()
         if ends != (0, Z.shape[0]) or bool((W.sizes < 0).any()):
             raise ValueError(f"W: offsets must rise from 0 to {Z.shape[0]}, they go from {ends[0]} to {ends[1]}.")
-
-
-# ---- many small conditionals, a few rows for each test point ----
 
 
 def local_moments(

@@ -36,6 +36,10 @@ class BlockWeights(NamedTuple):
         """The number of rows in each block."""
         return self.offsets.diff()
 
+    def double(self) -> "BlockWeights":
+        """W in float64."""
+        return self._replace(values=self.values.double())
+
     def blocks(self, first: int, last: int) -> "BlockWeights":
         """The weights of blocks ``first`` to ``last``, which does not count, on their own rows."""
         begin, end = int(self.offsets[first]), int(self.offsets[last])
@@ -123,11 +127,7 @@ class Backend(ABC):
 
     @abstractmethod
     def unsupported_reason(self, kernel: Kernel | None, X: Tensor) -> str | None:
-        """Why this backend cannot compute with these inputs, in words; None when it can.
-
-        Args:
-            kernel: None for nearest rows, which need no kernel.
-        """
+        """Why this backend cannot compute with these inputs, in words, or None; nearest rows need no kernel."""
 
     @abstractmethod
     def product(
@@ -141,9 +141,7 @@ class Backend(ABC):
     ) -> Float[Tensor, "n c"]:
         """k(X, Z) W with no more than ``max_bytes`` of temporaries, or one row of k(X, Z); k(X, Z) without ``W``.
 
-        Args:
-            tolerance: with block-sparse ``W``, values of the kernel that are at most this times its variance may be
-                taken as zero.
+        With block-sparse ``W``, values of the kernel of at most ``tolerance`` times its variance may count as zero.
         """
 
     @abstractmethod
@@ -167,9 +165,7 @@ class Backend(ABC):
     ) -> Int[Tensor, "t k"]:
         """The ``k`` rows of ``X`` nearest to each point, by increasing distance; -1 where there are fewer.
 
-        Args:
-            left_out: a row for each point that does not count.
-            before: only rows of ``X`` before this one count.
+        The row ``left_out`` of a point does not count; with ``before``, only rows of ``X`` before that one do.
         """
 
 

@@ -62,10 +62,10 @@ class _Stationary(NamedTuple):
     @classmethod
     def of(cls, kernel: Kernel) -> "_Stationary":
         """A kernel for which ``unsupported_reason`` has no reason."""
+        part: Any
         ((scale, part),) = kernel.linear_parts()
         kind, has_alpha = _KINDS[type(part)]
-        parameters: Any = part
-        return cls(kind, parameters.lengthscale, parameters.alpha if has_alpha else None, scale, part)
+        return cls(kind, part.lengthscale, part.alpha if has_alpha else None, scale, part)
 
     @property
     def parameters(self) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -134,9 +134,8 @@ class CompiledBackend(Backend):
     def conditionals(self, kernel: Kernel, rows: LocalRows) -> LocalMoments:
         """One sweep. Time O(t k² (d + k)), memory O(t (k + d))."""
         k = _Stationary.of(kernel)
-        rows = rows._replace(X=rows.X.detach())
-        found = _Conditionals.apply(k.kind, self.instruction_set, torch.is_grad_enabled(), *rows, *k.parameters)
-        return LocalMoments(*found)
+        arguments = (*rows._replace(X=rows.X.detach()), *k.parameters)
+        return LocalMoments(*_Conditionals.apply(k.kind, self.instruction_set, torch.is_grad_enabled(), *arguments))
 
     def density(
         self, kernel: Kernel, X: Tensor, y: Tensor, rows: Tensor, neighbours: Tensor, noise: Tensor

@@ -30,10 +30,7 @@ class TorchBackend(Backend):
     """Torch operations on tiles; applies to everything."""
 
     name: ClassVar[str] = "torch"
-
-    @property
-    def words(self) -> str:
-        return "torch tiles"
+    words: ClassVar[str] = "torch tiles"
 
     def unsupported_reason(self, kernel: Kernel | None, X: Tensor) -> str | None:
         return None
@@ -47,15 +44,19 @@ class TorchBackend(Backend):
         """
         if W is None:
             return kernel(X, Z)
+        most = min(max_bytes // (_TEMPORARIES * X.element_size()), _CACHED_ELEMENTS)
         if not isinstance(W, BlockWeights):
-            return by_rows(lambda tile: kernel(tile, Z) @ W, X, _tile_rows(X, Z, max_bytes))
-        index, mask = _padded(W)
-        Z, values = Z[index], (W.values[index] * mask).view(W.num_columns, -1)
+            return by_rows(lambda tile: kernel(tile, Z) @ W, X, max(1, most // len(Z)))
+        # Every block becomes as long as the longest: its padding repeats its last row, with weight zero.
+        position = torch.arange(max(1, int(W.sizes.max())), device=W.offsets.device)
+        inside = (position < W.sizes[:, None]).to(W.values)
+        index = (W.offsets[:-1, None] + torch.minimum(position, W.sizes[:, None] - 1)).clamp(0, len(W.values) - 1)
+        Z, values = Z[index.flatten()], W.values[index] * inside
 
         def of_tile(tile: Tensor) -> Tensor:
             return torch.einsum("riq,iq->ri", kernel(tile, Z).unflatten(1, values.shape), values)
 
-        return by_rows(of_tile, X, _tile_rows(X, Z, max_bytes))
+        return by_rows(of_tile, X, max(1, most // len(Z)))
 
     def conditionals(self, kernel: Kernel, rows: LocalRows) -> LocalMoments:
         """On a CPU in tiles; elsewhere all test points at once, which keeps such a device busy."""
@@ -72,32 +73,22 @@ class TorchBackend(Backend):
 
     def nearest(self, points: Tensor, X: Tensor, k: int, left_out: Tensor | None, before: Tensor | None) -> Tensor:
         """All distances, a tile of points at a time. Time O(t n d)."""
+
+        def of_tile(tile: Tensor) -> Tensor:
+            distances = torch.cdist(points[tile], X, compute_mode="donot_use_mm_for_euclid_dist")
+            if left_out is not None:
+                distances.scatter_(1, left_out[tile, None], math.inf)
+            if before is not None:
+                distances[torch.arange(len(X), device=X.device) >= before[tile, None]] = math.inf
+            found = distances.topk(min(k, len(X)), largest=False)
+            rows = torch.where(found.values < math.inf, found.indices, -1)
+            return torch.nn.functional.pad(rows, (0, k - rows.shape[1]), value=-1)
+
         tiles = torch.arange(len(points), device=points.device).split(max(1, NEAREST_ELEMENTS // max(1, len(X))))
-        limits = [[None if v is None else v[tile] for v in (left_out, before)] for tile in tiles]
-        return torch.cat([_nearest(points[tile], X, k, *of) for tile, of in zip(tiles, limits, strict=True)])
+        return torch.cat([of_tile(tile) for tile in tiles])
 
 
 TORCH = TorchBackend()
-
-
-# ---- products ----
-
-
-def _tile_rows(X: Tensor, Z: Tensor, max_bytes: int) -> int:
-    """Rows per tile so that a tile and its temporaries fit ``max_bytes`` and, if possible, the cache."""
-    elements = min(max_bytes // (_TEMPORARIES * X.element_size()), _CACHED_ELEMENTS)
-    return max(1, elements // len(Z))
-
-
-def _padded(W: BlockWeights) -> tuple[Tensor, Tensor]:
-    """Row indices with every block as long as the longest (a block's padding repeats its last row) and their mask."""
-    position = torch.arange(max(1, int(W.sizes.max())), device=W.offsets.device)
-    inside = position < W.sizes[:, None]
-    index = (W.offsets[:-1, None] + torch.minimum(position, W.sizes[:, None] - 1)).clamp(0, len(W.values) - 1)
-    return index.flatten(), inside.flatten().to(W.values)
-
-
-# ---- conditionals ----
 
 
 def _conditionals(kernel: Kernel, rows: LocalRows) -> LocalMoments:
@@ -168,17 +159,3 @@ def _column_by_column(C: Tensor, smallest: Tensor) -> tuple[Tensor, Tensor]:
         L[:, :, j] = torch.where(keep[:, None] & below, column / root[:, None], 0.0)
         kept[:, j] = keep.to(C.dtype)
     return L * kept[:, :, None] + torch.diag_embed(1 - kept), kept
-
-
-# ---- nearest rows ----
-
-
-def _nearest(points: Tensor, X: Tensor, k: int, left_out: Tensor | None, before: Tensor | None) -> Tensor:
-    distances = torch.cdist(points, X, compute_mode="donot_use_mm_for_euclid_dist")
-    if left_out is not None:
-        distances.scatter_(1, left_out[:, None], math.inf)
-    if before is not None:
-        distances[torch.arange(len(X), device=X.device) >= before[:, None]] = math.inf
-    found = distances.topk(min(k, len(X)), largest=False)
-    rows = torch.where(found.values < math.inf, found.indices, -1)
-    return torch.nn.functional.pad(rows, (0, k - rows.shape[1]), value=-1)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -48,6 +48,7 @@ class Kernel(nn.Module, ABC):
     """
 
     num_dims: int | None = None  # the number of input columns that it was made for; None for any number
+    along_each: ClassVar[Decay] = Decay.UNKNOWN  # how it varies along every column
 
     @abstractmethod
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
@@ -58,10 +59,10 @@ class Kernel(nn.Module, ABC):
         K = super().__call__(X, Z)
         shape = (*torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2]), X.shape[-2], Z.shape[-2])
         if K.shape != shape:
-            inputs = f"inputs of shapes {tuple(X.shape)} and {tuple(Z.shape)}"
             raise ValueError(
-                f"{type(self).__name__}.forward returned shape {tuple(K.shape)} for {inputs}, expected {shape}; count "
-                "axes from the end, e.g. X.unsqueeze(-2) - Z.unsqueeze(-3), because inputs may come in batches."
+                f"{type(self).__name__}.forward returned shape {tuple(K.shape)} for inputs of shapes {tuple(X.shape)} "
+                f"and {tuple(Z.shape)}, expected {shape}; count axes from the end, e.g. X.unsqueeze(-2) - "
+                "Z.unsqueeze(-3), because inputs may come in batches."
             )
         return K.to(X.dtype)
 
@@ -107,7 +108,7 @@ class Kernel(nn.Module, ABC):
 
     def decay(self, column: int) -> Decay:
         """How the kernel varies along a column; ``Decay.UNKNOWN`` unless the class says more."""
-        return Decay.UNKNOWN
+        return self.along_each
 
     def decays(self, num_dims: int) -> bool | None:
         """Whether the kernel goes to zero with distance along each of ``num_dims`` columns; None if unknown.
@@ -120,8 +121,13 @@ class Kernel(nn.Module, ABC):
         return None if Decay.UNKNOWN in along else True
 
     def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
-        """The parameters that nearest rows cannot tell: those of the added parts that do not decay."""
-        return list(self.parameters()) if self.decays(num_dims) is False else []
+        """The parameters that nearest rows cannot tell: those of the scaled or added parts that do not decay."""
+        if self.decays(num_dims) is not False:
+            return []
+        if not isinstance(self, Scale | Sum):
+            return list(self.parameters())
+        inside = [parameter for part in self.subkernels() for parameter in part.endless_parameters(num_dims)]
+        return [*self.parameters(recurse=False), *inside]
 
     def support_radius(self, tolerance: float) -> float:
         """The distance in lengthscales beyond which the kernel is at most ``tolerance`` times its variance.
@@ -175,6 +181,7 @@ class Constant(Kernel):
     """k(x, z) = variance: an unknown offset."""
 
     variance: Positive = Positive()
+    along_each = Decay.NONE
 
     def __init__(self, variance: float = 1.0):
         super().__init__()
@@ -189,9 +196,6 @@ class Constant(Kernel):
     def features(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
         return self.variance.to(X).sqrt().expand(X.shape[0], 1)
 
-    def decay(self, column: int) -> Decay:
-        return Decay.NONE
-
 
 class Combination(Kernel, ABC):
     """A kernel made of others that see the same columns."""
@@ -204,13 +208,6 @@ class Combination(Kernel, ABC):
     def check_columns(self, X: Float[Tensor, "*b n d"]) -> None:
         for part in self.subkernels():
             part.check_columns(X)
-
-    def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
-        """Of scaled or added kernels: their own parameters, and those of the parts that do not decay."""
-        if self.decays(num_dims) is not False:
-            return []
-        inside = [parameter for part in self.subkernels() for parameter in part.endless_parameters(num_dims)]
-        return [*self.parameters(recurse=False), *inside]
 
     def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
         """Along each column, the lengthscale of the first part that has a finite one."""
@@ -308,9 +305,6 @@ class Product(Combination):
         along = {part.decay(column) for part in self.subkernels()}
         return next(decay for decay in (Decay.ENDLESS, Decay.UNKNOWN, Decay.DECAYS, Decay.NONE) if decay in along)
 
-    def endless_parameters(self, num_dims: int) -> list[nn.Parameter]:
-        return Kernel.endless_parameters(self, num_dims)
-
 
 class ActiveDims(Kernel):
     """A kernel of some columns of the inputs; the other columns do not matter to it.
@@ -380,28 +374,25 @@ class ActiveDims(Kernel):
         self.kernel.start_from(data._replace(X=data.X[:, inside], spread=data.spread[inside]))
 
     def set_units(self, units: InputUnits) -> None:
-        self.columns, self.num_dims = _positions(self.columns, units), len(units.mean)
-        inside = self.positions
-        names = None if units.names is None else tuple(units.names[j] for j in inside)
+        """Also turns columns into positions; a name stands for all inputs called ``name=level``, too."""
+        names, inside = units.names or (), list[int]()
+        for column in self.columns:
+            if not isinstance(column, str):
+                here = [column] if column < len(units.mean) else []
+            else:
+                here = [j for j, name in enumerate(names) if name == column or name.startswith(f"{column}=")]
+            if not here:
+                known = (
+                    f"the inputs are {', '.join(names)}" if names else f"there are {len(units.mean)} inputs, unnamed"
+                )
+                raise ValueError(f"the kernel is for column {column!r}, but {known}.")
+            inside += here
+        self.columns, self.num_dims = tuple(inside), len(units.mean)
+        names = None if units.names is None else tuple(names[j] for j in inside)
         self.kernel.set_units(InputUnits(units.mean[inside], units.std[inside], names))
 
     def plain_arguments(self) -> dict[str, Any]:
         return {"columns": list(self.columns), "num_dims": self.num_dims}
-
-
-def _positions(columns: Sequence[int | str], units: InputUnits) -> tuple[int, ...]:
-    """Columns by their positions among the inputs; a name also stands for all inputs called ``name=level``."""
-    names, found = units.names or (), []
-    for column in columns:
-        if not isinstance(column, str):
-            here = [column] if column < len(units.mean) else []
-        else:
-            here = [j for j, name in enumerate(names) if name == column or name.startswith(f"{column}=")]
-        if not here:
-            known = f"the inputs are {', '.join(names)}" if names else f"there are {len(units.mean)} inputs, unnamed"
-            raise ValueError(f"the kernel is for column {column!r}, but {known}.")
-        found += here
-    return tuple(found)
 
 
 def for_each(value: float | Sequence[float] | Tensor, name: str, num_dims: int) -> Tensor:

@@ -23,10 +23,16 @@ FARTHEST = 1e9
 """Lengthscales: a kernel that has not vanished there has no end."""
 
 
+def _distances(X: Tensor, Z: Tensor) -> Tensor:
+    """By differences, not the expansion |x|² - 2xz + |z|², which loses close points."""
+    return torch.cdist(X, Z, compute_mode="donot_use_mm_for_euclid_dist")
+
+
 class Stationary(Kernel):
     """k(x, z) = profile(r) with r = ‖(x - z) / lengthscale‖, one lengthscale per input column."""
 
     lengthscale: Positive = Positive()
+    along_each = Decay.DECAYS
     falls: ClassVar[bool] = False  # whether the class's own profile falls with distance and has no parameters
     relative_lengthscale: ClassVar[float] = 1.0  # how long lengthscales are for the same function: a start, not a law
 
@@ -40,21 +46,15 @@ class Stationary(Kernel):
         """The covariance at scaled distance r; 1 at r = 0."""
 
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
-        # Differences, not the expansion |x|² - 2xz + |z|², which loses close points; moving the origin to the data
-        # keeps the digits of inputs far from it (years, map coordinates).
+        # Moving the origin to the data keeps the digits of inputs far from it (years, map coordinates).
         origin = Z.detach().mean(-2, keepdim=True)
         lengthscale = self.lengthscale.to(X)
-        r = torch.cdist(
-            (X - origin) / lengthscale, (Z - origin) / lengthscale, compute_mode="donot_use_mm_for_euclid_dist"
-        )
+        r = _distances((X - origin) / lengthscale, (Z - origin) / lengthscale)
         # An infinite distance would make profiles infinity times zero; where r² is finite, they are right.
         return self.profile(r.clamp_max(math.sqrt(torch.finfo(r.dtype).max) / 4))
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return X.new_ones(X.shape[0])
-
-    def decay(self, column: int) -> Decay:
-        return Decay.DECAYS
 
     def support_radius(self, tolerance: float) -> float:
         end = super().support_radius(tolerance)
@@ -168,6 +168,7 @@ class GreatCircle(Kernel):
     """
 
     num_dims = 2
+    along_each = Decay.DECAYS  # as far as a sphere goes
     lengthscale: Positive = Positive()
     origin: Tensor
     unit: Tensor
@@ -182,8 +183,7 @@ class GreatCircle(Kernel):
         self.register_buffer("unit", torch.ones(2, dtype=torch.float64))
 
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
-        places = self._places(X), self._places(Z)
-        s = math.sqrt(2 * self.smoothness) * torch.cdist(*places, compute_mode="donot_use_mm_for_euclid_dist")
+        s = math.sqrt(2 * self.smoothness) * _distances(self._places(X), self._places(Z))
         factor = {0.5: torch.ones_like(s), 1.5: 1 + s, 2.5: 1 + s + s.square() / 3}[self.smoothness]
         return factor * torch.exp(-s)
 
@@ -211,9 +211,6 @@ class GreatCircle(Kernel):
         shrunk = torch.stack([torch.deg2rad(self.origin[1]).cos().clamp_min(1e-3), torch.ones_like(self.origin[1])])
         return self.lengthscale.detach() / (self.unit * shrunk)
 
-    def decay(self, column: int) -> Decay:
-        return Decay.DECAYS  # as far as a sphere goes
-
     def set_units(self, units: InputUnits) -> None:
         mean, std, _ = units
         self.check_columns(mean[None])
@@ -234,6 +231,7 @@ class GreatCircle(Kernel):
 class Linear(Kernel):
     """k(x, z) = Σ_d variance_d x_d z_d: linear functions through the origin; add a Constant for an offset."""
 
+    along_each = Decay.ENDLESS
     variance: Positive = Positive()
 
     def __init__(self, num_dims: int, variance: float | Sequence[float] | Tensor = 1.0):
@@ -250,13 +248,11 @@ class Linear(Kernel):
     def features(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         return X * self.variance.to(X).sqrt()
 
-    def decay(self, column: int) -> Decay:
-        return Decay.ENDLESS
-
 
 class Repeating(Kernel, ABC):
     """A kernel with a period along each column."""
 
+    along_each = Decay.ENDLESS
     period: Positive = Positive()
     unit: Tensor
 
@@ -272,9 +268,6 @@ class Repeating(Kernel, ABC):
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return X.new_ones(X.shape[0])
-
-    def decay(self, column: int) -> Decay:
-        return Decay.ENDLESS
 
     def start_from(self, data: StartingData) -> None:
         """The strongest period of the targets along each column; twice the range of a column where there is none.
@@ -316,8 +309,7 @@ class Periodic(Repeating):
 
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
         # On circles of radius 1 / lengthscale, |u(x) - u(z)|² = 4 sin²(π (x - z) / period) / lengthscale².
-        r = torch.cdist(self._circles(X), self._circles(Z), compute_mode="donot_use_mm_for_euclid_dist")
-        return torch.exp(-0.5 * r.square())
+        return torch.exp(-0.5 * _distances(self._circles(X), self._circles(Z)).square())
 
     def _circles(self, X: Tensor) -> Tensor:
         phase, radius = self._phase(X), 1 / self.lengthscale.to(X.device)
