@@ -160,4 +160,4 @@ def test_what_cannot_be_learned_is_refused():
         Softmax(2)
     with pytest.raises(ValueError, match="which is for two classes, and y has 4"):
         class_likelihood("probit", 4)
-    assert math.isclose(class_likelihood("logit", 4).num_functions, 4)
+    assert math.isclose(class_likelihood("logit", 4).num_classes, 4)

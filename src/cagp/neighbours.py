@@ -23,14 +23,12 @@ TREE_SHARE, PROBE_NEIGHBOURS, PROBE_ROWS = 1 / 16, 32, 64
 """It keeps the tree if searches for this many neighbours of this many rows look through at most this share of it.
 Then a tree was no slower than a scan on all tables that were tried; see docs/benchmarks.md."""
 
-SCIPY_TREE_ROWS = 2_000
-"""Without compiled code, a k-d tree is faster than a scan from this times 2ᵈ rows."""
+SCIPY_TREE_ROWS = 2_000  # without compiled code, a k-d tree is faster than a scan from this times 2ᵈ rows
 
 SCAN_ROWS = 200_000
 """From this many rows, "auto" takes an approximate search if a k-d tree is no faster and faiss is installed."""
 
-LISTS_SEARCHED = 16
-"""Of the inverted lists, by each approximate search."""
+LISTS_SEARCHED = 16  # of the inverted lists, by each approximate search
 
 
 class NeighbourIndex:
@@ -86,23 +84,22 @@ class NeighbourIndex:
 
     def _set_unit(self, lengthscale: Tensor | None) -> None:
         self.lengthscale = None if lengthscale is None else lengthscale.detach().clone()
-        one = torch.ones_like(self.origin)
-        self.inverse_scale = one if lengthscale is None else 1 / lengthscale.detach().to(self.origin)
+        unit = torch.ones_like(self.origin) if lengthscale is None else lengthscale.detach().to(self.origin)
+        self.inverse_scale = 1 / unit
 
     def _chosen(self, X: Tensor) -> IndexKind:
         """The kind that "auto" is, by the data alone: the same for all lengthscales."""
-        n, d = X.shape
-        on_cpu = X.device.type == "cpu"
-        compiled = self.backend if isinstance(self.backend, CompiledBackend) else None
-        if compiled is not None and n >= TREE_ROWS and d <= TREE_COLUMNS:
+        (n, d), on_cpu = X.shape, X.device.type == "cpu"
+        if not isinstance(self.backend, CompiledBackend):
+            if on_cpu and n >= SCIPY_TREE_ROWS * 2**d:
+                return "tree"
+        elif n >= TREE_ROWS and d <= TREE_COLUMNS:
             spread = X[:: max(1, n // 10_000)].detach().double().std(0)
             inverse = torch.where(spread > 0, 1 / spread, 1.0)
-            tree = RowTree.of(X, inverse, self.origin, compiled.instruction_set)
+            tree = RowTree.of(X, inverse, self.origin, self.backend.instruction_set)
             if tree.share_visited(inverse, PROBE_NEIGHBOURS, PROBE_ROWS) <= TREE_SHARE:
                 self.tree = tree
                 return "tree"
-        if compiled is None and on_cpu and n >= SCIPY_TREE_ROWS * 2**d:
-            return "tree"
         return "approximate" if n >= SCAN_ROWS and on_cpu and _faiss() is not None else "scan"
 
     def _scaled(self, X: Tensor) -> Tensor:
@@ -152,11 +149,7 @@ class NeighbourIndex:
         return torch.as_tensor(order, dtype=torch.long, device=points.device)
 
     def ordered(self, position: Int[Tensor, " n"]) -> "OrderedIndex":
-        """The index for searches among the rows that come before a row in an order.
-
-        Args:
-            position: the place of every row in the order.
-        """
+        """The index for searches among the rows that come before a row, given the place of every row in an order."""
         return OrderedIndex(self, position)
 
 

@@ -31,21 +31,15 @@ TIMEOUT = timedelta(minutes=30)
 """The longest time that processes wait for one that is at work. One that dies is noticed at once, since it leaves its
 connections; one that falls silent after ``SILENCE``."""
 
-LOOK = timedelta(seconds=1)
-"""How often a process that waits for others looks whether they are still alive."""
-
-SILENCE = 45.0
-"""Seconds without a sign of life after which a process counts as lost."""
-
-BEATS = 10
-"""Signs of life in that time."""
-
-LEFT = b"left"
+LOOK = timedelta(seconds=1)  # how often a process that waits for others looks whether they are still alive
+SILENCE = 45.0  # seconds without a sign of life after which a process counts as lost
+BEATS = 10  # signs of life in that time
+KEY, LEFT = "cagp/heartbeat/{}", b"left"  # where a process counts in the store, and what stands there once it has left
 
 SAME = 1e-6
 """Numbers that processes compute from the same table may differ by this, relatively: machines round differently."""
 
-KIND, VERSION = "message", 1
+KIND, VERSION = "message", 1  # of the states that processes send
 
 _BEATING: "dict[Any, Heartbeat]" = {}
 """The signs of life of the process groups that ``Ranks.here`` has made, until ``Ranks.leave``."""
@@ -115,8 +109,7 @@ class Ranks:
         """The sum of the values of all processes, on all processes; the same bits on each."""
         if self.size == 1:
             return values
-        total = self._sendable(values)
-        total = total.clone() if total is values else total
+        total = self._sendable(values.clone())
         with _noticing("added up"):
             self._done(distributed.all_reduce(total, group=self.group, async_op=True))
         return total.to(values.device)
@@ -129,25 +122,19 @@ class Ranks:
 
     def any(self, *flags: bool) -> list[bool]:
         """Whether each flag is set on any of the processes, on all processes."""
-        return [bool(number) for number in self.add_up(torch.tensor(flags, dtype=torch.float64))]
+        return self.add_up(torch.tensor(flags, dtype=torch.float64)).bool().tolist()
 
     def broadcast(self, value: float) -> float:
         """The value of process 0, on all processes."""
         return float(self._broadcast(torch.tensor([value], dtype=torch.float64), 0)[0])
 
     def check_same(self, numbers: Mapping[str, int | float], remedy: str) -> None:
-        """Raise ValueError on all processes unless each has the same numbers, up to rounding.
-
-        Args:
-            numbers: what is compared, by its name in the error; the same names on all processes.
-        """
-        if self.size == 1:
-            return
+        """Raise ValueError on all processes unless each has the same numbers, by their names, up to rounding."""
         table = self.from_all(*numbers.values())
         equal = torch.isclose(table, table[:1], rtol=SAME, atol=0.0, equal_nan=True)
         if bool(equal.all()):
             return
-        other, which = (int(place) for place in (~equal).nonzero()[0])
+        other, which = (~equal).nonzero()[0].tolist()
         found = f"{list(numbers)[which]} is {table[0, which]:g} in process 0 and {table[other, which]:g} in process"
         raise ValueError(f"{found} {other}, expected the same in all {self.size} processes; {remedy}.")
 
@@ -173,11 +160,6 @@ class Ranks:
         self._message(0, storage.state_to_bytes(state, KIND, VERSION))
         return state
 
-    def first_failure(self, problem: Exception | None) -> str | None:
-        """The words of the first process that has a problem, on all processes; None if none has."""
-        failed = self.from_all(float(problem is not None)).nonzero()
-        return self.words_of(int(failed[0, 0]), str(problem)) if len(failed) else None
-
     def together(self, function: Callable[[], Answer], failures: tuple[type[Exception], ...]) -> Answer:
         """What the function returns on this process. If it fails on some processes, it fails on all of them."""
         answer: Any = None
@@ -186,8 +168,9 @@ class Ranks:
             answer = function()
         except failures as error:
             problem = error
-        words = self.first_failure(problem)
-        if words is not None:
+        failed = self.from_all(float(problem is not None)).nonzero()
+        if len(failed):
+            words = self.words_of(int(failed[0, 0]), str(problem))
             raise problem or failures[0](words)
         return answer
 
@@ -204,8 +187,6 @@ class Ranks:
 
     def to_first(self, values: Tensor) -> list[Tensor]:
         """The matrices of all processes, on process 0; the others get empty ones. On all processes."""
-        if self.size == 1:
-            return [values]
         return self.exchange([values if rank == 0 else values[:0] for rank in range(self.size)])
 
     def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -216,8 +197,7 @@ class Ranks:
         expected = self.from_all(*counts)[:, self.rank].long().tolist()
         found = sent.new_empty(sum(expected), sent.shape[1])
         with _noticing("exchanged"):
-            how = {"group": self.group, "async_op": True}
-            self._done(distributed.all_to_all_single(found, sent, expected, counts, **how))
+            self._done(distributed.all_to_all_single(found, sent, expected, counts, self.group, async_op=True))
         return list(found.to(parts[0].device).split(expected))
 
     def leave(self) -> None:
@@ -267,8 +247,9 @@ class Ranks:
                     raise
             lost = self.beating.lost()
             if lost is not None:
-                # Process 0 has the store, by which the others find out who is lost.
-                end_without_peers(SILENCE / 4 if self.is_first else 0.0)
+                # Threads of torch.distributed still wait for the peer that will not answer: the process must end
+                # without them. Process 0 has the store, by which the others find out who is lost: it waits for them.
+                atexit.register(_end_now, SILENCE / 4 if self.is_first else 0.0)
                 raise LostProcessError(
                     f"process {lost[0]} of this computation has given no sign of life for {lost[1]:.0f} s: its machine "
                     "has stopped or cannot be reached. With checkpoints, the same call resumes on any number of "
@@ -288,14 +269,11 @@ class Ranks:
 
     def _message(self, rank: int, content: bytes, failed: bool = False) -> tuple[bool, bytes]:
         """Whether the process ``rank`` failed, and what it says."""
-        if self.size == 1:
-            return failed, content
-        head = self._broadcast(torch.tensor([int(failed), len(content)]), rank)
-        num_bytes = int(head[1])
+        anywhere_failed, num_bytes = self._broadcast(torch.tensor([int(failed), len(content)]), rank).tolist()
         if num_bytes == 0:
-            return bool(head[0]), b""
+            return bool(anywhere_failed), b""
         text = torch.frombuffer(bytearray(content or num_bytes), dtype=torch.uint8)
-        return bool(head[0]), self._broadcast(text, rank).numpy().tobytes()
+        return bool(anywhere_failed), self._broadcast(text, rank).numpy().tobytes()
 
 
 @contextmanager
@@ -336,21 +314,17 @@ class Heartbeat:
         self._round = now  # when the store last answered
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="cagp heartbeat", daemon=True)
-        self._store.set(self._key(rank), "0")
+        self._store.set(KEY.format(rank), "0")
         self._thread.start()
         # An interpreter that ends while a thread waits for the store ends the process by std::terminate.
         atexit.register(self._rest)
 
-    @staticmethod
-    def _key(rank: int) -> str:
-        return f"cagp/heartbeat/{rank}"
-
     def _beat(self) -> None:
-        number, keys = 0, [self._key(rank) for rank in range(self._size)]
+        number, keys = 0, [KEY.format(rank) for rank in range(self._size)]
         while not self._ended.wait(self._silence / BEATS):
             number += 1
             try:
-                self._store.set(self._key(self._rank), str(number))
+                self._store.set(keys[self._rank], str(number))
                 counts = self._store.multi_get(keys)
             except RuntimeError:  # the store does not answer: the next round tries again
                 continue
@@ -382,19 +356,11 @@ class Heartbeat:
         self._rest()
         atexit.unregister(self._rest)
         with suppress(RuntimeError):  # the process with the store may have ended before
-            self._store.set(self._key(self._rank), LEFT.decode())
-
-
-def end_without_peers(after: float) -> None:
-    """Let this process end although threads of torch.distributed still wait for a peer that will not answer.
-
-    Args:
-        after: seconds to wait before that, for a process that others still need.
-    """
-    atexit.register(_end_now, after)
+            self._store.set(KEY.format(self._rank), LEFT.decode())
 
 
 def _end_now(after: float) -> None:
+    """End this process, some seconds after all that it had to say."""
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(after)

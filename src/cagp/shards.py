@@ -19,11 +19,8 @@ from cagp.posteriors.base import LeftOut
 from cagp.prior import GP
 from cagp.ranks import Ranks
 
-SAMPLE = 20_000
-"""Rows of the whole table from which regions are cut."""
-
-REACHED = 0.99
-"""The share of rows whose neighbours lie within the default width of a halo, about."""
+SAMPLE = 20_000  # rows of the whole table from which regions are cut
+REACHED = 0.99  # the share of rows whose neighbours lie within the default width of a halo, about
 
 
 class Regions(NamedTuple):
@@ -37,12 +34,7 @@ class Regions(NamedTuple):
     def cut(
         cls, X: Float[Tensor, "n d"], num_regions: int, lengthscale: Float[Tensor, " d"] | None = None
     ) -> "Regions":
-        """A k-d cut into regions with about as many of these rows each, along the column that is longest there.
-
-        Args:
-            X: all rows, or a sample of them.
-            lengthscale: the units of the columns; None for ones.
-        """
+        """A k-d cut into regions with about as many of these rows each, along the column that is longest there."""
         if num_regions > X.shape[0]:
             raise ValueError(f"{num_regions} regions of {X.shape[0]} rows, expected no more regions than rows.")
         unit = torch.ones(X.shape[1], dtype=X.dtype, device=X.device) if lengthscale is None else lengthscale.to(X)
@@ -64,7 +56,8 @@ class Regions(NamedTuple):
 
         whole = torch.full_like(unit, torch.inf)
         divide(X, -whole, whole, num_regions)
-        return cls(torch.stack([box[0] for box in boxes]), torch.stack([box[1] for box in boxes]), unit)
+        lower, upper = map(torch.stack, zip(*boxes, strict=True))
+        return cls(lower, upper, unit)
 
     @classmethod
     def of_parts(
@@ -137,18 +130,17 @@ def exchange_rows(
     y: Float[Tensor, " n"],
     row_noise: Float[Tensor, " n"] | None = None,
 ) -> Shard:
-    """The shard of this process, when every process has some rows of the table; on all processes.
+    """The shard of this process, when all processes together have each row of the table once; on all processes.
 
     Args:
         width: of the halo, in units of the lengthscales; see ``halo_width``.
-        X: any part of the rows. All processes together have each row once.
     """
     known = [] if row_noise is None else [row_noise[:, None]]
     table = torch.cat([X, y[:, None], *known], 1)
     home = regions.of(X)
-    own = [table[home == region] for region in range(regions.num_regions)]
-    near = [table[(home != region) & regions.near(X, region, width)] for region in range(regions.num_regions)]
-    own, near = torch.cat(ranks.exchange(own)), torch.cat(ranks.exchange(near))
+    each = range(regions.num_regions)
+    own = torch.cat(ranks.exchange([table[home == region] for region in each]))
+    near = torch.cat(ranks.exchange([table[(home != region) & regions.near(X, region, width)] for region in each]))
     counts = ranks.from_all(len(own))
     if not bool(counts.all()):
         raise ValueError(f"{int((counts == 0).sum())} of {ranks.size} regions have no rows; use fewer processes.")
@@ -161,11 +153,10 @@ def exchange_rows(
 def predict_in_regions(
     posterior: LocalPosterior, regions: Regions, ranks: Ranks, X: Float[Tensor, "n d"], *, noise: bool = False
 ) -> Prediction:
-    """Means and variances of test points, each answered by the process of its region; on all processes.
+    """Means and variances of the same test points on all processes, each answered by the process of its region.
 
     Args:
         posterior: of this process, given its shard.
-        X: the same test points on all processes.
     """
     held = posterior.X, posterior.local_scale, lambda _: posterior, posterior.max_bytes
     return RegionPosterior(posterior.prior, regions, ranks, *held).predict(X, noise=noise)

@@ -22,11 +22,8 @@ from cagp.engine.compiled_backend import (
 from cagp.engine.torch_backend import TORCH
 from cagp.kernels import Kernel
 
-BACKENDS: tuple[Backend, ...] = (COMPILED, TORCH)
-"""Fastest first; the last one can compute everything."""
-
-DEFAULT_MAX_BYTES = 2**28
-"""Default limit for temporaries: 256 MiB."""
+BACKENDS: tuple[Backend, ...] = (COMPILED, TORCH)  # fastest first; the last one can compute everything
+DEFAULT_MAX_BYTES = 2**28  # default limit for temporaries: 256 MiB
 
 
 def choose_backend(kernel: Kernel | None, X: Tensor, wanted: Backend | None = None) -> Backend:

@@ -16,8 +16,7 @@ NEGLIGIBLE = 256
 """Conditionals leave a row out when its variance given the rows before it is below this times round-off of its prior
 variance; the same constant as in src/native/conditionals.h."""
 
-TILE_ROWS = 2048
-"""Rows that are projected at a time."""
+TILE_ROWS = 2048  # rows that are projected at a time
 
 
 class BlockWeights(NamedTuple):

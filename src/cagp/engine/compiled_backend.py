@@ -37,9 +37,7 @@ INSTRUCTION_SETS: tuple[str, ...] = () if _native is None else tuple(_native.ins
 # k(X, Z) V in tiles of this many elements: large enough to hide starting threads, small enough for the cache.
 _TILE_ELEMENTS = 2**21
 
-CHUNK_ROWS = 2**18
-"""Rows that are converted to float64 at a time."""
-
+CHUNK_ROWS = 2**18  # rows that are converted to float64 at a time
 _LARGEST_SCALE = 2.0**100  # of a column that does not vary; its square is still far from what float32 cannot hold
 
 

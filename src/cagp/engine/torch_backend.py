@@ -15,8 +15,7 @@ TORCH_ENTRIES = 2**18
 """On a CPU, conditionals are computed for as many test points at a time as have this many entries in their matrices,
 which stay in the cache."""
 
-NEAREST_ELEMENTS = 2**24
-"""Distances that a search for the nearest rows holds at once."""
+NEAREST_ELEMENTS = 2**24  # distances that a search for the nearest rows holds at once
 
 # A kernel's forward and backward hold several tile-sized temporaries (differences, distances, values, their gradients).
 _TEMPORARIES = 8

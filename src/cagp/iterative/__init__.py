@@ -33,8 +33,7 @@ from cagp.prior import GP
 from cagp.projection import Projection, noise_gram
 from cagp.system import System
 
-ROUND_OFF = 10
-"""An action adds nothing if less than this many units of round-off of its variance are new."""
+ROUND_OFF = 10  # an action adds nothing if less than this many units of round-off of its variance are new
 
 
 @dataclass(frozen=True)

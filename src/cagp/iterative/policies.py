@@ -137,8 +137,8 @@ def next_action(policy: Policy, system: System, state: State) -> Offer:
     offer, memory = answer
     if offer is None:
         return None, memory
-    right = isinstance(offer, Tensor) and offer.shape == (n,) and offer.is_floating_point() and offer.device == device
-    if not right:
+    is_tensor = isinstance(offer, Tensor)
+    if not (is_tensor and offer.shape == (n,) and offer.is_floating_point() and offer.device == device):
         raise ValueError(
             f"{returned} {_in_words(offer)} as its action; expected floating-point numbers of shape ({n},) on {device}."
         )
@@ -314,8 +314,7 @@ class Mix(Policy):
 
     def action(self, system: System, state: State, memory: Memory) -> Offer:
         part, asked, inner = memory or (0, 0, None)
-        while part < len(self.parts):
-            policy, count = self.parts[part]
+        for policy, count in self.parts[part:]:
             if asked < count:
                 s, inner = policy.action(system, state, inner)
                 if s is not None:
@@ -365,12 +364,7 @@ def top_eigenvectors(
     """
     n = system.num_rows
     check_count(count, "the number of eigenvectors", n, "the number of rows of X")
-    root = system.noise.sqrt()
-
-    def whitened(V: Tensor) -> Tensor:
-        return system.kernel_products(V / root[:, None]) / root[:, None]
-
-    num_products = 0
+    root, num_products = system.noise.sqrt(), 0
     if n <= dense_up_to or count > n // 2:
         M = system.kernel_matrix() / root / root[:, None]
         values, U = torch.linalg.eigh((M + M.mT) / 2)
@@ -393,5 +387,6 @@ def top_eigenvectors(
             raise RuntimeError(f"{found}; raise tolerance, or take fewer.") from error
         values = torch.from_numpy(found[::-1].copy()).to(root)
         U = torch.from_numpy(vectors[:, ::-1].copy()).to(root)
-    residual_norms = (whitened(U) - values * U).norm(dim=0)
-    return TopEigenvectorsResult(values, U / root[:, None], residual_norms, num_products)
+    S = U / root[:, None]
+    residual_norms = (system.kernel_products(S) / root[:, None] - values * U).norm(dim=0)
+    return TopEigenvectorsResult(values, S, residual_norms, num_products)

@@ -19,8 +19,7 @@ from cagp.periodogram import CHANCE, peaks
 START = 2.0
 """Lengthscales start at this times √d standard deviations of their input; see docs/training.md for the evidence."""
 
-FARTHEST = 1e9
-"""Lengthscales: a kernel that has not vanished there has no end."""
+FARTHEST = 1e9  # lengthscales: a kernel that has not vanished there has no end
 
 
 def _distances(X: Tensor, Z: Tensor) -> Tensor:
@@ -250,7 +249,7 @@ class Linear(Kernel):
 
 
 class Repeating(Kernel, ABC):
-    """A kernel with a period along each column."""
+    """A kernel with a period along each column, in the units of the inputs; in a regressor, in those of the table."""
 
     along_each = Decay.ENDLESS
     period: Positive = Positive()
@@ -291,9 +290,8 @@ class Repeating(Kernel, ABC):
 class Periodic(Repeating):
     """exp(-2 Σ_d sin²(π (x_d - z_d) / period_d) / lengthscale_d²): functions that repeat, of any shape.
 
-    Args:
-        period: one for all columns or one for each, in the units of the inputs; in a regressor, in those of the table.
-        lengthscale: how smooth the repeated shape is; below 1 it wiggles within a period. It has no unit.
+    The period is in the units of the inputs; in a regressor, in those of the table. The lengthscale, without a unit,
+    says how smooth the repeated shape is; below 1 it wiggles within a period.
     """
 
     lengthscale: Positive = Positive()
@@ -320,12 +318,8 @@ class Periodic(Repeating):
 
 
 class Cosine(Repeating):
-    """Π_d cos(2π (x_d - z_d) / period_d): a wave of unknown amplitude and phase in each column.
-
-    A spectral mixture is a sum of ``Scale(Cosine(...) * RBF(...))``.
-
-    Args:
-        period: one for all columns or one for each, in the units of the inputs; in a regressor, in those of the table.
+    """Π_d cos(2π (x_d - z_d) / period_d): a wave of unknown amplitude and phase in each column, its period as in
+    ``Periodic``. A spectral mixture is a sum of ``Scale(Cosine(...) * RBF(...))``.
     """
 
     MOST_FEATURES = 16

@@ -24,16 +24,11 @@ the relative error is below 1e-7."""
 
 LOG_WEIGHTS = torch.log_softmax(-NODES.square() / 2, 0)
 
-LEAST_PRECISION = 1e-10
-"""Sites are at least this precise. At the fixed point the mean does not depend on it; see docs/derivations.md."""
-
-TILE_ROWS = 2**15
-"""Rows that are integrated at a time."""
+LEAST_PRECISION = 1e-10  # of sites; at the fixed point the mean does not depend on it: see docs/derivations.md
+TILE_ROWS = 2**15  # rows that are integrated at a time
 
 MODE_STEPS = 30
-
-QUANTILE_STEPS, QUANTILE_TOLERANCE = 80, 1e-10
-"""Of the search for a quantile: its steps at most, and the change that ends it, in standard deviations."""
+QUANTILE_STEPS, QUANTILE_TOLERANCE = 80, 1e-10  # at most, and the change that ends the search, in standard deviations
 
 
 def in_tiles(method: Method) -> Method:
@@ -114,10 +109,7 @@ class Likelihood(nn.Module, ABC):
     @torch.no_grad()
     @in_tiles
     def site(self, y: Values, mean: Values, variance: Values) -> Site:
-        """E_q[d log p / df] and -E_q[d² log p / df²], at least ``LEAST_PRECISION``; at variance zero, Newton's.
-
-        Time O(n), memory O(tile).
-        """
+        """E_q[d log p / df] and -E_q[d² log p / df²], at least ``LEAST_PRECISION``; at variance zero, Newton's."""
         if bool(variance.any()):
             first, second = (average(slope) for slope in self.slopes(y[:, None], at_nodes(mean, variance)))
         else:
@@ -193,17 +185,13 @@ class Likelihood(nn.Module, ABC):
 
     @torch.no_grad()
     def constant(self, y: Values, known: Values | None = None) -> float:
-        """The value of f that suits all targets together best: where Σ log p(y | f) is largest, by Newton's method.
-
-        Args:
-            known: a part of f that is known at each row, on top of the constant.
-        """
-        f, width = y.new_zeros((), dtype=torch.float64), 1.0
+        """The constant part of f, besides what is ``known`` at each row, with the largest Σ log p(y | f), by Newton."""
+        f = y.new_zeros((), dtype=torch.float64)
         known = torch.zeros_like(y, dtype=torch.float64) if known is None else known.double()
         for _ in range(100):
             first, second = (part.sum() for part in self.slopes(y.double(), f + known))
             step = first / torch.clamp(-second, min=LEAST_PRECISION)
-            f = f + step.clamp(-width, width)
+            f = f + step.clamp(-1, 1)
             if abs(float(step)) < 1e-8:
                 break
         return float(f)

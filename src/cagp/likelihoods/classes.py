@@ -11,19 +11,15 @@ from cagp.likelihoods.base import LOG_WEIGHTS, Grid, Likelihood, Moments, Slopes
 
 Columns = Float[Tensor, "n q"]
 
-PAIRS = 16
-"""Pairs of nodes of integrals over all functions in training."""
+PAIRS = 16  # pairs of nodes of integrals over all functions in training
 
 VALUES, FARTHEST, TAIL = 61, 6.0, 20.0
 """Predictions integrate over the largest of all f_c + g_c, at this many values of it: up to ``FARTHEST`` standard
 deviations from the largest mean, and ``TAIL`` beyond, where the density of g has fallen to exp(-20)."""
 
 CLASS_NODES = torch.linspace(-6, 6, 49, dtype=torch.float64)
-CLASS_WEIGHTS = torch.softmax(-CLASS_NODES.square() / 2, 0)
-"""Of the integral over f_c, in standard deviations."""
-
-TILE_ELEMENTS = 2**18
-"""Numbers that an integral holds at once."""
+CLASS_WEIGHTS = torch.softmax(-CLASS_NODES.square() / 2, 0)  # of the integral over f_c, in standard deviations
+TILE_ELEMENTS = 2**18  # numbers that an integral holds at once
 
 
 class Bernoulli(Likelihood):
@@ -44,15 +40,9 @@ class Bernoulli(Likelihood):
         return Moments(p, p * (1 - p))
 
     def sample(self, f: Grid, generator: torch.Generator | None = None) -> Grid:
-        """0 or 1 for each f."""
         return torch.bernoulli(self.moments(f).mean, generator=generator)
 
     # ---- as one function of two classes, beside ``Softmax`` ----
-
-    @property
-    def num_functions(self) -> int:
-        """One."""
-        return 1
 
     def offsets(self, y: Columns, weight: Values) -> Float[Tensor, " q"]:
         """The value of f with P(y = 1) equal to the share of the class, by Newton's method."""
@@ -135,11 +125,6 @@ class Softmax(nn.Module):
         if num_classes < 3:
             raise ValueError(f"num_classes is {num_classes}, expected 3 or more; two classes have Logit or Probit.")
         self.num_classes = num_classes
-
-    @property
-    def num_functions(self) -> int:
-        """One for each class."""
-        return self.num_classes
 
     def offsets(self, y: Columns, weight: Values) -> Float[Tensor, " q"]:
         """log of the share of each class; the values that suit all rows together best."""

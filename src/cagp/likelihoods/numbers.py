@@ -23,11 +23,8 @@ from cagp.likelihoods.base import (
 )
 from cagp.parameters import Positive
 
-LARGEST_LOG_MEAN = 80.0
-"""Means of counts stay below exp(80): beyond, squares leave the range of numbers."""
-
-LARGEST_COUNT = 2.0**53
-"""Quantiles are at most this: up to there, float64 has every integer."""
+LARGEST_LOG_MEAN = 80.0  # means of counts stay below exp(80): beyond, squares leave the range of numbers
+LARGEST_COUNT = 2.0**53  # quantiles are at most this: up to there, float64 has every integer
 
 SMOOTH_NODES = torch.linspace(-7.5, 7.5, 21, dtype=torch.float64)
 SMOOTH_WEIGHTS = torch.softmax(-SMOOTH_NODES.square() / 2, 0)
@@ -208,17 +205,12 @@ class Poisson(Counts):
         return (k + 1) * (u - torch.expm1(u))
 
     def sample(self, f: Grid, generator: torch.Generator | None = None) -> Grid:
-        """A count for each f."""
         return torch.poisson(_exp(f), generator=generator)
 
 
 @final
 class NegativeBinomial(Counts):
-    """Counts with mean μ = exp(f) and variance μ + dispersion μ², the dispersion learned; at zero it is Poisson.
-
-    Args:
-        dispersion: where it starts.
-    """
+    """Counts with mean μ = exp(f) and variance μ + dispersion μ², the dispersion learned; at zero it is Poisson."""
 
     dispersion: Positive = Positive()
 
@@ -269,11 +261,8 @@ class StudentT(Likelihood):
     """y = f + scale · t, t with Student's distribution: errors far beyond the scale are improbable, not impossible.
 
     Its log density is not concave in f: beyond scale · √df it bends upwards. Sites take the weight of the EM algorithm,
-    which is positive and falls with the distance of an outlier; see docs/derivations.md.
-
-    Args:
-        scale: of the errors, learned; where it starts.
-        df: degrees of freedom, learned; where they start. They stay above 2, so that the variance of a target exists.
+    which is positive and falls with the distance of an outlier; see docs/derivations.md. The scale of the errors and
+    their degrees of freedom are learned; these stay above 2, so that the variance of a target exists.
     """
 
     majorises = True
@@ -341,7 +330,6 @@ class StudentT(Likelihood):
         return Moments(f, (s.square() * df / (df - 2)).expand(f.shape))
 
     def sample(self, f: Grid, generator: torch.Generator | None = None) -> Grid:
-        """A number for each f."""
         half = float(self.df.detach()) / 2
         gamma = standard_gamma(half, f, generator) / half
         white = torch.randn(f.shape, dtype=torch.float64, generator=generator).to(f.device)
