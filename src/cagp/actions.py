@@ -50,12 +50,7 @@ class Actions(nn.Module, ABC):
 
 
 class DenseActions(Actions):
-    """Any linearly independent columns, fixed or learned.
-
-    Args:
-        S: the action matrix (n, i), i <= n.
-        learn: whether ``S`` is a parameter.
-    """
+    """Any linearly independent columns, fixed or learned."""
 
     def __init__(self, S: Float[Tensor, "n i"], learn: bool = False):
         super().__init__()
@@ -70,11 +65,7 @@ class DenseActions(Actions):
 
 @final
 class ComputedActions(Actions):
-    """Columns that were computed from parameters: gradients pass through S, which is not copied.
-
-    Args:
-        S: the action matrix (n, i) with columns of about unit length.
-    """
+    """Columns of about unit length, computed from parameters: gradients pass through S, which is not copied."""
 
     def __init__(self, S: Float[Tensor, "n i"]):
         super().__init__()
@@ -92,8 +83,7 @@ class ActionRule(nn.Module, ABC):
     the prior) in a differentiable way is trained through; what is detached is held constant.
     """
 
-    rate: float = 0.1
-    """Adam's learning rate of the rule's own parameters."""
+    rate: float = 0.1  # Adam's learning rate of the rule's own parameters
 
     @property
     @abstractmethod
@@ -281,8 +271,19 @@ class BlockActions(Actions):
         else:
             raise ValueError(f'blocks is {blocks!r}, expected "spatial" or "ordered".')
         actions = cls(partition, support_size=support_size, dtype=X.dtype, generator=generator)
+        if start == "constant":
+            return actions
+        if start == "random":
+            values = torch.randn(len(actions.support), generator=generator, dtype=torch.float64).to(X.device)
+        elif start == "eigenvector":
+            values = _leading_eigenvectors(actions, X, kernel)
+        else:
+            raise ValueError(f'start is {start!r}, expected "constant", "random" or "eigenvector".')
+        # Mean square 1 in each block: a learning rate then means the same at all sizes.
+        sizes = actions.offsets.diff()
+        values = _unit_blocks(values, actions.offsets) * sizes.double().sqrt().repeat_interleave(sizes)
         with torch.no_grad():
-            actions.values[actions._slots] = _starting_values(actions, X, start, kernel, generator)
+            actions.values[actions._slots] = values.to(X)
         return actions
 
     @property
@@ -307,10 +308,8 @@ class BlockActions(Actions):
         return self._support.argsort().argsort()
 
     def reblock(self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None = None) -> None:
-        """Cut the support into blocks of nearby rows again, in other units, with equal weights.
-
-        Weights learned for other blocks are a worse start than equal ones: see docs/training.md.
-        """
+        """Cut the support into blocks of nearby rows again, in other units, with equal weights."""
+        # Weights learned for other blocks are a worse start than equal ones: see docs/training.md.
         rows = self._support.sort().values
         self._set_blocks(rows, spatial_blocks(X[rows], self.num_actions, lengthscale))
         with torch.no_grad():
@@ -357,28 +356,8 @@ def _unit_blocks(values: Tensor, offsets: Tensor) -> Tensor:
 
 def _thinned(partition: Partition, support_size: int, generator: torch.Generator | None) -> Partition:
     """At most ``support_size`` random rows of each block, in the order they had."""
-
-    def thinned(rows: Tensor) -> Tensor:
-        chosen = torch.randperm(len(rows), generator=generator)[:support_size].sort().values
-        return rows[chosen.to(rows.device)]
-
-    return Partition.of([thinned(rows) for rows in partition.blocks()])
-
-
-def _starting_values(
-    actions: BlockActions, X: Tensor, start: Start, kernel: Kernel | None, generator: torch.Generator | None
-) -> Tensor:
-    """In the order of the support, mean square 1 in each block: a learning rate then means the same at all sizes."""
-    sizes = actions.offsets.diff()
-    if start == "constant":
-        return torch.ones(len(actions.support), dtype=X.dtype, device=X.device)
-    if start == "random":
-        values = torch.randn(len(actions.support), generator=generator, dtype=torch.float64).to(X.device)
-    elif start == "eigenvector":
-        values = _leading_eigenvectors(actions, X, kernel)
-    else:
-        raise ValueError(f'start is {start!r}, expected "constant", "random" or "eigenvector".')
-    return (_unit_blocks(values, actions.offsets) * sizes.double().sqrt().repeat_interleave(sizes)).to(X)
+    shuffled = ((rows, torch.randperm(len(rows), generator=generator)) for rows in partition.blocks())
+    return Partition.of([rows[order[:support_size].sort().values.to(rows.device)] for rows, order in shuffled])
 
 
 @torch.no_grad()

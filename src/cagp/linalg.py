@@ -40,9 +40,8 @@ def safe_cholesky(A: Float[Tensor, "i i"], name: str = "matrix") -> Float[Tensor
             words = f"{name} is not positive definite to working precision: added {jitter:.0e} times its diagonal."
             warn(words, JitterWarning, stacklevel=2)
             return L
-    found = f"{num_wrong} of its values are NaN or infinite"
-    if num_wrong == 0:
-        found = "its diagonal runs from {:.3g} to {:.3g}".format(*diagonal.detach().aminmax())
+    ends = "its diagonal runs from {:.3g} to {:.3g}".format(*diagonal.detach().aminmax())
+    found = f"{num_wrong} of its values are NaN or infinite" if num_wrong else ends
     raise NotPositiveDefiniteError(
         f"{name} ({A.shape[0]} x {A.shape[0]}) is not positive definite, not even with {JITTERS[-1]:.0e} times its "
         f"diagonal added; {found}. Probable causes and remedies: (1) actions that are zero or linearly dependent: use "
@@ -214,14 +213,12 @@ def conjugate_gradients(
     """A⁻¹B by preconditioned conjugate gradients in float64, every column on its own.
 
     A column stops at ‖b - A x‖ <= tolerance ‖b‖, or where A shows itself not positive definite; it is then frozen while
-    the others continue. No gradient is recorded.
+    the others continue. No gradient is recorded. Time: a product and O(n c) per iteration; memory O(n c).
 
     Args:
         product: V -> A V for a symmetric positive definite A.
         precondition: V -> M⁻¹V for a symmetric positive definite M close to A. None: M = I.
         max_iterations: of all columns together, with one product with A each; true residuals take a few more products.
-
-    Time: a product and O(n c) per iteration; memory O(n c).
     """
     if not tolerance > 0:
         raise ValueError(f"tolerance is {tolerance}, expected a positive number.")
@@ -231,11 +228,10 @@ def conjugate_gradients(
     scale = B.norm(dim=0)
     limit = tolerance * scale
     unit = torch.where(scale > 0, scale, 1.0)
-    X, R = torch.zeros_like(B), B.clone()
+    X, R, active = torch.zeros_like(B), B.clone(), scale > 0
     Z = R if precondition is None else precondition(R).double()
-    rho = squared_norms = (R * Z).sum(0)
-    P, active = Z.clone(), scale > 0
-    broke_down = active & ~(rho > 0)
+    P, rho = Z.clone(), (R * Z).sum(0)
+    squared_norms, broke_down = rho, active & ~(rho > 0)
     active = active & ~broke_down
     # The coefficients of all steps are in one tensor. A tensor for each step, kept between large ones that come and go,
     # would split the memory of these, and the heap would grow by one of them in every step.
@@ -256,9 +252,8 @@ def conjugate_gradients(
             ended = R.norm(dim=0) <= limit
             Z = R if precondition is None else precondition(R).double()
             rho_next = (R * Z).sum(0)
-            lost = active & ~ended & ~(rho_next > 0)
-            continues = active & ~ended & ~lost
-            broke_down = broke_down | lost
+            broke_down = broke_down | (active & ~ended & ~(rho_next > 0))
+            continues = active & ~ended & (rho_next > 0)
             beta = torch.where(continues, rho_next / rho, 0.0)
             if first:
                 if num_steps == lanczos.shape[1]:
@@ -283,16 +278,8 @@ def conjugate_gradients(
         lanczos[0, 0], num_steps = 1.0, 1
     diagonal, off_diagonal = lanczos[:, :num_steps].clone()
     off_diagonal[-1] = 0.0  # its other end was never computed
-    return CGResult(
-        X,
-        residual_norms,
-        num_iterations,
-        residual_norms <= ROUND_OFF * tolerance,
-        broke_down,
-        diagonal,
-        off_diagonal,
-        squared_norms,
-    )
+    converged = residual_norms <= ROUND_OFF * tolerance
+    return CGResult(X, residual_norms, num_iterations, converged, broke_down, diagonal, off_diagonal, squared_norms)
 
 
 class PivotedCholesky(NamedTuple):
@@ -306,20 +293,12 @@ class PivotedCholesky(NamedTuple):
 
 @torch.no_grad()
 def pivoted_cholesky(
-    diagonal: Float[Tensor, " n"],
-    column_function: Callable[[int], Float[Tensor, " n"]],
-    rank: int,
-    tolerance: float,
+    diagonal: Float[Tensor, " n"], column_function: Callable[[int], Float[Tensor, " n"]], rank: int, tolerance: float
 ) -> PivotedCholesky:
     """The first ``rank`` steps of Cholesky with the largest remaining diagonal element as pivot, in float64.
 
-    Fewer where tr(A - LLᵀ) <= tolerance · tr(A), or where what remains of the diagonal is round-off.
-
-    Args:
-        diagonal: of A, symmetric positive semi-definite.
-        column_function: row number -> that column of A.
-
-    Time O(n r²) and r columns of A; memory O(n r).
+    Fewer where tr(A - LLᵀ) <= tolerance · tr(A), or where what remains of the diagonal is round-off. A is symmetric
+    positive semi-definite, given by its ``diagonal`` and its columns. Time O(n r²) and r columns of A; memory O(n r).
     """
     if not tolerance >= 0:
         raise ValueError(f"tolerance is {tolerance}, expected zero or above.")

@@ -17,11 +17,10 @@ from cagp.engine.compiled_backend import CHUNK_ROWS
 IndexKind = Literal["auto", "tree", "scan", "approximate"]
 
 TREE_ROWS, TREE_COLUMNS = 1_000, 32
-"""From this many rows, up to this many columns, "auto" builds a compiled tree and looks how well it works."""
-
 TREE_SHARE, PROBE_NEIGHBOURS, PROBE_ROWS = 1 / 16, 32, 64
-"""It keeps the tree if searches for this many neighbours of this many rows look through at most this share of it.
-Then a tree was no slower than a scan on all tables that were tried; see docs/benchmarks.md."""
+"""From this many rows, up to this many columns, "auto" builds a compiled tree. It keeps the tree if searches for this
+many neighbours of this many rows look through at most this share of it. Then a tree was no slower than a scan on all
+tables that were tried; see docs/benchmarks.md."""
 
 SCIPY_TREE_ROWS = 2_000  # without compiled code, a k-d tree is faster than a scan from this times 2ᵈ rows
 
@@ -112,11 +111,7 @@ class NeighbourIndex:
     def nearest(
         self, points: Float[Tensor, "t d"], k: int, left_out: Int[Tensor, " t"] | None = None
     ) -> Int[Tensor, "t k"]:
-        """The ``k`` rows nearest to each test point, nearest first.
-
-        Args:
-            left_out: a row for each test point that does not count: the point itself, where it is a row of ``X``.
-        """
+        """The ``k`` rows nearest to each test point, nearest first, but for the row ``left_out``: the point itself."""
         check_count(k, "k", self.num_rows - (left_out is not None), "the number of rows that count")
         if self.tree is not None:
             return self.tree.nearest(points, self.inverse_scale, k, left_out)
@@ -161,10 +156,7 @@ class OrderedIndex:
         self._order = position.argsort() if index.tree is None else index.tree.ordered(position)
 
     def earlier(self, rows: Int[Tensor, " t"], k: int) -> Int[Tensor, "t k"]:
-        """The ``k`` nearest among the rows that come before each of ``rows``; -1 where there are fewer.
-
-        Exact: by the compiled tree, or by a scan of the rows up to the last that is asked for.
-        """
+        """The ``k`` nearest among the rows that come before each of ``rows``, exactly; -1 where there are fewer."""
         check_count(k, "k", 2**31, "a size that can be computed")
         index, position = self.index, self.position
         if isinstance(self._order, OrderedRows):

@@ -34,8 +34,7 @@ if _native is not None and not hasattr(_native, "tree_nearest"):
 INSTRUCTION_SETS: tuple[str, ...] = () if _native is None else tuple(_native.instruction_sets())
 """What the compiled code was built for and this machine runs, best last; empty where it was not built."""
 
-# k(X, Z) V in tiles of this many elements: large enough to hide starting threads, small enough for the cache.
-_TILE_ELEMENTS = 2**21
+_TILE_ELEMENTS = 2**21  # of k(X, Z) V: large enough to hide starting threads, small enough for the cache
 
 CHUNK_ROWS = 2**18  # rows that are converted to float64 at a time
 _LARGEST_SCALE = 2.0**100  # of a column that does not vary; its square is still far from what float32 cannot hold
@@ -185,12 +184,12 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(X, Z, lengthscale, alpha, values, offsets)
         ctx.kind, ctx.instruction_set, ctx.radius = kind, instruction_set, radius
         inputs = (kind, *_scaled(X, Z, lengthscale), _alpha(alpha))
+        out = X.new_empty(len(X), len(Z) if values is None else len(offsets) - 1)
+        machine = (torch.get_num_threads(), instruction_set)
         if values is None:
-            out = X.new_empty(len(X), len(Z))
-            run("matrix", *inputs, out, torch.get_num_threads(), instruction_set)
+            run("matrix", *inputs, out, *machine)
         else:
-            out = X.new_empty(len(X), len(offsets) - 1)
-            run("block", *inputs, values, offsets, out, torch.get_num_threads(), instruction_set, radius)
+            run("block", *inputs, values, offsets, out, *machine, radius)
         return out
 
     @staticmethod
@@ -258,12 +257,12 @@ class _Conditionals(torch.autograd.Function):
         )
         gradients = (of_parameters, of_points, *of_values)
         run("conditionals_gradient", *saved[:2], *grad_outputs[:2], *saved[2:], *gradients, torch.get_num_threads())
-        of_lengthscale = of_alpha = of_scale = None
+        of_kernel = None, None, None
         if of_parameters is not None:
             of_lengthscale = (-2 * of_parameters[:d] / lengthscale).to(lengthscale)
-            of_alpha, of_scale = _like(of_parameters[d], alpha), _like(of_parameters[d + 1], scale)
+            of_kernel = of_lengthscale, _like(of_parameters[d], alpha), _like(of_parameters[d + 1], scale)
         of_points = None if of_points is None else of_points.to(ctx.dtype)
-        return None, None, None, of_points, None, None, *of_values, of_lengthscale, of_alpha, of_scale
+        return None, None, None, of_points, None, None, *of_values, *of_kernel
 
 
 class _Density(torch.autograd.Function):
@@ -425,10 +424,8 @@ def _unit(X: Tensor, origin: Tensor) -> Tensor:
 
 
 def _scale(scale: Tensor, varies: Tensor) -> Tensor:
-    """The scales times a power of two that brings the largest of the columns that vary close to one.
-
-    Distances keep their order, and squares of them neither vanish nor overflow.
-    """
+    """The scales times a power of two that brings the largest of the columns that vary close to one."""
+    # Distances keep their order, and squares of them neither vanish nor overflow.
     largest = scale[varies].max() if bool(varies.any()) else scale.new_ones(())
     return (scale * (-largest.log2().floor()).exp2()).clamp_max(_LARGEST_SCALE).float()
 

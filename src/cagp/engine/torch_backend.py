@@ -11,16 +11,15 @@ from cagp.checks import check_first_order
 from cagp.engine.backend import NEGLIGIBLE, Backend, BlockWeights, LocalMoments, LocalRows, by_rows
 from cagp.kernels import Kernel
 
-TORCH_ENTRIES = 2**18
-"""On a CPU, conditionals are computed for as many test points at a time as have this many entries in their matrices,
-which stay in the cache."""
+TORCH_ENTRIES = (
+    2**18
+)  # of the matrices of the test points that are conditioned at a time on a CPU: they stay in the cache
 
 NEAREST_ELEMENTS = 2**24  # distances that a search for the nearest rows holds at once
-
-# A kernel's forward and backward hold several tile-sized temporaries (differences, distances, values, their gradients).
-_TEMPORARIES = 8
-# A tile that stays in the cache is several times faster than one as large as the budget allows.
-_CACHED_ELEMENTS = 2**18
+_TEMPORARIES = (
+    8  # of a tile's size, in a kernel's forward and backward: differences, distances, values, their gradients
+)
+_CACHED_ELEMENTS = 2**18  # such a tile is several times faster than one as large as the budget allows
 
 
 @final

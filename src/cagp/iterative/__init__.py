@@ -158,7 +158,7 @@ def iterate(
     with torch.no_grad():
         system = System(prior, X, row_noise, max_bytes, check=False)
         state = State(system, y.double() - system.prior.mean(X.double()))
-        return _run(system, policy, state, stopping, reorthogonalise)
+    return _run(system, policy, state, stopping, reorthogonalise)
 
 
 @torch.no_grad()
@@ -167,8 +167,7 @@ def _run(system: System, policy: Policy, state: State, stopping: Stopping, reort
     start, reason, converged = time.perf_counter(), None, False
     while reason is None:
         converged, reason = _reason_to_stop(system, state, stopping, time.perf_counter() - start)
-        if reason is None:
-            reason = _step(system, policy, state, reorthogonalise)
+        reason = reason or _step(system, policy, state, reorthogonalise)
     state.seconds += time.perf_counter() - start
     status = Status(state.num_steps, list(state.residual_norms), converged, reason, state.num_dropped, state.seconds)
     return Iteration(system, policy, state, status, reorthogonalise)

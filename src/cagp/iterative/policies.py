@@ -194,11 +194,9 @@ class Lanczos(Policy):
                 return self.start_vector.to(state.residual), memory
             residual, _ = CGResiduals().action(system, state, None)
             return torch.ones_like(state.residual) if residual is None else residual, memory
-        if state.num_steps < first + asked:
+        own, w = state.actions[:, first:], state.last_product
+        if w is None or state.num_steps < first + asked:
             return None, memory  # the last vector was dropped: there is nothing to continue from
-        own = state.actions[:, first:]
-        w = state.last_product
-        assert w is not None
         length = w.norm()
         for _ in range(2):  # twice is enough (Kahan, Parlett)
             w = w - own @ (own.mT @ w)
@@ -211,12 +209,11 @@ class Lanczos(Policy):
 class UnitVectors(Policy):
     """s = e_r: look at single targets. This is the partial Cholesky factorisation of K̂ and the exact GP on its rows.
 
-    Args:
-        order: "given" (the order of ``rows``), "random" (by ``seed``), or "pivoted" (where the function's posterior
-            variance is largest).
-        rows: the rows to choose from; None for all.
-
     Time O(n (d + i)) per action, if the other actions are unit vectors too.
+
+    Args:
+        order: "given" (that of ``rows``), "random" (by ``seed``) or "pivoted" (by the function's posterior variance).
+        rows: the rows to choose from; None for all.
     """
 
     def __init__(self, order: Order = "given", rows: Int[Tensor, " k"] | None = None, seed: int = 0):
@@ -230,14 +227,12 @@ class UnitVectors(Policy):
             # e_rᵀ(K̂ - K̂CK̂)e_r is zero for rows chosen before: their function values may be uncertain, they cannot help.
             before = system.kernel_diagonal() + system.noise
             left = rows[(state.target_variance > NEGLIGIBLE * before)[rows]]
-            row = left[state.kernel_variance[left].argmax()] if len(left) else None
+            chosen = left[state.kernel_variance[left].argmax()][None] if len(left) else left
         else:
-            row = rows[asked] if asked < len(rows) else None
-        if row is None:
+            chosen = rows[asked : asked + 1]
+        if len(chosen) == 0:
             return None, memory
-        unit = torch.zeros_like(state.residual)
-        unit[row] = 1
-        return unit, (rows, asked + 1)
+        return torch.zeros_like(state.residual).index_fill(0, chosen, 1), (rows, asked + 1)
 
     def _in_order(self, system: System) -> Tensor:
         n = system.num_rows
@@ -327,12 +322,8 @@ class Mix(Policy):
 class TopEigenvectors(Policy):
     """The leading eigenvectors of K̂, which minimise the posterior's entropy (Lemma "information-theoretic policy").
 
-    With a noise variance per row they are the leading solutions of K s = λ D s, which do (docs/derivations.md).
-
-    Args:
-        num_actions: how many; all are computed at the start.
-        dense_up_to: number of rows up to which all eigenvectors are computed exactly, in O(n³).
-        tolerance: relative accuracy of the eigenvalues beyond, by Lanczos iterations with restarts (ARPACK).
+    With a noise variance per row they are the leading solutions of K s = λ D s, which do (docs/derivations.md). All are
+    computed at the start, as ``top_eigenvectors`` says.
     """
 
     def __init__(self, num_actions: int, dense_up_to: int = 2000, tolerance: float = 1e-6, seed: int = 0):
@@ -360,7 +351,8 @@ def top_eigenvectors(
 ) -> TopEigenvectorsResult:
     """The leading ``count`` eigenvectors of K̂; of K s = λ D s where the noise differs between rows.
 
-    Time O(n³) up to ``dense_up_to`` rows; beyond, a few times ``count`` products with K.
+    Up to ``dense_up_to`` rows exactly, in time O(n³). Beyond, to a relative ``tolerance`` of the eigenvalues by Lanczos
+    iterations with restarts (ARPACK), in a few times ``count`` products with K.
     """
     n = system.num_rows
     check_count(count, "the number of eigenvectors", n, "the number of rows of X")
