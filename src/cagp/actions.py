@@ -17,6 +17,9 @@ from cagp.kernels import Kernel
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.prior import GP
 
+Inputs = Float[Tensor, "n d"]
+Targets = Float[Tensor, " n"]
+Lengthscale = Float[Tensor, " d"]
 Start = Literal["constant", "random", "eigenvector"]
 
 
@@ -91,9 +94,7 @@ class ActionRule(nn.Module, ABC):
         """i, the budget."""
 
     @abstractmethod
-    def actions(
-        self, prior: GP, X: Float[Tensor, "n d"], y: Float[Tensor, " n"], row_noise: Float[Tensor, " n"] | None = None
-    ) -> ComputedActions:
+    def actions(self, prior: GP, X: Inputs, y: Targets, row_noise: Targets | None = None) -> ComputedActions:
         """S at the prior's present hyperparameters, for these rows."""
 
 
@@ -138,18 +139,13 @@ def ordered_blocks(num_rows: int, num_blocks: int) -> Partition:
     return Partition.of(torch.arange(num_rows).tensor_split(num_blocks))
 
 
-def spatial_blocks(
-    X: Float[Tensor, "n d"], num_blocks: int, lengthscale: Float[Tensor, " d"] | None = None
-) -> Partition:
+def spatial_blocks(X: Inputs, num_blocks: int, lengthscale: Lengthscale | None = None) -> Partition:
     """Blocks of nearby rows, in units of ``lengthscale``: all rows, cut by ``refined_blocks``."""
     return refined_blocks(X, None, num_blocks, lengthscale)
 
 
 def refined_blocks(
-    X: Float[Tensor, "n d"],
-    partition: Partition | None,
-    num_blocks: int,
-    lengthscale: Float[Tensor, " d"] | None = None,
+    X: Inputs, partition: Partition | None, num_blocks: int, lengthscale: Lengthscale | None = None
 ) -> Partition:
     """``partition`` (None: all rows in one block) with blocks cut in two until there are ``num_blocks``: nested in it.
 
@@ -242,11 +238,11 @@ class BlockActions(Actions):
     @classmethod
     def from_data(
         cls,
-        X: Float[Tensor, "n d"] | Data,
+        X: Inputs | Data,
         num_actions: int,
         *,
         kernel: Kernel | None = None,
-        lengthscale: Float[Tensor, " d"] | None = None,
+        lengthscale: Lengthscale | None = None,
         blocks: Literal["spatial", "ordered"] = "spatial",
         start: Start = "constant",
         support_size: int | None = None,
@@ -307,7 +303,7 @@ class BlockActions(Actions):
         """Where in ``values`` the weight of each support row is."""
         return self._support.argsort().argsort()
 
-    def reblock(self, X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"] | None = None) -> None:
+    def reblock(self, X: Inputs, lengthscale: Lengthscale | None = None) -> None:
         """Cut the support into blocks of nearby rows again, in other units, with equal weights."""
         # Weights learned for other blocks are a worse start than equal ones: see docs/training.md.
         rows = self._support.sort().values
@@ -315,7 +311,7 @@ class BlockActions(Actions):
         with torch.no_grad():
             self.values.fill_(1.0)
 
-    def grow(self, X: Float[Tensor, "n d"], num_actions: int, lengthscale: Float[Tensor, " d"] | None = None) -> None:
+    def grow(self, X: Inputs, num_actions: int, lengthscale: Lengthscale | None = None) -> None:
         """Cut blocks in two until there are ``num_actions``, whose span contains the old one; rows keep weights."""
         check_count(num_actions, "num_actions", len(self._support), "the number of rows with weights")
         every = Partition(torch.arange(len(self._support), device=X.device), self.offsets)

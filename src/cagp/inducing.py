@@ -143,7 +143,7 @@ def choose_inducing_points(
     if how == "greedy":
         diagonal = prior.kernel.diag(X)
         column = lambda row: kernel_product(prior.kernel, X, X[row : row + 1])[:, 0]  # noqa: E731
-        return X[pivoted_cholesky(diagonal, column, num_inducing, 0.0).pivots]
+        return X[pivoted_cholesky(diagonal, column, num_inducing).pivots]
     if how == "kmeans":
         scale = torch.ones_like(X[0]) if lengthscale is None else lengthscale.to(X)
         return _kmeans(X / scale, num_inducing, seed) * scale

@@ -4,6 +4,7 @@ Everything that lists kernels reads it: estimators, the command line, saved mode
 nothing, so that help texts need no torch.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 
@@ -18,6 +19,8 @@ class KernelEntry(NamedTuple):
     beside: tuple[str, ...] = ()  # the kernels that are added to it where a user chooses it by name
 
 
+_part = partial(KernelEntry, selectable=False, stationary=False)
+
 KERNELS: dict[str, KernelEntry] = {
     entry.name: entry
     for entry in (
@@ -31,19 +34,14 @@ KERNELS: dict[str, KernelEntry] = {
         KernelEntry(
             "periodic", "Periodic", "periodic (functions that repeat)", stationary=False, beside=("matern32", "linear")
         ),
-        *(
-            KernelEntry(name, class_name, words, selectable=False, stationary=False)
-            for name, class_name, words in (
-                ("cosine", "Cosine", "cosine (waves)"),
-                ("great_circle", "GreatCircle", "Matern on the sphere (places on the Earth)"),
-                ("constant", "Constant", "constant"),
-                ("linear", "Linear", "linear"),
-                ("active_dims", "ActiveDims", "a kernel of some columns"),
-                ("scale", "Scale", "a kernel times a number"),
-                ("sum", "Sum", "a sum of kernels"),
-                ("product", "Product", "a product of kernels"),
-            )
-        ),
+        _part("cosine", "Cosine", "cosine (waves)"),
+        _part("great_circle", "GreatCircle", "Matern on the sphere (places on the Earth)"),
+        _part("constant", "Constant", "constant"),
+        _part("linear", "Linear", "linear"),
+        _part("active_dims", "ActiveDims", "a kernel of some columns"),
+        _part("scale", "Scale", "a kernel times a number"),
+        _part("sum", "Sum", "a sum of kernels"),
+        _part("product", "Product", "a product of kernels"),
     )
 }
 

@@ -13,6 +13,9 @@ from cagp.notices import warn
 JITTERS = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6)
 TILE_ROWS = 2048
 
+Columns = Float[Tensor, "n c"]
+Operator = Callable[[Columns], Columns]
+
 ROUND_OFF = 1.01  # the true residual may exceed by this factor the tolerance that its recurrence met
 
 
@@ -177,7 +180,7 @@ class _WhitenedGram(torch.autograd.Function):
 class CGResult(NamedTuple):
     """The solution of A x = b for every column b, and how it was reached."""
 
-    solution: Float[Tensor, "n c"]
+    solution: Columns
     residual_norms: Float[Tensor, " c"]  # ‖b - A x‖ / ‖b‖, computed from the solution, not by recurrence
     num_iterations: int
     converged: Bool[Tensor, " c"]
@@ -203,12 +206,7 @@ class CGResult(NamedTuple):
 
 @torch.no_grad()
 def conjugate_gradients(
-    product: Callable[[Float[Tensor, "n c"]], Float[Tensor, "n c"]],
-    B: Float[Tensor, "n c"],
-    *,
-    precondition: Callable[[Float[Tensor, "n c"]], Float[Tensor, "n c"]] | None = None,
-    tolerance: float,
-    max_iterations: int,
+    product: Operator, B: Columns, *, precondition: Operator | None = None, tolerance: float, max_iterations: int
 ) -> CGResult:
     """A⁻¹B by preconditioned conjugate gradients in float64, every column on its own.
 
@@ -283,33 +281,28 @@ def conjugate_gradients(
 
 
 class PivotedCholesky(NamedTuple):
-    """L with LLᵀ ≈ A, and the trace of the error."""
+    """L with LLᵀ ≈ A."""
 
     L: Float[Tensor, "n r"]
     pivots: Int[Tensor, " r"]  # the rows chosen, in order
-    remaining_trace: float  # tr(A - LLᵀ), which bounds every norm of A - LLᵀ
-    converged: bool  # the remaining trace is within the tolerance
 
 
 @torch.no_grad()
 def pivoted_cholesky(
-    diagonal: Float[Tensor, " n"], column_function: Callable[[int], Float[Tensor, " n"]], rank: int, tolerance: float
+    diagonal: Float[Tensor, " n"], column_function: Callable[[int], Float[Tensor, " n"]], rank: int
 ) -> PivotedCholesky:
     """The first ``rank`` steps of Cholesky with the largest remaining diagonal element as pivot, in float64.
 
-    Fewer where tr(A - LLᵀ) <= tolerance · tr(A), or where what remains of the diagonal is round-off. A is symmetric
-    positive semi-definite, given by its ``diagonal`` and its columns. Time O(n r²) and r columns of A; memory O(n r).
+    Fewer where what remains of the diagonal is round-off. A is symmetric positive semi-definite, given by its
+    ``diagonal`` and its columns. Time O(n r²) and r columns of A; memory O(n r).
     """
-    if not tolerance >= 0:
-        raise ValueError(f"tolerance is {tolerance}, expected zero or above.")
     remaining = diagonal.double().clone()
-    trace, largest = float(remaining.sum()), float(remaining.max())
-    round_off = torch.finfo(torch.float64).eps * len(remaining) * largest
+    round_off = torch.finfo(torch.float64).eps * len(remaining) * float(remaining.max())
     L = remaining.new_zeros(len(remaining), min(rank, len(remaining)))
     pivots: list[int] = []
     for step in range(L.shape[1]):
         pivot = int(remaining.argmax())
-        if float(remaining.sum()) <= tolerance * trace or not float(remaining[pivot]) > round_off:
+        if not float(remaining[pivot]) > round_off:
             break
         known = L[:, :step]
         root = remaining[pivot].sqrt()
@@ -319,6 +312,5 @@ def pivoted_cholesky(
         remaining = (remaining - L[:, step].square()).clamp_min_(0)
         pivots.append(pivot)
         remaining[pivots] = 0.0
-    left = float(remaining.sum())
     chosen = torch.tensor(pivots, dtype=torch.long, device=remaining.device)
-    return PivotedCholesky(L[:, : len(pivots)].contiguous(), chosen, left, left <= tolerance * trace)
+    return PivotedCholesky(L[:, : len(pivots)].contiguous(), chosen)

@@ -19,6 +19,10 @@ from cagp.posteriors.base import LeftOut
 from cagp.prior import GP
 from cagp.ranks import Ranks
 
+Inputs = Float[Tensor, "n d"]
+Targets = Float[Tensor, " n"]
+Lengthscale = Float[Tensor, " d"]
+
 SAMPLE = 20_000  # rows of the whole table from which regions are cut
 REACHED = 0.99  # the share of rows whose neighbours lie within the default width of a halo, about
 
@@ -28,12 +32,10 @@ class Regions(NamedTuple):
 
     lower: Float[Tensor, "r d"]
     upper: Float[Tensor, "r d"]
-    unit: Float[Tensor, " d"]  # of distances: lengthscales
+    unit: Lengthscale  # of distances
 
     @classmethod
-    def cut(
-        cls, X: Float[Tensor, "n d"], num_regions: int, lengthscale: Float[Tensor, " d"] | None = None
-    ) -> "Regions":
+    def cut(cls, X: Inputs, num_regions: int, lengthscale: Lengthscale | None = None) -> "Regions":
         """A k-d cut into regions with about as many of these rows each, along the column that is longest there."""
         if num_regions > X.shape[0]:
             raise ValueError(f"{num_regions} regions of {X.shape[0]} rows, expected no more regions than rows.")
@@ -60,9 +62,7 @@ class Regions(NamedTuple):
         return cls(lower, upper, unit)
 
     @classmethod
-    def of_parts(
-        cls, X: Float[Tensor, "n d"], ranks: Ranks, lengthscale: Float[Tensor, " d"] | None = None
-    ) -> "Regions":
+    def of_parts(cls, X: Inputs, ranks: Ranks, lengthscale: Lengthscale | None = None) -> "Regions":
         """A region for each process, cut from a sample of the rows of all processes; on all processes."""
         regions = cls.cut(sample_of_parts(X, ranks), ranks.size, lengthscale)
         return cls(**{name: values.to(X) for name, values in ranks.from_first(regions._asdict).items()})
@@ -116,19 +116,14 @@ class Shard(NamedTuple):
     ``method``: all processes together minimise the mean over all rows of the table.
     """
 
-    X: Float[Tensor, "n d"]
-    y: Float[Tensor, " n"]
-    row_noise: Float[Tensor, " n"] | None
+    X: Inputs
+    y: Targets
+    row_noise: Targets | None
     own: OwnRows  # those of its region
 
 
 def exchange_rows(
-    regions: Regions,
-    width: float,
-    ranks: Ranks,
-    X: Float[Tensor, "n d"],
-    y: Float[Tensor, " n"],
-    row_noise: Float[Tensor, " n"] | None = None,
+    regions: Regions, width: float, ranks: Ranks, X: Inputs, y: Targets, row_noise: Targets | None = None
 ) -> Shard:
     """The shard of this process, when all processes together have each row of the table once; on all processes.
 

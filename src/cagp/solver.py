@@ -29,7 +29,7 @@ class Solver:
         def column(row: int) -> Tensor:
             return kernel_product(kernel, X, X[row : row + 1])[:, 0]
 
-        self.L = pivoted_cholesky(system.kernel_diagonal(), column, rank, 0.0).L
+        self.L = pivoted_cholesky(system.kernel_diagonal(), column, rank).L
         self._scaled = self.L / system.noise[:, None]
         eye = torch.eye(self.L.shape[1], dtype=torch.float64, device=X.device)
         self._inner = safe_cholesky(eye + self.L.mT @ self._scaled, "I + LᵀD⁻¹L")

@@ -18,6 +18,12 @@ variance; the same constant as in src/native/conditionals.h."""
 
 TILE_ROWS = 2048  # rows that are projected at a time
 
+Inputs = Float[Tensor, "n d"]
+PerColumn = Float[Tensor, " d"]
+Points = Float[Tensor, "t d"]
+Rows = Int[Tensor, " t"]  # one for each test point
+Neighbours = Int[Tensor, "t k"]  # rows for each test point, -1 for none
+
 
 class BlockWeights(NamedTuple):
     """W (m, i) in O(m): column j holds ``values[offsets[j]:offsets[j + 1]]`` in those rows, and zeros elsewhere."""
@@ -87,12 +93,15 @@ class _BlockProjection(torch.autograd.Function):
         return grad_values, grad_F, None, None
 
 
+Weights = Float[Tensor, "m c"] | BlockWeights
+
+
 class LocalRows(NamedTuple):
     """The test points of ``local_moments``, their rows, and what is known of these; float64 but for inputs."""
 
-    points: Float[Tensor, "t d"]
-    X: Float[Tensor, "n d"]
-    neighbours: Int[Tensor, "t k"]  # -1 for none
+    points: Points
+    X: Inputs
+    neighbours: Neighbours
     noise: Float[Tensor, "t k"]
     residual: Float[Tensor, "t k"] | Float[Tensor, " n"]  # that of all rows is a constant, in the dtype of X
     gram: Float[Tensor, "t k k"] | None
@@ -130,13 +139,7 @@ class Backend(ABC):
 
     @abstractmethod
     def product(
-        self,
-        kernel: Kernel,
-        X: Float[Tensor, "n d"],
-        Z: Float[Tensor, "m d"],
-        W: Float[Tensor, "m c"] | BlockWeights | None,
-        max_bytes: int,
-        tolerance: float,
+        self, kernel: Kernel, X: Inputs, Z: Float[Tensor, "m d"], W: Weights | None, max_bytes: int, tolerance: float
     ) -> Float[Tensor, "n c"]:
         """k(X, Z) W with no more than ``max_bytes`` of temporaries, or one row of k(X, Z); k(X, Z) without ``W``.
 
@@ -154,14 +157,7 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def nearest(
-        self,
-        points: Float[Tensor, "t d"],
-        X: Float[Tensor, "n d"],
-        k: int,
-        left_out: Int[Tensor, " t"] | None,
-        before: Int[Tensor, " t"] | None,
-    ) -> Int[Tensor, "t k"]:
+    def nearest(self, points: Points, X: Inputs, k: int, left_out: Rows | None, before: Rows | None) -> Neighbours:
         """The ``k`` rows of ``X`` nearest to each point, by increasing distance; -1 where there are fewer.
 
         The row ``left_out`` of a point does not count; with ``before``, only rows of ``X`` before that one do.

@@ -11,7 +11,7 @@ from jaxtyping import Float, Float32, Int, Int32
 from torch import Tensor
 
 from cagp.checks import check_first_order
-from cagp.engine.backend import Backend, BlockWeights, LocalMoments, LocalRows, by_rows
+from cagp.engine.backend import Backend, BlockWeights, Inputs, LocalMoments, LocalRows, PerColumn, Points, by_rows
 from cagp.kernels import Kernel, kernel_class
 
 _native: Any = None
@@ -320,11 +320,7 @@ class RowTree:
 
     @classmethod
     def of(
-        cls,
-        X: Float[Tensor, "n d"],
-        inverse_scale: Float[Tensor, " d"],
-        origin: Float[Tensor, " d"],
-        instruction_set: str | None = None,
+        cls, X: Inputs, inverse_scale: PerColumn, origin: PerColumn, instruction_set: str | None = None
     ) -> "RowTree":
         """The tree of the rows of ``X``, cut for these units of the columns.
 
@@ -343,11 +339,7 @@ class RowTree:
         return cls(points, rows, boxes, least, origin, unit, instruction_set)
 
     def nearest(
-        self,
-        points: Float[Tensor, "t d"],
-        inverse_scale: Float[Tensor, " d"],
-        k: int,
-        left_out: Int[Tensor, " t"] | None = None,
+        self, points: Points, inverse_scale: PerColumn, k: int, left_out: Int[Tensor, " t"] | None = None
     ) -> Int[Tensor, "t k"]:
         """The ``k`` rows nearest to each point in these units, ties by row; -1 where there are fewer."""
         stored = ((points.detach().double() - self.origin) / self.unit).float()

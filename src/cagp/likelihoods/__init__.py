@@ -5,18 +5,15 @@ from cagp.likelihoods.base import Likelihood, Moments, Site, Slopes
 from cagp.likelihoods.classes import Bernoulli, Logit, Probit, Softmax
 from cagp.likelihoods.numbers import NegativeBinomial, Poisson, StudentT
 
-_CLASSES = {kind.__name__: kind for kind in (Logit, Probit, Poisson, NegativeBinomial, StudentT)}
-
 
 def likelihood_class(name: str) -> type[Likelihood]:
     """The class of the likelihood that a user can name."""
     if name not in LIKELIHOODS:
         raise ValueError(f"likelihood is {name!r}, expected one of {', '.join(LIKELIHOODS)}.")
-    return _CLASSES[LIKELIHOODS[name].class_name]
+    return globals()[LIKELIHOODS[name].class_name]
 
 
-ClassLikelihood = Bernoulli | Softmax
-"""What gives the probabilities of classes: one function for two, one for each of several."""
+ClassLikelihood = Bernoulli | Softmax  # what gives the probabilities of classes, by one function or several
 
 
 def class_likelihood(name: str, num_classes: int) -> ClassLikelihood:

@@ -76,6 +76,11 @@ class Counts(Likelihood):
         rate = _exp(f)
         return Moments(rate, rate * (1 + self.excess * rate))
 
+    def slopes(self, y: Grid, f: Grid) -> Slopes:
+        """(y - μ) / (1 + aμ) and -μ (1 + ay) / (1 + aμ)²; y - μ and -μ for Poisson counts."""
+        a, rate = self.excess, _exp(f)
+        return Slopes((y - rate) / (1 + a * rate), -rate * (1 + a * y) / (1 + a * rate).square())
+
     @torch.no_grad()
     def predictive_moments(self, mean: Values, variance: Values) -> Moments:
         """M = exp(m + v/2), and the noise + (exp(v) - 1) M²."""
@@ -180,11 +185,6 @@ class Poisson(Counts):
         """y f - exp(f) - log y!."""
         return y * f - _exp(f) - torch.lgamma(y + 1)
 
-    def slopes(self, y: Grid, f: Grid) -> Slopes:
-        """y - exp(f) and -exp(f)."""
-        rate = _exp(f)
-        return Slopes(y - rate, -rate)
-
     @torch.no_grad()
     @in_tiles
     def site(self, y: Values, mean: Values, variance: Values) -> Site:
@@ -224,11 +224,6 @@ class NegativeBinomial(Counts):
         r, rate = 1 / a, _exp(f)
         choices = torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1)
         return choices + y * f - y * torch.log(r + rate) - r * torch.log1p(a * rate)
-
-    def slopes(self, y: Grid, f: Grid) -> Slopes:
-        """(y - μ) / (1 + aμ) and -μ (1 + ay) / (1 + aμ)², a the dispersion."""
-        a, rate = self.excess, _exp(f)
-        return Slopes((y - rate) / (1 + a * rate), -rate * (1 + a * y) / (1 + a * rate).square())
 
     @property
     def excess(self) -> float:
