@@ -168,14 +168,18 @@ def test_the_parts_of_all_processes_are_the_rows(size):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_processes_are_counted_only_if_a_launcher_says_everything():
+def test_processes_are_counted_only_if_a_launcher_says_everything(monkeypatch):
     told = dict(zip(LAUNCHED, ("3", "8", "node-1", "29500"), strict=True))
-    assert (launched_rank(told), launched_size(told)) == (3, 8)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert (launched_rank(), launched_size()) == (3, 8)
     for name in LAUNCHED:
-        partly = {key: value for key, value in told.items() if key != name}
-        assert (launched_rank(partly), launched_size(partly)) == (0, 1)
+        monkeypatch.delenv(name)
+        assert (launched_rank(), launched_size()) == (0, 1)
+        monkeypatch.setenv(name, told[name])
+    monkeypatch.setenv("WORLD_SIZE", "many")
     with pytest.raises(ValueError, match="WORLD_SIZE is 'many'"):
-        launched_size({**told, "WORLD_SIZE": "many"})
+        launched_size()
 
 
 def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch):

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.checks import check_same_kind
-from cagp.engine.backend import NEGLIGIBLE, Backend, BlockWeights, LocalMoments, LocalRows, recomputed
+from cagp.engine.backend import NEGLIGIBLE, Backend, BlockWeights, Inputs, LocalMoments, LocalRows, Weights, recomputed
 from cagp.engine.compiled_backend import (
     COMPILED,
     INSTRUCTION_SETS,
@@ -57,9 +57,9 @@ def round_off(dtype: torch.dtype) -> float:
 
 def kernel_product(
     kernel: Kernel,
-    X: Float[Tensor, "n d"],
+    X: Inputs,
     Z: Float[Tensor, "m d"],
-    W: Float[Tensor, "m c"] | BlockWeights | None = None,
+    W: Weights | None = None,
     *,
     backend: Backend | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
@@ -98,12 +98,7 @@ def kernel_product(
 
 
 def precise_product(
-    kernel: Kernel,
-    X: Float[Tensor, "n d"],
-    Z: Float[Tensor, "m d"],
-    W: Float[Tensor, "m c"] | BlockWeights | None = None,
-    *,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    kernel: Kernel, X: Inputs, Z: Float[Tensor, "m d"], W: Weights | None = None, *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> Float[Tensor, "n c"]:
     """``kernel_product`` in float64, also of float32 rows.
 

@@ -127,11 +127,7 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
-
-    @property
-    def words(self) -> str:
-        """The name with what a user should know of this backend, for reports."""
-        return self.name
+    words: ClassVar[str]  # the name with what a user should know of this backend, for reports
 
     @abstractmethod
     def unsupported_reason(self, kernel: Kernel | None, X: Tensor) -> str | None:
