@@ -17,7 +17,7 @@ from cagp.engine import (
 from cagp.kernels import RBF, Kernel, Matern12, Matern32, Matern52, RationalQuadratic
 from cagp.parameters import Positive
 
-needs_native = pytest.mark.skipif(not COMPILED.available, reason="the compiled kernels are not installed")
+needs_native = pytest.mark.skipif(not COMPILED.instruction_set, reason="the compiled kernels are not installed")
 BACKENDS = [pytest.param(COMPILED, marks=needs_native, id="native"), pytest.param(TORCH, id="torch")]
 AUTO_AND_TORCH = [pytest.param(None, id="auto"), pytest.param(TORCH, id="torch")]
 DTYPES = [torch.float64, torch.float32]

@@ -14,7 +14,7 @@ from cagp.engine import COMPILED, TORCH, Backend, LocalMoments, local_moments
 from cagp.kernels import Kernel, Scale
 from cagp.posteriors import LocalPosterior
 
-INSTALLED = [TORCH, *([COMPILED] if COMPILED.available else [])]
+INSTALLED = [TORCH, *([COMPILED] if COMPILED.instruction_set else [])]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-4}
 
 

@@ -12,7 +12,7 @@ from cagp.engine import COMPILED, INSTRUCTION_SETS, compiled_backend
 from cagp.kernel_registry import NAMES
 
 native = compiled_backend._native
-pytestmark = pytest.mark.skipif(not COMPILED.available, reason="the compiled kernels are not installed")
+pytestmark = pytest.mark.skipif(not COMPILED.instruction_set, reason="the compiled kernels are not installed")
 N, M, D, T, K = 5, 4, 3, 6, 2
 
 

@@ -241,7 +241,7 @@ def test_wrong_arguments_and_paths_that_do_not_apply_are_refused(monkeypatch):
     case = make_case(RBF(3), 4)
     with pytest.raises(ValueError, match="backend is 'gpu', expected a Backend"):
         case.moments("gpu")
-    if COMPILED.available:
+    if COMPILED.instruction_set:
         with pytest.raises(ValueError, match="the kernel is a sum"):
             case._replace(kernel=RBF(3) + Constant()).moments(COMPILED)
         with pytest.raises(ValueError, match="Cauchy is not compiled"):

@@ -94,7 +94,9 @@ def test_a_row_with_more_duplicates_than_neighbours_is_left_out_itself_and_no_ot
     "kind",
     [
         "scan",
-        pytest.param("tree", marks=pytest.mark.skipif(not COMPILED.available, reason="only the compiled one is exact")),
+        pytest.param(
+            "tree", marks=pytest.mark.skipif(not COMPILED.instruction_set, reason="only the compiled one is exact")
+        ),
     ],
 )
 @settings(max_examples=25)
@@ -140,7 +142,7 @@ def test_an_index_with_scipys_tree_finds_the_nearest_earlier_rows_in_every_order
         assert_earlier(index, X, lengthscale, position, k, share)
 
 
-@pytest.mark.skipif(not COMPILED.available, reason="the compiled kernels are not installed")
+@pytest.mark.skipif(not COMPILED.instruction_set, reason="the compiled kernels are not installed")
 def test_every_backend_gives_the_same_scan(monkeypatch):
     X, lengthscale = points(700, 5)
     rows = torch.arange(0, 700, 3)
@@ -161,7 +163,7 @@ def test_every_backend_gives_the_same_scan(monkeypatch):
         assert float((a == b).double().mean()) > 0.999
 
 
-@pytest.mark.skipif(not COMPILED.available, reason="the compiled kernels are not installed")
+@pytest.mark.skipif(not COMPILED.instruction_set, reason="the compiled kernels are not installed")
 def test_the_number_of_threads_changes_nothing():
     X, lengthscale = points(500, 4, "duplicate rows")
     index = NeighbourIndex(X, lengthscale, "scan")
@@ -184,7 +186,7 @@ def test_without_compiled_code_the_kind_is_chosen_by_rows_and_columns(monkeypatc
         NeighbourIndex(points(600, 9)[0], kind="approximate")
 
 
-@pytest.mark.skipif(not COMPILED.available, reason="the compiled kernels are not installed")
+@pytest.mark.skipif(not COMPILED.instruction_set, reason="the compiled kernels are not installed")
 def test_a_tree_is_chosen_where_searches_look_through_little_of_it_whatever_the_lengthscales(monkeypatch):
     monkeypatch.setattr(neighbours, "_faiss", lambda: None)
     few, many = points(20_000, 3)[0], points(20_000, 12)[0]

@@ -19,7 +19,7 @@ from cagp.prior import GP
 from cagp.recipes import nearest
 
 native = compiled_backend._native
-pytestmark = pytest.mark.skipif(not COMPILED.available, reason="the compiled kernels are not installed")
+pytestmark = pytest.mark.skipif(not COMPILED.instruction_set, reason="the compiled kernels are not installed")
 
 
 def built(X: np.ndarray, threads: int = 1, scale: np.ndarray | None = None) -> tuple[np.ndarray, ...]:

@@ -63,7 +63,10 @@ class DenseActions(Actions):
 
     def weights(self, dtype: torch.dtype) -> Float[Tensor, "n i"]:
         S = self.S.double()
-        return (S / column_norms(S)).to(dtype)
+        fixed = S.detach()
+        largest = nonzero(fixed.abs().amax(0))
+        # Norms count as constants: dividing by a constant is exact for what depends on the span alone.
+        return (S / (largest * (fixed / largest).norm(dim=0))).to(dtype)
 
 
 @final
@@ -96,12 +99,6 @@ class ActionRule(nn.Module, ABC):
     @abstractmethod
     def actions(self, prior: GP, X: Inputs, y: Targets, row_noise: Targets | None = None) -> ComputedActions:
         """S at the prior's present hyperparameters, for these rows."""
-
-
-def column_norms(S: Float[Tensor, "n i"]) -> Float[Tensor, " i"]:
-    """Norms of the columns as constants; dividing by a constant is exact for what depends on the span alone."""
-    largest = nonzero(S.detach().abs().amax(0))
-    return largest * (S.detach() / largest).norm(dim=0)
 
 
 def nonzero(largest: Float[Tensor, " i"]) -> Float[Tensor, " i"]:
@@ -325,22 +322,19 @@ class BlockActions(Actions):
         support, offsets = (state_dict.get(prefix + name) for name in ("_support", "offsets"))
         if support is not None and not torch.equal(support.sort().values, self._support.sort().values.to(support)):
             raise ValueError("the actions of the state are not of these rows.")
-        if offsets is not None and not _are_offsets(offsets, len(self._support)):
-            raise ValueError("the blocks of the state do not divide its rows.")
+        if offsets is not None:
+            whole = offsets.dtype == torch.int64 and offsets.ndim == 1 and len(offsets) > 1
+            ends = (int(offsets[0]), int(offsets[-1])) if whole else None
+            if ends != (0, len(self._support)) or bool((offsets.diff() < 0).any()):
+                raise ValueError("the blocks of the state do not divide its rows.")
         for name, value in (("_support", support), ("offsets", offsets)):
             if value is not None:
                 setattr(self, name, torch.empty_like(value, device=self._support.device))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _are_offsets(offsets: Tensor, num_rows: int) -> bool:
-    """Whether numbers are the places where blocks of rows begin and end."""
-    whole = offsets.dtype == torch.int64 and offsets.ndim == 1 and len(offsets) > 1
-    return whole and int(offsets[0]) == 0 and int(offsets[-1]) == num_rows and bool((offsets.diff() >= 0).all())
-
-
 def _unit_blocks(values: Tensor, offsets: Tensor) -> Tensor:
-    """Values divided by the norm of their block, in float64; the norms are constants (see ``column_norms``)."""
+    """Values divided by the norm of their block, in float64; the norms are constants (see ``DenseActions``)."""
     W = BlockWeights(values.double(), offsets)
     columns, fixed = W.columns(), W.values.detach()
     zeros = fixed.new_zeros(W.num_columns)

@@ -299,10 +299,6 @@ class Heartbeat:
     A process that ends closes its connections, which its peers notice at once. A machine without power or network
     closes nothing. So every process counts in the store of torch.distributed, in a thread of its own, and sees whether
     the others keep counting. How long they compute, or wait for each other, does not matter.
-
-    Args:
-        store: of torch.distributed, which all processes share; a connection of its own is made to it.
-        silence: see ``SILENCE``.
     """
 
     def __init__(self, store: Any, rank: int, size: int, silence: float):

@@ -5,6 +5,7 @@ as neighbours, and answers the test points of its region. A neighbour that is mi
 may be any unit vectors.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, final
 
@@ -87,14 +88,9 @@ class Regions(NamedTuple):
 
 def sample_of_parts(X: Float[Tensor, "n d"], ranks: Ranks, num_rows: int = SAMPLE) -> Float[Tensor, "m d"]:
     """At most about ``num_rows`` rows, evenly from the rows of all processes; on all processes."""
-    counts = ranks.from_all(X.shape[0])[:, 0]
-    share = min(1.0, num_rows / float(counts.sum()))
-    taken = (counts * share).ceil().long()
-    chosen = torch.linspace(0, max(X.shape[0] - 1, 0), int(taken[ranks.rank])).long()
-    sample = torch.zeros(int(taken.sum()), X.shape[1], dtype=torch.float64)
-    before = int(taken[: ranks.rank].sum())
-    sample[before : before + len(chosen)] = X[chosen.to(X.device)].double().cpu()
-    return ranks.add_up(sample).to(X)
+    share = min(1.0, num_rows / float(ranks.from_all(X.shape[0]).sum()))
+    chosen = torch.linspace(0, max(X.shape[0] - 1, 0), math.ceil(share * X.shape[0])).long()
+    return torch.cat(ranks.exchange([X[chosen.to(X.device)]] * ranks.size))
 
 
 def halo_width(sample: Float[Tensor, "m d"], num_rows: int, num_neighbours: int, unit: Float[Tensor, " d"]) -> float:

@@ -62,7 +62,7 @@ def _contenders(num_dims: int) -> list[Contender]:
     contenders = [_engine(TORCH, threads, num_dims), _torch_compile(threads, num_dims)]
     if importlib.util.find_spec("pykeops"):
         contenders.insert(1, _keops(threads, num_dims))
-    if COMPILED.available:
+    if COMPILED.instruction_set:
         contenders = [_engine(COMPILED, count, num_dims) for count in sorted({1, threads}, reverse=True)] + contenders
     return contenders
 

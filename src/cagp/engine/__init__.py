@@ -50,11 +50,6 @@ def backend_for(kernel: Kernel, X: Tensor) -> str:
     return f"{slowest.words} ({'; '.join(sorted(filter(None, reasons)))})"
 
 
-def round_off(dtype: torch.dtype) -> float:
-    """Half the distance of 1 to the next number: a kernel below this times its variance counts as zero."""
-    return torch.finfo(dtype).eps / 2
-
-
 def kernel_product(
     kernel: Kernel,
     X: Inputs,
@@ -82,7 +77,7 @@ def kernel_product(
     Time O(n m d) for block-sparse W, O(n m (d + c)) for dense; memory O(tile) besides the result.
     """
     _check_product(kernel, X, Z, W)
-    tolerance = round_off(X.dtype) if tolerance is None else tolerance
+    tolerance = torch.finfo(X.dtype).eps / 2 if tolerance is None else tolerance
 
     def product_of(coefficient: Tensor | None, part: Kernel) -> Tensor:
         # c (K W) = K (c W): the smaller one is scaled.

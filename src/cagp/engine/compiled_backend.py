@@ -85,16 +85,11 @@ class CompiledBackend(Backend):
     instruction_set: str | None
 
     @property
-    def available(self) -> bool:
-        """Whether the compiled code was built."""
-        return self.instruction_set is not None
-
-    @property
     def words(self) -> str:
         return f"native ({self.instruction_set})"
 
     def unsupported_reason(self, kernel: Kernel | None, X: Tensor) -> str | None:
-        if not self.available:
+        if self.instruction_set is None:
             return "the compiled kernels are not installed"
         if kernel is not None and type(kernel) not in _KINDS:
             with torch.no_grad():

@@ -128,10 +128,8 @@ class _Conditional(torch.autograd.Function):
 
 
 def _cholesky_without_negligible(C: Tensor, smallest: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors of the matrices without the rows that the rows before them determine, and which rows were kept.
-
-    In a factor, the rows that were left out are those of the identity.
-    """
+    """Factors of the matrices without the rows that the rows before them determine, and which rows were kept."""
+    # In a factor, the rows that were left out are those of the identity.
     L, info = torch.linalg.cholesky_ex(C)
     kept = torch.ones_like(smallest)
     bad = (info > 0) | ~(L.diagonal(dim1=-2, dim2=-1).square() > smallest).all(-1)

@@ -194,7 +194,7 @@ STEP = 2**28 + 2**27
 
 def planned_bytes(num_rows: int, num_inputs: int, num_targets: int, ordered: bool) -> dict[str, int]:
     """Upper bounds, by purpose; the ordered objective needs the order of the rows in the tree, or further indices."""
-    if COMPILED.available and find_spec("faiss") is None:  # a tree, or a scan, which takes less
+    if COMPILED.instruction_set and find_spec("faiss") is None:  # a tree, or a scan, which takes less
         index = num_rows * (TREE_COLUMN * num_inputs + TREE_ROW)
         of_order = num_rows * (4 * num_inputs + 2 * INTEGER)  # a scan sorts a copy of the rows
     else:
