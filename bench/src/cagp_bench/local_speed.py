@@ -81,10 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _variants() -> list[Variant]:
     """Compiled with all threads and with one, if it is installed; torch comes last."""
     threads = torch.get_num_threads()
-    compiled = (
-        [Variant("native", count) for count in sorted({1, threads}, reverse=True)] if COMPILED.instruction_set else []
-    )
-    return [*compiled, Variant("torch", threads)]
+    counts = sorted({1, threads}, reverse=True) if COMPILED.instruction_set else []
+    return [*(Variant("native", count) for count in counts), Variant("torch", threads)]
 
 
 class _Problem(NamedTuple):

@@ -76,13 +76,10 @@ class CompiledBackend(Backend):
     """Compiled loops over pairs of rows, in as many threads as torch uses.
 
     Results depend neither on the number of threads nor on which thread did what.
-
-    Args:
-        instruction_set: one of ``INSTRUCTION_SETS``; None where the compiled code was not built.
     """
 
     name: ClassVar[str] = "native"
-    instruction_set: str | None
+    instruction_set: str | None  # one of ``INSTRUCTION_SETS``; None where the compiled code was not built
 
     @property
     def words(self) -> str:

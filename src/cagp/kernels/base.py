@@ -111,10 +111,7 @@ class Kernel(nn.Module, ABC):
         return self.along_each
 
     def decays(self, num_dims: int) -> bool | None:
-        """Whether the kernel goes to zero with distance along each of ``num_dims`` columns; None if unknown.
-
-        If it does not, regressors learn from rows far from each other as well.
-        """
+        """Whether the kernel goes to zero along each column: if not, rows far away matter too; None if unknown."""
         along = {self.decay(column) for column in range(num_dims)}
         if along & {Decay.ENDLESS, Decay.NONE}:
             return False
@@ -130,7 +127,7 @@ class Kernel(nn.Module, ABC):
         return [*self.parameters(recurse=False), *inside]
 
     def support_radius(self, tolerance: float) -> float:
-        """The distance in lengthscales beyond which the kernel is at most ``tolerance`` times its variance.
+        """The distance in lengthscales beyond which the kernel is at most ``tolerance`` times its variance, if known.
 
         Infinity for a tolerance of zero, and for kernels that are not known to fall with distance.
         """
@@ -200,10 +197,18 @@ class Constant(Kernel):
 class Combination(Kernel, ABC):
     """A kernel made of others that see the same columns."""
 
+    combine: ClassVar[Any]  # what values of the parts become, two at a time
+
     def __init__(self, *kernels: Kernel):
         super().__init__()
         if not kernels or not all(isinstance(kernel, Kernel) for kernel in kernels):
             raise ValueError(f"the parts are {list(kernels)}, expected one or more kernels.")
+
+    def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
+        return reduce(self.combine, (k(X, Z) for k in self.subkernels()))
+
+    def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        return reduce(self.combine, (k.diag(X) for k in self.subkernels()))
 
     def check_columns(self, X: Float[Tensor, "*b n d"]) -> None:
         for part in self.subkernels():
@@ -256,15 +261,11 @@ class Scale(Combination):
 class Sum(Combination):
     """k₁(x, z) + k₂(x, z) + …: independent effects that add up."""
 
+    combine = operator.add
+
     def __init__(self, *kernels: Kernel):
         super().__init__(*kernels)
         self.parts = nn.ModuleList(kernels)
-
-    def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
-        return reduce(operator.add, (k(X, Z) for k in self.subkernels()))
-
-    def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        return reduce(operator.add, (k.diag(X) for k in self.subkernels()))
 
     def linear_parts(self, coefficient: Tensor | None = None) -> Iterator[tuple[Tensor | None, Kernel]]:
         for part in self.subkernels():
@@ -281,15 +282,11 @@ class Sum(Combination):
 class Product(Combination):
     """k₁(x, z) · k₂(x, z) · …: effects that modulate each other."""
 
+    combine = operator.mul
+
     def __init__(self, *kernels: Kernel):
         super().__init__(*kernels)
         self.parts = nn.ModuleList(kernels)
-
-    def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
-        return reduce(operator.mul, (k(X, Z) for k in self.subkernels()))
-
-    def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        return reduce(operator.mul, (k.diag(X) for k in self.subkernels()))
 
     def linear_parts(self, coefficient: Tensor | None = None) -> Iterator[tuple[Tensor | None, Kernel]]:
         others = [part for part in self.subkernels() if not isinstance(part, Constant)]

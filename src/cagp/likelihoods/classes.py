@@ -137,8 +137,10 @@ class Softmax(nn.Module):
     def row_loss(self, y: Columns, mean: Columns, variance: Values) -> Values:
         """-log ∫ p(y | f) q(f) df with q(f) = Normal(mean, variance I), differentiable in both."""
         observed = y.argmax(1)[None, :, None].expand(2 * PAIRS, -1, 1)
-        nodes = _sobol_nodes(self.num_classes, PAIRS).to(mean)[:, None, :]
-        f = mean + variance.clamp_min(0).sqrt()[:, None] * nodes
+        # ± points of a scrambled Sobol sequence, as normal numbers; always the same.
+        drawn = torch.quasirandom.SobolEngine(self.num_classes, scramble=True, seed=0).draw(PAIRS, dtype=torch.float64)
+        points = torch.special.ndtri(drawn.clamp(1e-9, 1 - 1e-9)).to(mean)[:, None, :]
+        f = mean + variance.clamp_min(0).sqrt()[:, None] * torch.cat([points, -points])
         log_p = torch.log_softmax(f, 2).gather(2, observed)[:, :, 0]
         return math.log(2 * PAIRS) - torch.logsumexp(log_p, 0)
 
@@ -165,10 +167,3 @@ def _largest(mean: Tensor, variance: Tensor) -> Float[Tensor, "n q"]:
     F, density = (below @ weights).clamp_min(1e-300), (slope * below).nan_to_num(0.0) @ weights
     everything = F.log().sum(2, keepdim=True)
     return (density.clamp_min(1e-300).log() - F.log() + everything).logsumexp(1) + torch.log(high - low)[:, None]
-
-
-def _sobol_nodes(num_dims: int, num_pairs: int) -> Float[Tensor, "m q"]:
-    """± points of a scrambled Sobol sequence, as normal numbers; always the same."""
-    drawn = torch.quasirandom.SobolEngine(num_dims, scramble=True, seed=0).draw(num_pairs, dtype=torch.float64)
-    points = torch.special.ndtri(drawn.clamp(1e-9, 1 - 1e-9))
-    return torch.cat([points, -points])
