@@ -35,7 +35,6 @@ INSTRUCTION_SETS: tuple[str, ...] = () if _native is None else tuple(_native.ins
 """What the compiled code was built for and this machine runs, best last; empty where it was not built."""
 
 _TILE_ELEMENTS = 2**21  # of k(X, Z) V: large enough to hide starting threads, small enough for the cache
-
 CHUNK_ROWS = 2**18  # rows that are converted to float64 at a time
 _LARGEST_SCALE = 2.0**100  # of a column that does not vary; its square is still far from what float32 cannot hold
 

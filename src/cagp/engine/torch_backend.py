@@ -12,7 +12,6 @@ from cagp.engine.backend import NEGLIGIBLE, Backend, BlockWeights, LocalMoments,
 from cagp.kernels import Kernel
 
 TORCH_ENTRIES = 2**18  # of the matrices of test points that are conditioned at a time on a CPU: they stay in the cache
-
 NEAREST_ELEMENTS = 2**24  # distances that a search for the nearest rows holds at once
 _TEMPORARIES = 8  # as large as a tile, in a kernel's forward and backward: differences, distances, values, gradients
 _CACHED_ELEMENTS = 2**18  # such a tile is several times faster than one as large as the budget allows

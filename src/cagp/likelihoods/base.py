@@ -7,7 +7,6 @@ from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -26,7 +25,6 @@ LOG_WEIGHTS = torch.log_softmax(-NODES.square() / 2, 0)
 
 LEAST_PRECISION = 1e-10  # of sites; at the fixed point the mean does not depend on it: see docs/derivations.md
 TILE_ROWS = 2**15  # rows that are integrated at a time
-
 MODE_STEPS = 30
 QUANTILE_STEPS, QUANTILE_TOLERANCE = 80, 1e-10  # at most, and the change that ends the search, in standard deviations
 
@@ -171,7 +169,7 @@ class Likelihood(nn.Module, ABC):
         mean, variance = mean.double(), variance.double()
         center, spread = self.predictive_moments(mean, variance)
         std = spread.sqrt()
-        low, high = cantelli_bracket(probability, center, std)
+        low, high = self._cantelli_bracket(probability, center, std)
         y = (center + NormalDist().inv_cdf(probability) * std).clamp(low, high)
         for _ in range(QUANTILE_STEPS):
             excess = self.predictive_cdf(y, mean, variance) - probability
@@ -182,6 +180,12 @@ class Likelihood(nn.Module, ABC):
             if bool((change <= QUANTILE_TOLERANCE * std).all()):
                 break
         return y
+
+    @staticmethod
+    def _cantelli_bracket(probability: float, mean: Values, std: Values) -> tuple[Values, Values]:
+        """Where a quantile lies: √((1-p) / p) deviations below the mean to √(p / (1-p)) above."""
+        odds = probability / (1 - probability)
+        return mean - math.sqrt(1 / odds) * std, mean + math.sqrt(odds) * std
 
     @torch.no_grad()
     def constant(self, y: Values, known: Values | None = None) -> float:
@@ -205,15 +209,3 @@ def at_nodes(mean: Values, variance: Values) -> Float[Tensor, "n k"]:
 def average(at_nodes: Float[Tensor, "n k"]) -> Values:
     """The mean over each row's distribution of what was evaluated at its nodes."""
     return at_nodes @ LOG_WEIGHTS.exp().to(at_nodes)
-
-
-def cantelli_bracket(probability: float, mean: Values, std: Values) -> tuple[Values, Values]:
-    """Where a quantile lies, by Cantelli's inequality: √((1-p) / p) deviations below the mean to √(p / (1-p)) above."""
-    odds = probability / (1 - probability)
-    return mean - math.sqrt(1 / odds) * std, mean + math.sqrt(odds) * std
-
-
-def standard_gamma(shape: float, like: Grid, generator: torch.Generator | None) -> Grid:
-    """Draws of Gamma(shape, 1), one for each element of ``like``."""
-    seed = int(torch.randint(2**62, (1,), generator=generator))
-    return torch.from_numpy(np.random.default_rng(seed).standard_gamma(shape, tuple(like.shape))).to(like)

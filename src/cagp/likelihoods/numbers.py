@@ -4,23 +4,12 @@ import math
 from abc import abstractmethod
 from typing import final
 
+import numpy as np
 import torch
 from scipy import special
 from torch import Tensor
 
-from cagp.likelihoods.base import (
-    LEAST_PRECISION,
-    TILE_ROWS,
-    Grid,
-    Likelihood,
-    Moments,
-    Site,
-    Slopes,
-    Values,
-    cantelli_bracket,
-    in_tiles,
-    standard_gamma,
-)
+from cagp.likelihoods.base import LEAST_PRECISION, TILE_ROWS, Grid, Likelihood, Moments, Site, Slopes, Values, in_tiles
 from cagp.parameters import Positive
 
 LARGEST_LOG_MEAN = 80.0  # means of counts stay below exp(80): beyond, squares leave the range of numbers
@@ -120,7 +109,7 @@ class Counts(Likelihood):
         mean, variance = mean.double(), variance.double()
         center, spread = self.predictive_moments(mean, variance)
         std = spread.sqrt().nan_to_num(LARGEST_COUNT, LARGEST_COUNT)
-        low, high = cantelli_bracket(probability, center, std)
+        low, high = self._cantelli_bracket(probability, center, std)
         # P(Y ≤ low) is below the probability, P(Y ≤ high) is not.
         low, high = (low.floor() - 1).clamp(-1, LARGEST_COUNT), high.ceil().clamp(0, LARGEST_COUNT)
         while bool((high - low > 1).any()):
@@ -241,11 +230,17 @@ class NegativeBinomial(Counts):
     def sample(self, f: Grid, generator: torch.Generator | None = None) -> Grid:
         """A count for each f: Poisson, with a rate drawn from a gamma distribution."""
         r = 1 / self.excess
-        return torch.poisson(_exp(f) * standard_gamma(r, f, generator) / r, generator=generator)
+        return torch.poisson(_exp(f) * _standard_gamma(r, f, generator) / r, generator=generator)
 
 
 def _exp(f: Tensor) -> Tensor:
     return torch.exp(f.clamp_max(LARGEST_LOG_MEAN))
+
+
+def _standard_gamma(shape: float, like: Grid, generator: torch.Generator | None) -> Grid:
+    """Draws of Gamma(shape, 1), one for each element of ``like``."""
+    seed = int(torch.randint(2**62, (1,), generator=generator))
+    return torch.from_numpy(np.random.default_rng(seed).standard_gamma(shape, tuple(like.shape))).to(like)
 
 
 # ---- numbers with outliers ----
@@ -326,7 +321,7 @@ class StudentT(Likelihood):
 
     def sample(self, f: Grid, generator: torch.Generator | None = None) -> Grid:
         half = float(self.df.detach()) / 2
-        gamma = standard_gamma(half, f, generator) / half
+        gamma = _standard_gamma(half, f, generator) / half
         white = torch.randn(f.shape, dtype=torch.float64, generator=generator).to(f.device)
         return f + self.scale.detach().to(f.device) * white * gamma.rsqrt()
 
