@@ -304,7 +304,8 @@ class BlockActions(Actions):
         """Cut the support into blocks of nearby rows again, in other units, with equal weights."""
         # Weights learned for other blocks are a worse start than equal ones: see docs/training.md.
         rows = self._support.sort().values
-        self._set_blocks(rows, spatial_blocks(X[rows], self.num_actions, lengthscale))
+        cut = spatial_blocks(X[rows], self.num_actions, lengthscale)
+        self._support, self.offsets = rows[cut.rows], cut.offsets
         with torch.no_grad():
             self.values.fill_(1.0)
 
@@ -312,10 +313,8 @@ class BlockActions(Actions):
         """Cut blocks in two until there are ``num_actions``, whose span contains the old one; rows keep weights."""
         check_count(num_actions, "num_actions", len(self._support), "the number of rows with weights")
         every = Partition(torch.arange(len(self._support), device=X.device), self.offsets)
-        self._set_blocks(self._support, refined_blocks(X[self._support], every, num_actions, lengthscale))
-
-    def _set_blocks(self, rows: Tensor, partition: Partition) -> None:
-        self._support, self.offsets = rows[partition.rows], partition.offsets
+        cut = refined_blocks(X[self._support], every, num_actions, lengthscale)
+        self._support, self.offsets = self._support[cut.rows], cut.offsets
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         # The number of blocks may have changed since this object was made.

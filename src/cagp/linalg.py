@@ -12,11 +12,10 @@ from cagp.notices import warn
 
 JITTERS = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6)
 TILE_ROWS = 2048
+ROUND_OFF = 1.01  # the true residual may exceed by this factor the tolerance that its recurrence met
 
 Columns = Float[Tensor, "n c"]
 Operator = Callable[[Columns], Columns]
-
-ROUND_OFF = 1.01  # the true residual may exceed by this factor the tolerance that its recurrence met
 
 
 class JitterWarning(UserWarning):

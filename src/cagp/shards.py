@@ -121,10 +121,8 @@ class Shard(NamedTuple):
 def exchange_rows(
     regions: Regions, width: float, ranks: Ranks, X: Inputs, y: Targets, row_noise: Targets | None = None
 ) -> Shard:
-    """The shard of this process, when all processes together have each row of the table once; on all processes.
-
-    Args:
-        width: of the halo, in units of the lengthscales; see ``halo_width``.
+    """The shard of this process, with a halo of this ``width`` in lengthscales; see ``halo_width``. On all processes,
+    which together have each row of the table once.
     """
     known = [] if row_noise is None else [row_noise[:, None]]
     table = torch.cat([X, y[:, None], *known], 1)
@@ -144,11 +142,7 @@ def exchange_rows(
 def predict_in_regions(
     posterior: LocalPosterior, regions: Regions, ranks: Ranks, X: Float[Tensor, "n d"], *, noise: bool = False
 ) -> Prediction:
-    """Means and variances of the same test points on all processes, each answered by the process of its region.
-
-    Args:
-        posterior: of this process, given its shard.
-    """
+    """Means and variances of test points, the same on all processes, each by the ``posterior`` of its region."""
     held = posterior.X, posterior.local_scale, lambda _: posterior, posterior.max_bytes
     return RegionPosterior(posterior.prior, regions, ranks, *held).predict(X, noise=noise)
 
@@ -162,7 +156,6 @@ class RegionPosterior(Posterior):
 
     Args:
         like: rows whose dtype, device and number of columns test points have; none are kept.
-        local_scale: that of all regions.
         open_region: the posterior of a region of this process, given its shard; asked for when it is first needed.
     """
 

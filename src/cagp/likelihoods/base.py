@@ -43,6 +43,11 @@ def in_tiles(method: Method) -> Method:
     return tiled  # pyright: ignore[reportReturnType]
 
 
+def integral(method: Method) -> Method:
+    """A method in tiles that records no gradients."""
+    return torch.no_grad()(in_tiles(method))
+
+
 class Slopes(NamedTuple):
     """The first two derivatives of the log density in the function's value."""
 
@@ -104,8 +109,7 @@ class Likelihood(nn.Module, ABC):
 
     # ---- expectations under q(f) = Normal(mean, variance) ----
 
-    @torch.no_grad()
-    @in_tiles
+    @integral
     def site(self, y: Values, mean: Values, variance: Values) -> Site:
         """E_q[d log p / df] and -E_q[d² log p / df²], at least ``LEAST_PRECISION``; at variance zero, Newton's."""
         if bool(variance.any()):
@@ -119,8 +123,7 @@ class Likelihood(nn.Module, ABC):
         """E_q[log p(y | f)], differentiable in the parameters of the likelihood."""
         return average(self.log_density(y[:, None], at_nodes(mean, variance)))
 
-    @torch.no_grad()
-    @in_tiles
+    @integral
     def log_predictive(self, y: Values, mean: Values, variance: Values) -> Values:
         """log ∫ p(y | f) q(f) df, with nodes about the largest value of the integrand."""
         variance = variance.clamp_min(1e-300)
@@ -141,16 +144,14 @@ class Likelihood(nn.Module, ABC):
         second = self.slopes(y, mean + shift).second
         return shift, (1 / variance + (-second).clamp_min(0)).rsqrt()
 
-    @torch.no_grad()
-    @in_tiles
+    @integral
     def predictive_moments(self, mean: Values, variance: Values) -> Moments:
         """Mean and variance of a new target: E[E[y | f]], and E[Var[y | f]] + Var[E[y | f]]."""
         given = self.moments(at_nodes(mean, variance))
         center = average(given.mean)
         return Moments(center, average(given.variance) + average((given.mean - center[:, None]).square()))
 
-    @torch.no_grad()
-    @in_tiles
+    @integral
     def predictive_noise(self, mean: Values, variance: Values) -> Values:
         """E[Var[y | f]]: the part of the variance of a new target that the function does not explain."""
         return average(self.moments(at_nodes(mean, variance)).variance)

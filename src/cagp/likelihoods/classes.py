@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cagp.likelihoods.base import LOG_WEIGHTS, Grid, Likelihood, Moments, Slopes, Values, at_nodes, in_tiles
+from cagp.likelihoods.base import LOG_WEIGHTS, Grid, Likelihood, Moments, Slopes, Values, at_nodes, integral
 
 Columns = Float[Tensor, "n q"]
 
@@ -84,8 +84,7 @@ class Logit(Bernoulli):
         p = torch.sigmoid(f)
         return Slopes(y - p, -p * torch.sigmoid(-f))
 
-    @torch.no_grad()
-    @in_tiles
+    @integral
     def log_predictive(self, y: Values, mean: Values, variance: Values) -> Values:
         """log ∫ σ(±f) q(f) df."""
         return self._log_average(y, mean, variance)

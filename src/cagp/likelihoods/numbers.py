@@ -9,7 +9,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from cagp.likelihoods.base import LEAST_PRECISION, TILE_ROWS, Grid, Likelihood, Moments, Site, Slopes, Values, in_tiles
+from cagp.likelihoods.base import LEAST_PRECISION, TILE_ROWS, Grid, Likelihood, Moments, Site, Slopes, Values, integral
 from cagp.parameters import Positive
 
 LARGEST_LOG_MEAN = 80.0  # means of counts stay below exp(80): beyond, squares leave the range of numbers
@@ -174,17 +174,16 @@ class Poisson(Counts):
         """y f - exp(f) - log y!."""
         return y * f - _exp(f) - torch.lgamma(y + 1)
 
-    @torch.no_grad()
-    @in_tiles
+    @integral
     def site(self, y: Values, mean: Values, variance: Values) -> Site:
         """y - exp(m + v/2) and exp(m + v/2), in closed form."""
         rate = _exp(mean + variance / 2)
         return Site(y - rate, rate.clamp_min(LEAST_PRECISION))
 
-    @in_tiles
     def expected_log_density(self, y: Values, mean: Values, variance: Values) -> Values:
         """y m - exp(m + v/2) - log y!, in closed form."""
-        return y * mean - _exp(mean + variance / 2) - torch.lgamma(y + 1)
+        y, mean = y.double(), mean.double()
+        return y * mean - _exp(mean + variance.double() / 2) - torch.lgamma(y + 1)
 
     def _cdf_given(self, k: Tensor, f: Tensor) -> Tensor:
         return torch.from_numpy(special.gammaincc((k + 1).numpy(), _exp(f).numpy()))
@@ -284,8 +283,7 @@ class StudentT(Likelihood):
         u = MIXTURE[::every].to(like.device) * torch.sqrt(2 / df)
         return s.square() * torch.exp(-u), torch.log_softmax(df / 2 * (u - u.exp()), 0)
 
-    @torch.no_grad()
-    @in_tiles
+    @integral
     def log_predictive(self, y: Values, mean: Values, variance: Values) -> Values:
         """log ∫ Normal(y; m, v + s²/τ) p(τ) dτ, τ ~ Gamma(ν/2, ν/2): the integrand is smooth however small s is."""
         own, log_weights = self._mixture(mean)
@@ -293,15 +291,13 @@ class StudentT(Likelihood):
         normal = -0.5 * ((y - mean).square()[:, None] / total + torch.log(2 * math.pi * total))
         return torch.logsumexp(normal + log_weights, 1)
 
-    @torch.no_grad()
-    @in_tiles
+    @integral
     def predictive_cdf(self, y: Values, mean: Values, variance: Values) -> Values:
         """∫ Φ((y - m) / √(v + s²/τ)) p(τ) dτ."""
         own, log_weights = self._mixture(mean)
         return torch.special.ndtr((y - mean)[:, None] / torch.sqrt(variance[:, None] + own)) @ log_weights.exp()
 
-    @torch.no_grad()
-    @in_tiles
+    @integral
     def predictive_crps(self, y: Values, mean: Values, variance: Values) -> Values:
         """E|Y - y| - ½ E|Y - Y'|, both in closed form for a mixture of normals, Y' an independent copy of Y."""
         own, log_weights = self._mixture(mean, COARSE)
