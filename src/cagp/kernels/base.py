@@ -49,6 +49,7 @@ class Kernel(nn.Module, ABC):
 
     num_dims: int | None = None  # the number of input columns that it was made for; None for any number
     along_each: ClassVar[Decay] = Decay.UNKNOWN  # how it varies along every column
+    has_unit_variance: ClassVar[bool] = False  # whether k(x, x) = 1
 
     @abstractmethod
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
@@ -68,6 +69,8 @@ class Kernel(nn.Module, ABC):
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """The diagonal of k(X, X), in O(n)."""
+        if self.has_unit_variance:
+            return X.new_ones(X.shape[0])
         rows = X.unsqueeze(-2)
         return self(rows, rows)[:, 0, 0]
 
@@ -199,6 +202,7 @@ class Combination(Kernel, ABC):
 
     combine: ClassVar[Any]  # what values of the parts become, two at a time
 
+    @abstractmethod
     def __init__(self, *kernels: Kernel):
         super().__init__()
         if not kernels or not all(isinstance(kernel, Kernel) for kernel in kernels):

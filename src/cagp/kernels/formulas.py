@@ -31,7 +31,7 @@ class Stationary(Kernel):
     """k(x, z) = profile(r) with r = ‖(x - z) / lengthscale‖, one lengthscale per input column."""
 
     lengthscale: Positive = Positive()
-    along_each = Decay.DECAYS
+    along_each, has_unit_variance = Decay.DECAYS, True
     falls: ClassVar[bool] = False  # whether the class's own profile falls with distance and has no parameters
     relative_lengthscale: ClassVar[float] = 1.0  # how long lengthscales are for the same function: a start, not a law
 
@@ -51,9 +51,6 @@ class Stationary(Kernel):
         r = _distances((X - origin) / lengthscale, (Z - origin) / lengthscale)
         # An infinite distance would make profiles infinity times zero; where r² is finite, they are right.
         return self.profile(r.clamp_max(math.sqrt(torch.finfo(r.dtype).max) / 4))
-
-    def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        return X.new_ones(X.shape[0])
 
     def support_radius(self, tolerance: float) -> float:
         end = super().support_radius(tolerance)
@@ -167,7 +164,7 @@ class GreatCircle(Kernel):
     """
 
     num_dims = 2
-    along_each = Decay.DECAYS  # as far as a sphere goes
+    along_each, has_unit_variance = Decay.DECAYS, True  # decays as far as a sphere goes
     lengthscale: Positive = Positive()
     origin: Tensor
     unit: Tensor
@@ -201,9 +198,6 @@ class GreatCircle(Kernel):
                 f"there are {X.shape[-1]} columns, GreatCircle takes 2: longitude and latitude. Choose them by "
                 "ActiveDims(GreatCircle(), [longitude, latitude])."
             )
-
-    def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        return X.new_ones(X.shape[0])
 
     def lengthscales(self, num_dims: int | None = None) -> Float[Tensor, " d"] | None:
         # Degrees of longitude are shorter by cos(latitude).
@@ -251,7 +245,7 @@ class Linear(Kernel):
 class Repeating(Kernel, ABC):
     """A kernel with a period along each column, in the units of the inputs; in a regressor, in those of the table."""
 
-    along_each = Decay.ENDLESS
+    along_each, has_unit_variance = Decay.ENDLESS, True
     period: Positive = Positive()
     unit: Tensor
 
@@ -264,9 +258,6 @@ class Repeating(Kernel, ABC):
     def _phase(self, X: Tensor) -> Tensor:
         """2π x / period in float64: after many periods float32 has no digits left for the phase."""
         return X.double() * (2 * math.pi * self.unit.to(X.device) / self.period.to(X.device))
-
-    def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        return X.new_ones(X.shape[0])
 
     def start_from(self, data: StartingData) -> None:
         """The strongest period of the targets along each column; twice the range of a column where there is none.
