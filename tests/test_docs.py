@@ -18,7 +18,7 @@ from cagp import limits
 from cagp.cli import main
 from cagp.comparison import MARGINS
 from cagp.recipes import actions, task
-from cagp.recipes.options import PARAMETERS
+from cagp.recipes.table import PARAMETERS
 
 ROOT = Path(__file__).parent.parent
 ALL_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

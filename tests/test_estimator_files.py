@@ -13,7 +13,8 @@ from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, 
 from cagp.dataset import Data
 from cagp.estimators import Units
 from cagp.kernels import RBF, Kernel, Linear, Scale
-from cagp.recipes import RECIPES, actions, opt, trials
+from cagp.recipes import actions, opt, trials
+from cagp.recipes.table import RECIPES
 from cagp.recipes.task import Task
 from cagp.training import history
 from cagp.training.settings import PRESETS, Settings

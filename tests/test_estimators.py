@@ -20,7 +20,7 @@ from cagp.estimators import Units, learning
 from cagp.estimators.rows import Fit, TrainingRows
 from cagp.kernels import RBF, Scale
 from cagp.ranks import Ranks
-from cagp.recipes import RECIPES, Recipe
+from cagp.recipes.table import RECIPES, Recipe
 from cagp.recipes.task import Task
 
 SMALL = {"n_actions": 8, "n_neighbors": 8, "n_inducing": 8}

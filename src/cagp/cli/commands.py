@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cagp.cli.plugins import table
-from cagp.recipes import OPTIONS, RECIPES, users_of
-from cagp.recipes.options import (
+from cagp.recipes.table import (
     DTYPE,
     EXPOSURE,
     LIKELIHOOD,
+    OPTIONS,
     PARAMETERS,
     RANDOM_STATE,
+    RECIPES,
     WARM_START,
     Option,
+    users_of,
 )
 
 COMPARED = ("local", "hybrid", "opt", "sgpr", "svgp")

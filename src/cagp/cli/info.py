@@ -8,7 +8,7 @@ from cagp.cli.console import count, names, print_json
 from cagp.column_kinds import DATETIME, LEVELS, TIMEDELTA, WORDS
 from cagp.likelihood_registry import LIKELIHOODS
 from cagp.quantities import number, size
-from cagp.recipes import method_words
+from cagp.recipes.table import method_words
 from cagp.saved_summary import saved_summary
 
 MEANS = {"zero": "zero, in standard units", "trees": "boosted trees; the Gaussian process models the residuals"}

@@ -39,8 +39,7 @@ from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
 from cagp.memory import default_memory_limit
 from cagp.quantities import size
 from cagp.ranks import Ranks
-from cagp.recipes import OPTIONS, RECIPES, methods_for, users_of
-from cagp.recipes.options import kind_of, not_for
+from cagp.recipes.table import OPTIONS, RECIPES, kind_of, methods_for, not_for, users_of
 
 CLASSES = "classes"
 
@@ -58,7 +57,7 @@ LEAST_BYTES = 10**9
 
 
 def kind_of_targets(arguments: argparse.Namespace) -> str:
-    """What the targets are, see ``cagp.recipes.options.kind_of``."""
+    """What the targets are, see ``cagp.recipes.table.kind_of``."""
     if getattr(arguments, "classify", False):
         return CLASSES
     return kind_of(getattr(arguments, "likelihood", GAUSSIAN))

@@ -24,7 +24,7 @@ from cagp.estimators.units import EncodedTable, Points
 from cagp.kernels import Kernel
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.ranks import Ranks
-from cagp.recipes.options import check_values
+from cagp.recipes.table import check_values
 
 
 def learned(read: Callable[[FittedModel], Any]) -> Any:

@@ -26,7 +26,8 @@ from cagp.memory import peak_memory
 from cagp.posteriors import InducingPosterior
 from cagp.posteriors.storing import DTYPES
 from cagp.quantities import seconds_of, size
-from cagp.recipes import Recipe, tried_in_words
+from cagp.recipes import tried_in_words
+from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
 from cagp.recipes.train import train
 from cagp.storage import fingerprint

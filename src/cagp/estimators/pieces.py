@@ -26,7 +26,7 @@ from cagp.memory import current_memory
 from cagp.posteriors.storing import DTYPES
 from cagp.quantities import size
 from cagp.ranks import Ranks
-from cagp.recipes import Recipe
+from cagp.recipes.table import Recipe
 from cagp.recipes.target_scale import MOST_ROWS
 
 Value = TypeVar("Value")

@@ -15,7 +15,8 @@ from cagp.estimators.rows import Fit, MappedRows, Prepared
 from cagp.estimators.units import Units
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
-from cagp.recipes import Recipe, nearest
+from cagp.recipes import nearest
+from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
 from cagp.shards import RegionPosterior, Regions, Shard, exchange_rows, halo_width, sample_of_parts
 from cagp.storage import fingerprint, write_atomically

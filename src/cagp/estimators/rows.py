@@ -13,7 +13,7 @@ from cagp.data.splits import RowRule
 from cagp.memory import default_memory_limit
 from cagp.quantities import bytes_of
 from cagp.ranks import Ranks
-from cagp.recipes import Recipe
+from cagp.recipes.table import Recipe
 
 if TYPE_CHECKING:
     from cagp.estimators.base import GPEstimator

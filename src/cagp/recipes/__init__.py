@@ -1,13 +1,10 @@
 """The methods that a user can choose, and how each is trained.
 
-``table`` lists the methods and ``options`` what can be set: regressors, the command line, reports and ``cagp info``
-read them, and neither imports torch. ``train`` goes from a ``Task`` to a ``Fitted``; the other modules are its steps.
+``table`` lists the methods and what can be set: regressors, the command line, reports and ``cagp info`` read it, and
+it does not import torch. ``train`` goes from a ``Task`` to a ``Fitted``; the other modules are its steps.
 """
 
 from typing import Any
-
-from cagp.recipes.options import OPTIONS
-from cagp.recipes.table import RECIPES, Recipe, check_processes, method_words, methods_for, recipe_for, users_of
 
 SITES_GUARANTEE = (
     "Given the sites, the variance of the latent function is never below that of all rows with the same sites and "
@@ -50,17 +47,3 @@ def tried_in_words(tried: list[dict[str, Any]]) -> list[str]:
         cost = f"{trial['steps']:,} steps, {trial['seconds']:.1f} s"
         lines.append(f"  {trial['model']}: {scores}; {cost}; {trial['outcome']}")
     return ["Tried, on held-out rows:", *lines] if lines else []
-
-
-__all__ = [
-    "OPTIONS",
-    "RECIPES",
-    "Recipe",
-    "check_processes",
-    "guarantee_words",
-    "method_words",
-    "methods_for",
-    "recipe_for",
-    "tried_in_words",
-    "users_of",
-]

@@ -13,7 +13,7 @@ from cagp.methods import CaGPLocal, MultiTarget
 from cagp.methods.cagp_local import SCALE_ROWS, Objective, ScaleChoice
 from cagp.prior import GP
 from cagp.quantities import seconds_of
-from cagp.recipes.options import DEFAULT_NEIGHBORS
+from cagp.recipes.table import DEFAULT_NEIGHBORS
 from cagp.recipes.task import Learned, Task
 
 LOCAL_RESERVE, FEW_SCALE_ROWS = 0.25, 250

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cagp.plots import Vector
-from cagp.recipes import method_words
+from cagp.recipes.table import method_words
 from cagp.report.subject import Subject
 
 
