@@ -17,7 +17,7 @@ import cagp
 from cagp import limits
 from cagp.cli import main
 from cagp.comparison import MARGINS
-from cagp.recipes import actions, task
+from cagp.recipes import local, task
 from cagp.recipes.table import PARAMETERS
 
 ROOT = Path(__file__).parent.parent
@@ -209,7 +209,7 @@ def test_numbers_of_the_automatic_choice_are_those_of_the_code():
     text = " ".join(read(ROOT / "docs" / "choosing.md").split())
     for words in (
         f"up to {limits.EXACT_ROWS:,} rows",
-        f"at most {actions.MOST_ACTIONS}",
+        f"at most {local.MOST_ACTIONS}",
         f"{MARGINS['method'].least} nats",
         f"at most {task.VALIDATION_ROWS:,}",
     ):

@@ -25,8 +25,8 @@ from cagp.likelihood_registry import LIKELIHOODS
 from cagp.likelihoods import Likelihood, class_likelihood, likelihood_class
 from cagp.posteriors import AveragedPosterior, CGPosterior, Posterior
 from cagp.prior import GaussianNoise
-from cagp.recipes.means import state_of, trees_from_state
 from cagp.recipes.table import RECIPES
+from cagp.recipes.task import state_of, trees_from_state
 from cagp.shards import RegionPosterior
 from cagp.storage import State
 from cagp.training import FitResult

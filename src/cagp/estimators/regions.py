@@ -15,7 +15,7 @@ from cagp.estimators.rows import Fit, MappedRows, Prepared
 from cagp.estimators.units import Units
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
-from cagp.recipes import nearest
+from cagp.recipes import local
 from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
 from cagp.shards import RegionPosterior, Regions, Shard, exchange_rows, halo_width, sample_of_parts
@@ -36,7 +36,7 @@ def learn_regions(fit: Fit, recipe: Recipe, chunks: Chunks) -> Prepared:
     assert isinstance(rows, MappedRows)
     num_rows = int(ranks.add_up(torch.tensor([float(rows.num_rows)], dtype=torch.float64))[0])
     notes = [*notes, f"All {ranks.size:,} processes together have {num_rows:,} rows."]
-    nearest.check_neighbours(recipe.n_neighbors, num_rows)
+    local.check_neighbours(recipe.n_neighbors, num_rows)
     part = Data(rows.X, rows.y[:, 0].contiguous(), None if rows.row_noise is None else rows.row_noise[:, 0], True)
     sample = sample_of_parts(torch.cat([part.X, part.y[:, None]], 1), ranks)
     # Starting values come from rows of all regions.
@@ -58,18 +58,18 @@ def _train(recipe: Recipe, task: Task, part: Data, num_rows: int) -> Fitted:
         part: rows of this process, in standard units.
         num_rows: of all processes.
     """
-    ranks, neighbours = task.ranks, nearest.Neighbours.of(recipe.n_neighbors, recipe.objective)
+    ranks, neighbours = task.ranks, local.Neighbours.of(recipe.n_neighbors, recipe.objective)
     if task.kernel.decays(part.X.shape[1]) is False:
         raise ValueError(
             "the kernel does not decay with distance, and no process has rows that are far apart; with shards=True "
             "use one that does, e.g. matern32."
         )
     priors = task.priors()
-    (method,) = nearest.local_methods(task, priors, neighbours)
+    (method,) = local.local_methods(task, priors, neighbours)
     shard = _shard(part, num_rows, None, method.num_neighbours_predict, ranks)[0]
     # As many steps as all rows of the table ask for.
     epochs, steps = task.max_epochs, max(1.0, num_rows / method.batch_size)
-    reserve = 0.0 if task.max_time is None else nearest.LOCAL_RESERVE * seconds_of(task.max_time)
+    reserve = 0.0 if task.max_time is None else local.LOCAL_RESERVE * seconds_of(task.max_time)
     in_region = replace(task, data=Data(shard.X, shard.y, shard.row_noise, True), max_epochs=None)
     most_steps = None if epochs is None else math.ceil(epochs * steps)
     result = in_region.run(method.with_own_rows(shard.own), "local", most_steps, reserve)
@@ -80,13 +80,13 @@ def _train(recipe: Recipe, task: Task, part: Data, num_rows: int) -> Fitted:
     shard, width, regions = _shard(own, num_rows, lengthscales, method.num_neighbours_predict, ranks)
     noise = None if shard.row_noise is None else shard.row_noise[:, None]
     held = replace(task, data=Data(shard.X, shard.y[:, None], noise, trusted=True))
-    (method,) = nearest.local_methods(held, priors, neighbours, recipe.local_scale)
+    (method,) = local.local_methods(held, priors, neighbours, recipe.local_scale)
     notes = [_words(shard, width, ranks)]
     few = ranks.any(method.num_neighbours_predict >= held.num_rows)[0]
     if recipe.local_scale == "auto" and not few:  # the scale that suits the rows of process 0, for all
-        (method,), words = nearest.with_local_scales([method], held)
+        (method,), words = local.with_local_scales([method], held)
         notes += words
-    posterior = method.posterior(held.column(0), shares_rows=True)
+    posterior = method.posterior(held.data.column(0), shares_rows=True)
     options = (posterior.X, method.local_scale, lambda _: posterior, task.max_bytes)
     return Fitted("local", [RegionPosterior(posterior.prior, regions, ranks, *options)], result, notes, None)
 

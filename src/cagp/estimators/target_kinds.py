@@ -24,7 +24,7 @@ from cagp.likelihood_registry import GAUSSIAN, LIKELIHOODS, likelihoods_of
 from cagp.likelihoods import ClassLikelihood, Likelihood, class_likelihood, likelihood_class
 from cagp.quantities import number, seconds_of
 from cagp.ranks import Ranks
-from cagp.recipes.nearest import check_neighbours
+from cagp.recipes.local import check_neighbours
 from cagp.recipes.table import OPTIONS, RECIPES, Recipe, check_processes, kind_of, not_for, recipe_for
 from cagp.recipes.target_scale import drawn_rows, may_take_log, takes_log
 
