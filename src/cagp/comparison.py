@@ -80,8 +80,7 @@ class Score(NamedTuple):
 
     nll: Tensor
     crps: Tensor
-    square: Tensor  # of the error of the mean
-    error: Tensor  # (q, n), of each target
+    error: Tensor  # (q, n), of the mean of each target
     variance: Tensor  # (q, n)
 
     @classmethod
@@ -95,9 +94,8 @@ class Score(NamedTuple):
         """The score of errors of the mean and variances, each (q, n)."""
         flat = error.flatten()
         rows = flat, torch.zeros_like(flat), variance.flatten()
-        parts = metrics.row_nll(*rows), metrics.row_crps(*rows), flat.square()
-        nll, crps, square = (part.view_as(error).mean(0) for part in parts)
-        return cls(nll, crps, square, error, variance)
+        nll, crps = (score(*rows).view_as(error).mean(0) for score in (metrics.row_nll, metrics.row_crps))
+        return cls(nll, crps, error, variance)
 
     @classmethod
     def average(cls, first: "Score", second: "Score", weight: float) -> "Score":

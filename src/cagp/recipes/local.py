@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -151,20 +151,11 @@ def local_methods(
     shared: BlockActions | None = None,
 ) -> list[CaGPLocal]:
     """CaGP-Local for each target; with ``shared`` actions, the hybrid. A scale of "auto" is still to be chosen."""
-    scale = None if local_scale is None or isinstance(local_scale, str) else float(local_scale)
-    return [
-        CaGPLocal(
-            prior,
-            neighbours.in_training,
-            num_neighbours_predict=neighbours.in_predictions,
-            shared=shared,
-            local_scale=scale,
-            objective=neighbours.objective,
-            seed=task.seed,
-            max_bytes=task.max_bytes,
-        )
-        for prior in priors
-    ]
+    options: dict[str, Any] = {"num_neighbours_predict": neighbours.in_predictions, "objective": neighbours.objective}
+    options |= {"shared": shared, "seed": task.seed, "max_bytes": task.max_bytes}
+    if local_scale is not None and local_scale != "auto":
+        options["local_scale"] = float(local_scale)
+    return [CaGPLocal(prior, neighbours.in_training, **options) for prior in priors]
 
 
 # ---- local scales ----

@@ -46,17 +46,10 @@ def _methods(n_actions: int | str, task: Task, priors: list[GP], **changes: Any)
     full_steps = seconds_of(task.max_time) / (FULL_STEP * n**2)  # that ``max_time`` allows
     if n > local.SUPPORT_ROWS or (n > MINIBATCH_ROWS and full_steps < FULL_STEPS):
         batch_size, changes["support_size"] = BATCH_SIZE, local.SUPPORT_SIZE
-    first = CaGPOpt.from_data(
-        priors[0],
-        task.data,
-        local.number_of_actions(n_actions, task, batch_size),
-        max_bytes=task.max_bytes,
-        batch_size=batch_size,
-        seed=task.seed,
-        generator=torch.Generator().manual_seed(task.seed),
-        **changes,
-    )
-    return sharing_actions(first, priors)
+    changes |= {"max_bytes": task.max_bytes, "batch_size": batch_size, "seed": task.seed}
+    changes["generator"] = torch.Generator().manual_seed(task.seed)
+    num_actions = local.number_of_actions(n_actions, task, batch_size)
+    return sharing_actions(CaGPOpt.from_data(priors[0], task.data, num_actions, **changes), priors)
 
 
 def sharing_actions(first: CaGPOpt, priors: list[GP]) -> MultiTarget:

@@ -125,7 +125,7 @@ class Search:
         error = self._if_allowed(candidate, self.validation.quick_trees_error)
         if error is None:
             return True
-        is_behind = error > TREES_BEHIND * float(best.score.square.mean()) ** 0.5
+        is_behind = error > TREES_BEHIND * float(best.score.error.square().mean()) ** 0.5
         if not self.task.ranks.broadcast(float(is_behind)):
             return False
         self.leave_out(candidate, "a few trees alone err more than twice as much")

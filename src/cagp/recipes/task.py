@@ -254,17 +254,11 @@ def _stored_or_fitted(task: Task, max_seconds: float, objective: TreeObjective) 
         if mean is None or not is_mean or not bool(torch.isfinite(mean).all()):
             raise ValueError(f"{path} does not hold the trees of these rows; delete it to fit them again.")
         return _of_state(state | {"finished": True})
-    fitted = trees.fit_trees(
-        task.inputs,
-        as_array(task.y),
-        None if task.row_noise is None else as_array(task.row_noise),
-        categorical=task.categorical,
-        seed=task.seed,
-        fold=task.rule.folds(task.num_rows, trees.number_of_folds(task.num_rows), task.seed),
-        max_seconds=max_seconds,
-        objective=objective,
-        exposure=None if task.known is None else as_array(task.known.exp()),
-    )
+    noise = None if task.row_noise is None else as_array(task.row_noise)
+    options: dict[str, Any] = {"categorical": task.categorical, "seed": task.seed, "objective": objective}
+    options["fold"] = task.rule.folds(task.num_rows, trees.number_of_folds(task.num_rows), task.seed)
+    options["exposure"] = None if task.known is None else as_array(task.known.exp())
+    fitted = trees.fit_trees(task.inputs, as_array(task.y), noise, max_seconds=max_seconds, **options)
     if path is not None and fitted.finished:
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.save_state(path, _state(fitted), KIND, VERSION)

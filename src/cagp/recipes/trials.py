@@ -76,12 +76,6 @@ class Candidate:
             parts.append(f"{near.in_predictions} neighbours in predictions")
         return ", ".join(parts)
 
-    @property
-    def file_name(self) -> str:
-        """The candidate as a part of a file name."""
-        kernel, near = "given" if self.kernel is None else self.kernel, self.neighbours
-        return f"{kernel}-{self.mean}-{self.start:g}-{near.objective}-{near.in_training}"
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -207,7 +201,9 @@ class HeldOutRows(Validation):
         **settings: Any,
     ) -> Trial:
         total = sum(len(result.steps) for result in before) + num_steps
-        name = f"try-{candidate.file_name}-{task.num_rows}-{total}"
+        kernel, near = candidate.kernel or "given", candidate.neighbours
+        model = f"{kernel}-{candidate.mean}-{candidate.start:g}-{near.objective}-{near.in_training}"
+        name = f"try-{model}-{task.num_rows}-{total}"
         quiet, reserve = replace(task, verbose=False), task.reserve(0.5)  # a line for each trial is enough
         result = quiet.run(MultiTarget(methods), name, most_steps=num_steps, reserve=reserve, **settings)
         priors = [method.prior for method in methods]
