@@ -1,7 +1,6 @@
 """Whether one model is better than another: paired scores of the same rows, and one table of margins.
 
-Every choice that a fit makes (kernel, mean, neighbours, method, scale of the error bars, scale of the targets) is a
-comparison of two models on rows that neither was fitted to, by ``Gains.exceed``.
+Every choice that a fit makes is a comparison of two models on rows that neither was fitted to, by ``Gains.exceed``.
 """
 
 import math

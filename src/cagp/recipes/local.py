@@ -138,9 +138,9 @@ def method(recipe: Recipe, task: Task, prior: GP, shared: BlockActions | None = 
 
 def predicting_method(recipe: Recipe, task: Task, prior: GP) -> Method:
     """The same, for the hybrid with shared actions."""
-    if recipe.name == "local":
-        return method(recipe, task, prior)
-    return method(recipe, task, prior, constant_actions(task, prior, number_of_actions(recipe.n_actions, task)))
+    is_hybrid = recipe.name == "hybrid"
+    shared = constant_actions(task, prior, number_of_actions(recipe.n_actions, task)) if is_hybrid else None
+    return method(recipe, task, prior, shared)
 
 
 def local_methods(
@@ -169,10 +169,7 @@ def scaled_methods(
     shared: BlockActions | None = None,
     num_rows: int = SCALE_ROWS,
 ) -> tuple[list[CaGPLocal], list[str]]:
-    """``local_methods``, with the scale that suits each target where it is "auto"; and what was chosen, in words.
-
-    At most ``num_rows`` validation rows choose a scale.
-    """
+    """``local_methods``, with ``with_local_scales`` where the scale is "auto"; and what was chosen, in words."""
     methods, notes = local_methods(task, priors, neighbours, local_scale), []
     if local_scale == "auto":
         methods, notes = with_local_scales(methods, task, num_rows)
@@ -236,6 +233,8 @@ def _rows_in_time(task: Task, choose: Callable[[int], ScaleChoice], num_left: in
 # ---- shared actions ----
 
 MOST_ACTIONS, ROWS_PER_ACTION = 512, 8
+"""What "auto" is: an action for as many rows, at most so many."""
+
 SUPPORT_ROWS, SUPPORT_SIZE = 50_000, 32
 """Beyond this many rows, shared actions weigh at most this many rows of each block: their cost is then linear in n."""
 
@@ -249,10 +248,7 @@ def action_bytes(num_rows: int, num_actions: int) -> int:
 
 
 def number_of_actions(n_actions: int | str, task: Task, most_rows: int | None = None) -> int:
-    """The number of actions that a user asks for; "auto" is one for eight rows, at most 512, as memory allows.
-
-    A step holds all rows, or ``most_rows``.
-    """
+    """The number of actions that a user asks for; "auto" as memory allows where a step holds at most ``most_rows``."""
     if not isinstance(n_actions, str):
         return min(int(n_actions), task.num_rows)
     held = task.num_rows if most_rows is None else min(most_rows, task.num_rows)
@@ -263,10 +259,7 @@ def number_of_actions(n_actions: int | str, task: Task, most_rows: int | None = 
 
 
 def constant_actions(task: Task, prior: GP, num_actions: int, most_support: int | None = None) -> BlockActions:
-    """Equal weights on blocks of nearby rows, shared by all test points.
-
-    At most ``most_support`` rows of each block carry weight; None for what suits the number of rows.
-    """
+    """Equal weights on blocks of nearby rows, on at most ``most_support`` of each; None for what suits the table."""
     if most_support is None and task.num_rows > SUPPORT_ROWS:
         most_support = SUPPORT_SIZE
     return BlockActions.from_data(

@@ -46,13 +46,7 @@ class Effort(NamedTuple):
 
 
 class Search:
-    """The rounds, and what was tried in them.
-
-    Args:
-        task: with the user's limits, and what is left open: the mean, the kernels.
-        effort: how much is tried; nothing that the user has decided.
-        base: the candidate to vary.
-    """
+    """Rounds that vary ``base`` in what task and effort leave open; and what was tried in them."""
 
     def __init__(self, task: Task, validation: Validation, effort: Effort, base: Candidate):
         self.task, self.validation, self.effort, self.base = task, validation, effort, base
@@ -230,13 +224,9 @@ class Search:
     # ---- averages ----
 
     def partner(self, best: Trial, score: Score | None = None) -> tuple[Trial, Average] | None:
-        """The rival whose average with the best predicts validation rows best; None without rivals.
-
-        Exact inference has the other mean as its only rival: a second kernel is not worth twice the time. ``score`` is
-        that of the best, if not its own.
-        """
+        """The rival whose average with the best predicts validation rows best; ``score`` is that of the best."""
         rivals = self.rivals
-        if isinstance(self.validation, EachRow):
+        if isinstance(self.validation, EachRow):  # where a second kernel is not worth twice the time
             rivals = [rival for rival in rivals if rival.candidate.mean != best.candidate.mean]
         pairs = [(rival, best_average(score or best.score, rival.score)) for rival in rivals]
         return max(pairs, key=lambda pair: pair[1].gain.mean, default=None)

@@ -51,10 +51,7 @@ def takes_log(
 ) -> tuple[bool, str]:
     """Whether the logarithm of a target predicts held-out rows better, and why, in words that follow its name.
 
-    Args:
-        X: of ``drawn_rows``, in standard units.
-        has_local_scale: whether error bars may adapt locally, as they may in the fit to come.
-        max_time: of the whole fit, in seconds.
+    The rows are ``drawn_rows`` in standard units; error bars may adapt locally if they may in the fit to come.
     """
     if max_time < LEAST_SECONDS:
         return False, (

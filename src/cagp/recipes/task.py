@@ -235,10 +235,7 @@ def with_mean(task: Task, train: Callable[[Task], Fitted]) -> Fitted:
 
 
 def trees_of(task: Task, objective: TreeObjective = "l2") -> OutOfFold:
-    """Trees for the rows of the task; those of an interrupted fit with the same rows are read from its folder.
-
-    Of several processes, the first fits them for all.
-    """
+    """Trees for the rows of the task, by process 0; those of an interrupted fit with the same rows are read again."""
     limit = TREE_SHARE * task.time_left()
     if task.ranks.size == 1:
         return _stored_or_fitted(task, limit, objective)

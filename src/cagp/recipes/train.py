@@ -130,10 +130,7 @@ TOLERANCE, MOST_SITE_STEPS, SITES_RESERVE = 1e-3, 60, 0.4
 
 
 def _with_sites(recipe: Recipe, task: Task, name: str = "") -> Fitted:
-    """Learn hyperparameters, then sites until they converge; the targets are one column.
-
-    The prior mean of ``mean="trees"`` is their out-of-fold predictions; ``name`` begins the folder for checkpoints.
-    """
+    """Learn hyperparameters, then sites of the one target until they converge; ``name`` begins that of checkpoints."""
     start, likelihood, notes, trees = STARTS[task.targets], copy.deepcopy(task.likelihood), [], None
     assert isinstance(likelihood, Likelihood)
     y, known = task.y[:, 0], 0.0 if task.known is None else task.known
@@ -178,10 +175,7 @@ SCORES_RESERVE = 0.1
 
 
 def _with_scores(recipe: Recipe, task: Task, name: str = "") -> Fitted:
-    """Learn functions that give the classes of rows; the targets are zeros and ones, a column for each function.
-
-    The ``row_noise`` of the task is 1 / weight of each row, or None; ``name`` begins the folder for checkpoints.
-    """
+    """Learn functions that give the classes of rows; ``name`` begins that of checkpoints."""
     likelihood, notes, trees, weight = copy.deepcopy(task.likelihood), [], None, _weights_of(task)
     assert isinstance(likelihood, ClassLikelihood)
     offsets = likelihood.offsets(task.y, weight)

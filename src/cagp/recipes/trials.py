@@ -182,13 +182,13 @@ class HeldOutRows(Validation):
     def with_neighbours(self, trial: Trial, candidate: Candidate) -> Trial:
         """The same hyperparameters with the neighbours of another candidate."""
         began = time.perf_counter()
-        (score,) = self._scores(candidate, self.residuals(candidate.mean), trial.priors)
+        (score,) = self._scores(candidate, trial.priors)
         return replace(trial, candidate=candidate, score=score, seconds=time.perf_counter() - began)
 
     def with_shared(self, trial: Trial, num_actions: int) -> list[Score]:
         """The scores of shared actions beside the nearest rows of the trial, and of shared actions alone."""
         shared = constant_actions(self.learning, trial.priors[0], num_actions)
-        return self._scores(trial.candidate, self.residuals(trial.candidate.mean), trial.priors, shared)
+        return self._scores(trial.candidate, trial.priors, shared)
 
     def _trained(
         self,
@@ -207,16 +207,14 @@ class HeldOutRows(Validation):
         quiet, reserve = replace(task, verbose=False), task.reserve(0.5)  # a line for each trial is enough
         result = quiet.run(MultiTarget(methods), name, most_steps=num_steps, reserve=reserve, **settings)
         priors = [method.prior for method in methods]
-        (score,) = self._scores(candidate, task, priors)
+        (score,) = self._scores(candidate, priors)
         results, spent = [*before, result], time.perf_counter() - began
         return Trial(candidate, priors, methods, results, score, spent, task.num_rows)
 
     @torch.no_grad()
-    def _scores(
-        self, candidate: Candidate, train: Task, priors: list[GP], shared: BlockActions | None = None
-    ) -> list[Score]:
+    def _scores(self, candidate: Candidate, priors: list[GP], shared: BlockActions | None = None) -> list[Score]:
         """The score of nearest rows; with shared actions beside them, and of shared actions alone."""
-        options = candidate.neighbours, self.local_scale, shared, SCALE_ROWS
+        train, options = self.residuals(candidate.mean), (candidate.neighbours, self.local_scale, shared, SCALE_ROWS)
         methods, _ = scaled_methods(replace(train, max_time=None), priors, *options)
         ways: list[dict[str, Any]] = [{}] if shared is None else [{}, {"num_neighbours": 0}]
         return [self._score_of(methods, train, candidate.mean, shares_rows=True, **way) for way in ways]
@@ -224,10 +222,7 @@ class HeldOutRows(Validation):
 
 @final
 class EachRow(Validation):
-    """Exact inference predicts each row from all others, or from other groups.
-
-    Where later rows are to be predicted, the latest ones are held out.
-    """
+    """Exact inference predicts each row from all others or from other groups; or the latest rows from earlier ones."""
 
     def __init__(self, task: Task):
         later = task.hold_out(task.num_rows, LATER_SHARE) if task.rule.kind == "time" else None
