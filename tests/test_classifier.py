@@ -20,8 +20,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from cagp import CaGPClassifier, load
 from cagp.class_metrics import class_scores, reliability
 from cagp.estimators.labels import Labels
-from cagp.estimators.target_kinds import SITE_METHODS as METHODS
 from cagp.kernels import RBF, Scale
+from cagp.recipes import methods_for
 from cagp.saved_summary import saved_summary
 from cagp.storage import load_state, read_state, save_state
 
@@ -82,7 +82,7 @@ def test_every_method_learns_and_is_saved_to_the_bit(method, tmp_path):
 def test_auto_is_exact_for_few_rows():
     X, y = table(60)
     assert CaGPClassifier(max_epochs=2).fit(X, y).method_ == "exact"
-    assert METHODS == ("auto", "exact", "opt", "cg", "local", "hybrid")
+    assert methods_for("classes") == ("auto", "exact", "opt", "cg", "local", "hybrid")
 
 
 def test_at_its_own_hyperparameters_scikit_learn_agrees():

@@ -17,7 +17,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor
 from cagp.estimators import Units, learning
-from cagp.estimators.rows import Fit, TrainingRows
+from cagp.estimators.target_kinds import Fit
+from cagp.estimators.units import TrainingRows
 from cagp.kernels import RBF, Scale
 from cagp.ranks import Ranks
 from cagp.recipes import RECIPES, Recipe

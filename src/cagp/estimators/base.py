@@ -15,11 +15,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from cagp.data.chunks import Chunks
 from cagp.estimators.fitted_model import FittedModel
-from cagp.estimators.learning import learn
-from cagp.estimators.rows import Fit
+from cagp.estimators.learning import Table, learn
 from cagp.estimators.saved import save_model
-from cagp.estimators.sources import Table
-from cagp.estimators.target_kinds import TargetKind
+from cagp.estimators.target_kinds import Fit, TargetKind
 from cagp.estimators.units import EncodedTable, Points
 from cagp.kernels import Kernel
 from cagp.likelihood_registry import GAUSSIAN
@@ -96,7 +94,7 @@ class GPEstimator(BaseEstimator, ABC):
     kernel_parts_ = learned(lambda m: m.kernel_parts)
     feature_names_out_ = learned(lambda m: np.asarray(m.units.encoder.names_out, dtype=object))
     target_names_ = learned(lambda m: m.units.target_names if m.labels is None else (m.labels.name,))
-    n_outputs_ = learned(lambda m: m.num_functions)
+    n_outputs_ = learned(lambda m: m.units.num_targets)
     n_rows_ = learned(lambda m: m.num_rows)
     target_rows_ = learned(lambda m: m.target_rows)
     likelihood_ = learned(lambda m: m.likelihood)
@@ -140,12 +138,12 @@ class GPEstimator(BaseEstimator, ABC):
         if self.verbose and Ranks.here().is_first:
             print(fitted.report)
 
-    def _points(self, X: Any) -> Points:
-        """The rows of a table as test points."""
+    def _points(self, X: Any, sample_noise: Any = None, noise: bool = True) -> Points:
+        """The rows of a table as test points, with their known noise."""
         fitted = self.fitted
         if not isinstance(X, EncodedTable) and getattr(X, "ndim", 2) == 2:  # for others the encoder has better words
             validate_data(self, X, skip_check_array=True, reset=False)
-        return fitted.points(X, bool(self.verbose))
+        return fitted.points(X, sample_noise, noise, bool(self.verbose))
 
     def save(self, path: str | Path, dtype: str | None = None, rows: str = "inside") -> Path:
         """Write the fitted model to a file, whole or not at all; ``cagp.load`` reads it back.

@@ -13,7 +13,7 @@ from cagp.data.chunks import Chunks
 from cagp.estimators.base import GPEstimator, learned, refuse_keywords
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.labels import Labels, codes_of
-from cagp.estimators.sources import Table
+from cagp.estimators.learning import Table
 from cagp.estimators.target_kinds import check_whole
 from cagp.ranks import Ranks
 

@@ -27,9 +27,6 @@ from cagp.recipes import guarantee_words
 from cagp.training import FitResult
 from cagp.trees import Trees
 
-Known = Float[np.ndarray, "n q"] | None
-"""Known noise variances of the rows of a table, in squared units of the targets."""
-
 COVARIANCE_ROWS = 20_000
 """Joint answers are for at most this many test points."""
 
@@ -70,34 +67,30 @@ class FittedModel:
     # ---- test points ----
 
     @property
-    def num_functions(self) -> int:
-        """q, the number of latent functions."""
-        return self.units.num_targets
-
-    @property
     def predicts_counts(self) -> bool:
         """Whether targets are counts."""
         return isinstance(self.likelihood, Likelihood) and self.likelihood.are_counts
 
-    def points(self, X: Any, verbose: bool = False) -> Points:
-        """The rows of a table as test points; ``verbose`` shows progress when they are predicted."""
-        return self.units.points(X)._replace(verbose=verbose)
+    def points(self, X: Any, sample_noise: Any = None, noise: bool = True, verbose: bool = False) -> Points:
+        """The rows of a table as test points, with the noise that the user knows, where answers are to include noise.
 
-    def known_noise(self, sample_noise: Any, points: Points, noise: bool = True) -> Known:
-        """The noise variances that the user knows, checked; None where there are none."""
-        if sample_noise is None:
-            return None
+        Args:
+            verbose: show progress when they are predicted.
+        """
+        points = self.units.points(X)._replace(verbose=verbose)
+        known = known_variances(sample_noise, (points.num_rows, self.units.num_targets))
+        if known is None:
+            return points
         if self.likelihood is not None:
             raise own_noise(self.likelihood_name)
         if not noise:
             raise ValueError("sample_noise is given with noise=False, which leaves all noise out; remove one of them.")
         if self.units.has_log:
             raise ValueError(NO_NOISE)
-        known = known_variances(sample_noise, (points.num_rows, self.num_functions))
-        return None if known is None else known[points.rows]
+        return points._replace(noise=known[points.rows])
 
     def _each(
-        self, points: Points, known: Known = None, jointly: bool = False
+        self, points: Points, jointly: bool = False
     ) -> Iterator[tuple[Rows, int, Posterior, Tensor, Tensor | None, Tensor]]:
         """For some of the points, or all jointly, and each function: which they are, the function and its posterior.
 
@@ -110,39 +103,39 @@ class FittedModel:
             for j, posterior in enumerate(self.posteriors):
                 Z = tile.to(posterior.X)
                 offset = torch.from_numpy(np.ascontiguousarray(trees[:, j])).to(Z)
-                yield rows, j, posterior, Z, units.standard_noise(known, j, rows, Z), offset
+                yield rows, j, posterior, Z, units.standard_noise(points, rows, j, Z), offset
 
     def _tree_mean(self, inputs: Float[np.ndarray, "m c"]) -> Float[np.ndarray, "m q"]:
         """What trees predict for some codes, in standard units, or zero: the prior mean."""
-        return np.zeros((len(inputs), self.num_functions)) if self.trees is None else self.trees.mean(inputs)
+        return np.zeros((len(inputs), self.units.num_targets)) if self.trees is None else self.trees.mean(inputs)
 
     # ---- each test point alone ----
 
     def _moments(
-        self, points: Points, known: Known = None, noise: bool = False
+        self, points: Points, noise: bool = False
     ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m q"]]:
         """Mean and variance of the latent functions, or with noise of observations, in standard units."""
-        mean, variance = np.empty((2, len(points.inputs), self.num_functions))
-        for rows, j, posterior, Z, row_noise, offset in self._each(points, known):
+        mean, variance = np.empty((2, len(points.inputs), self.units.num_targets))
+        for rows, j, posterior, Z, row_noise, offset in self._each(points):
             predicted = posterior.predict(Z, noise=noise, row_noise=row_noise, offset=offset)
             mean[rows, j], variance[rows, j] = as_array(predicted.mean), as_array(predicted.variance)
         return mean, variance
 
-    def mean(self, points: Points, known: Known = None, noise: bool = True) -> Float[np.ndarray, "n q"]:
+    def mean(self, points: Points, noise: bool = True) -> Float[np.ndarray, "n q"]:
         """The mean of each row; on a log scale it depends on the variance."""
         if self.units.has_log or self.likelihood is not None:
-            return self.predictive(points, known, noise).mean()
-        mean = np.empty((len(points.inputs), self.num_functions))
+            return self.predictive(points, noise).mean()
+        mean = np.empty((len(points.inputs), self.units.num_targets))
         for rows, j, posterior, Z, _, offset in self._each(points):
             mean[rows, j] = as_array(posterior.mean(Z, offset))
         return self.units.restore(points.average(mean))
 
-    def predictive(self, points: Points, known: Known = None, noise: bool = True) -> Predictive | Observations:
+    def predictive(self, points: Points, noise: bool = True) -> Predictive | Observations:
         """The distribution of a new observation, or of the function, at each row."""
         if self.likelihood is not None:
             observations = self._observations(points)
             return observations if noise else observations.function()
-        mean, variance = self._moments(points, known, noise)
+        mean, variance = self._moments(points, noise)
         std = np.sqrt(points.average(variance) + points.spread(mean))
         return Predictive(self.units.restore(points.average(mean)), self.units.rescale(std), self.units.transforms)
 
@@ -245,27 +238,23 @@ class FittedModel:
             scores.append(score[np.isfinite(score)])
         return scores
 
-    def calibration(
-        self, points: Points, y: Float[np.ndarray, "n q"], levels: Sequence[float] | None, known: Known = None
-    ) -> Calibration:
+    def calibration(self, points: Points, y: Float[np.ndarray, "n q"], levels: Sequence[float] | None) -> Calibration:
         """Promised and observed coverage of central intervals, over all rows and targets.
 
         Of counts, the place of each in its distribution is random between the two probabilities on either side of it:
         no interval of integers has exactly the probability it should have.
         """
-        error = torch.from_numpy(self.predictive(points, known).standardized(y)).reshape(-1)
+        error = torch.from_numpy(self.predictive(points).standardized(y)).reshape(-1)
         standard = torch.zeros_like(error), torch.ones_like(error)
         return metrics.calibration(error, *standard, levels=19 if levels is None else levels)
 
     # ---- all test points jointly ----
 
-    def covariance(
-        self, points: Points, known: Known, noise: bool, mean: Float[np.ndarray, "n q"]
-    ) -> Float[np.ndarray, "n n q"]:
+    def covariance(self, points: Points, noise: bool, mean: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "n n q"]:
         """The joint covariance of targets with this mean, or of their means given the function without the noise."""
         _check_joint(len(points.inputs))
         parts, gaussian, transforms, of_noise = [], self.likelihood is None, self.units.transforms, 0.0
-        for _, _, posterior, Z, row_noise, offset in self._each(points, known, jointly=True):
+        for _, _, posterior, Z, row_noise, offset in self._each(points, jointly=True):
             part = as_array(posterior.covariance(Z, noise=noise and gaussian, row_noise=row_noise))
             parts.append(points.joint(part, as_array(posterior.mean(Z, offset))) if points.has_stand_ins else part)
         joint = self.units.rescale(np.stack(parts, -1), 2, axis=2)
@@ -277,14 +266,12 @@ class FittedModel:
             of_noise = np.diag(observations.noise_variance()[:, 0])[..., None] if noise else 0.0
         return np.stack([t.covariance(mean[:, j], joint[..., j]) for j, t in enumerate(transforms)], -1) + of_noise
 
-    def samples(
-        self, points: Points, num_samples: int, seed: int, known: Known = None, noise: bool = True
-    ) -> Float[np.ndarray, "n q s"]:
+    def samples(self, points: Points, num_samples: int, seed: int, noise: bool = True) -> Float[np.ndarray, "n q s"]:
         """Joint draws of new observations, or of the function."""
         _check_joint(len(points.inputs))
         generator = torch.Generator().manual_seed(seed)
         draws, noisy = [], noise and self.likelihood is None
-        for _, _, posterior, Z, row_noise, offset in self._each(points, known, jointly=True):
+        for _, _, posterior, Z, row_noise, offset in self._each(points, jointly=True):
             options = {"row_noise": row_noise, "offset": offset, "generator": generator}
             draws.append(as_array(posterior.sample(Z, num_samples, noise=noisy, **options).mT))
         values = points.choose(np.stack(draws, 1), np.random.default_rng(seed))
@@ -317,11 +304,9 @@ class FittedModel:
         parts = {"noise": noise, "latent": (predicted.scale**2 - noise).clip(0), "computational": np.zeros_like(noise)}
         return np.sqrt(_in_units(self.units.transforms, parts, predicted.mean())["noise"])
 
-    def variance_parts(
-        self, points: Points, known: Known, mean: Float[np.ndarray, "n q"]
-    ) -> tuple[dict[str, np.ndarray], str]:
+    def variance_parts(self, points: Points, mean: Float[np.ndarray, "n q"]) -> tuple[dict[str, np.ndarray], str]:
         """The parts of the variance of observations with this mean, and what is known of the computational part."""
-        means, *arrays = np.zeros((1 + len(PARTS), len(points.inputs), self.num_functions))
+        means, *arrays = np.zeros((1 + len(PARTS), len(points.inputs), self.units.num_targets))
         parts, gaussian = dict(zip(PARTS, arrays, strict=True)), self.likelihood is None
         references = []
         for posterior, noise, num_rows in zip(self.posteriors, self.row_noise, self.target_rows, strict=True):
@@ -338,8 +323,8 @@ class FittedModel:
         parts = {name: self.units.rescale(points.average(values), 2) for name, values in parts.items()}
         parts["latent"] += self.units.rescale(points.spread(means), 2)
         kind = next(kind for kind in KINDS if kind in {reference.kind for reference in references})
-        if known is not None:
-            parts["noise"] += points.average(known)
+        if points.noise is not None:
+            parts["noise"] += points.average(points.noise)
         if gaussian:
             return _in_units(self.units.transforms, parts, mean), kind
         observations = self._observations(points)

@@ -7,20 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cagp import kernel_registry, notices
+from cagp.data.chunks import Chunks, open_chunks
+from cagp.data.splits import validation_rule
 from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.fitted_model import FittedModel
+from cagp.estimators.pieces import learn_chunks, learn_regions
 from cagp.estimators.predictive import Baseline
-from cagp.estimators.rows import Fit, Prepared, Rows
-from cagp.estimators.sources import Table, prepare
-from cagp.estimators.target_kinds import CopiesWarning
-from cagp.estimators.units import Units
+from cagp.estimators.target_kinds import CopiesWarning, Fit, Prepared
+from cagp.estimators.units import AnyRows, MappedRows, Units
 from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
-from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import Likelihood
 from cagp.memory import peak_memory
 from cagp.posteriors import InducingPosterior
@@ -31,6 +32,16 @@ from cagp.recipes.task import Fitted, Task
 from cagp.recipes.train import train
 from cagp.storage import fingerprint
 from cagp.trees import Trees
+
+
+class Table(NamedTuple):
+    """What ``fit`` was given: arrays or a frame in memory, pieces on disk, or a part of it for each process."""
+
+    X: Any
+    y: Any = None
+    sample_noise: Any = None
+    time: Any = None
+    group: Any = None
 
 
 def learn(table: Table, fit: Fit) -> FittedModel:
@@ -56,7 +67,7 @@ def learn(table: Table, fit: Fit) -> FittedModel:
         trees=_all_trees([part.fitted.trees for part in parts]),
         likelihood=first.fitted.likelihood,
         likelihood_name=kind.likelihood,
-        offsets=tuple(first.fitted.offsets or ()),
+        offsets=tuple(first.fitted.offsets),
         baseline=first.baseline,
         labels=kind.labels,
     )
@@ -71,8 +82,46 @@ def learn(table: Table, fit: Fit) -> FittedModel:
     return replace(fitted, report="\n".join([*notes, *prepared.scales, *learned, fitted.guarantee, spent]))
 
 
+def prepare(table: Table, fit: Fit) -> Prepared:
+    """The units of a table, its rows in them, and the recipe to train on these; on all processes.
+
+    The rows of a table in pieces stay on disk. With ``shards``, each process learns from its own part of the table.
+    """
+    (X, y, sample_noise, time, group), options, ranks = table, fit.options, fit.ranks
+    recipe, is_in_pieces = fit.kind.recipe(0), isinstance(X, Chunks)
+    if is_in_pieces and y is not None:
+        raise ValueError("y is given beside a table in pieces, which has its own targets; leave y out.")
+    if is_in_pieces and sample_noise is not None:
+        raise ValueError(
+            "sample_noise is given beside a table in pieces; give it with the pieces: open_chunks(..., noise=COLUMN), "
+            "or (X, y, noise)."
+        )
+    if not is_in_pieces and y is None:
+        name = type(options).__name__
+        raise ValueError(f"This {name} estimator requires y to be passed, but the target y is None.")
+    in_memory = not is_in_pieces and not recipe.shards
+    fit.kind.check(y, sample_noise, ranks, in_memory)
+    if in_memory:
+        units, rows = Units.learn(X, y, sample_noise, options.categories, options.exposure)
+        notes = [*units.missing_words(rows), *units.encoder.missing_words(rows.inputs)]
+        rule, words = validation_rule(rows.num_rows + rows.num_missing, rows.places, time, group)
+        prepared = fit.kind.prepare(units, rows._replace(rule=rule), fit)
+        return prepared._replace(notes=[*notes, *words, *prepared.notes])
+    where = "in regions" if recipe.shards else "in pieces"
+    if time is not None or group is not None:
+        raise ValueError(f"time and group need the table in memory, and it is {where}; leave them out.")
+    if options.copies == "once":
+        raise ValueError(f'copies is "once", which needs the table in memory, and it is {where}; use "keep".')
+    if recipe.shards:
+        given = (X, y) if sample_noise is None else (X, y, sample_noise)
+        return learn_regions(fit, recipe, X.part(ranks.rank, ranks.size) if is_in_pieces else open_chunks([given]))
+    prepared = learn_chunks(fit, recipe, X)
+    prepared.units.check_same(prepared.rows, ranks)
+    return prepared
+
+
 def task_of(
-    fit: Fit, recipe: Recipe, units: Units, rows: Rows, target: int | None = None, of_rows: int | None = None
+    fit: Fit, recipe: Recipe, units: Units, rows: AnyRows, target: int | None = None, of_rows: int | None = None
 ) -> Task:
     """The rows in standard units, with the limits of the user and starting values.
 
@@ -90,7 +139,7 @@ def task_of(
         return values.to(dtype=dtype, device=device)
 
     X, y, noise = rows.standard(units)
-    start = _starting_values(fit, units, rows, target)
+    start = _starting_values(fit, units, target)
     start["kernel"].set_units(InputUnits(scaler.input_mean, scaler.input_std, units.encoder.names_out))
     start["kernel"].to(device)
     if start["points"] is not None:
@@ -117,7 +166,7 @@ def task_of(
         rule=rows.rule,
         scratch=scratch,
         known=None if rows.known is None else torch.from_numpy(rows.known).to(device),
-        targets="numbers" if fit.kind.targets == GAUSSIAN else fit.kind.targets,
+        targets=fit.kind.targets,
         likelihood=fit.kind.start(),
     )
     if options.checkpoint_dir is None:
@@ -128,11 +177,9 @@ def task_of(
 def _key(task: Task, recipe: Recipe, likelihood: str) -> str:
     """The name of the folder for this fit's checkpoints; it depends on data, options and starting values."""
     tensors = [t for t in (*task.data, task.points, task.known, *task.kernel.state_dict().values()) if t is not None]
-    parts = list(task.kernel.modules())
-    kernel = [[type(part).__name__, part.plain_arguments() if isinstance(part, Kernel) else {}] for part in parts]
-    plain = [recipe.name, recipe.values, kernel, task.noise, task.from_data, task.seed, task.max_epochs]
-    arrays = [t.detach().cpu().numpy() for t in tensors]
-    arrays += [] if task.rule.values is None else [task.rule.values]
+    parts = [[type(m).__name__, m.plain_arguments() if isinstance(m, Kernel) else {}] for m in task.kernel.modules()]
+    plain = [recipe.name, recipe.values, parts, task.noise, task.from_data, task.seed, task.max_epochs]
+    arrays = [*(t.detach().cpu().numpy() for t in tensors), *([] if task.rule.values is None else [task.rule.values])]
     return fingerprint([*plain, task.mean, task.kernels, likelihood, task.rule.kind], *arrays)[:12]
 
 
@@ -163,17 +210,16 @@ class _Part(NamedTuple):
 
     def words(self, total: int) -> list[str]:
         """What the fit report says about it; ``total`` is the number of rows of the table."""
-        fitted, alone = self.fitted, []
-        if self.target is not None:
-            alone = [f"Target {self.target}, alone on the {self.num_rows:,} of {total:,} rows that have it:"]
-        chosen = [] if fitted.choice is None else [fitted.choice]
-        return [*alone, *chosen, *tried_in_words(fitted.tried), *fitted.notes, str(fitted.result)]
+        alone = f"Target {self.target}, alone on the {self.num_rows:,} of {total:,} rows that have it:"
+        first = [None if self.target is None else alone, self.fitted.choice]
+        tried = tried_in_words(self.fitted.tried)
+        return [*filter(None, first), *tried, *self.fitted.notes, str(self.fitted.result)]
 
 
 def _trained(prepared: Prepared, fit: Fit) -> list[_Part]:
     """All targets together, with one kernel; where some are missing in some rows, each alone with its own kernel."""
     units, rows, recipe = prepared[:3]
-    if not rows.partly_missing:
+    if isinstance(rows, MappedRows) or not np.isnan(rows.targets).any():
         return [_Part.of(recipe, task_of(fit, recipe, units, rows), None, prepared.num_rows)]
     parts: list[_Part] = []
     for j, name in enumerate(units.target_names):
@@ -199,7 +245,7 @@ def _all_trees(trees: list[Trees | None]) -> Trees | None:
 # ---- starting values ----
 
 
-def _starting_values(fit: Fit, units: Units, rows: Rows, target: int | None) -> dict[str, Any]:
+def _starting_values(fit: Fit, units: Units, target: int | None) -> dict[str, Any]:
     """Where the hyperparameters start, and the prior mean to train with, as fields of a ``Task``.
 
     A named kernel starts where the data suggest; a kernel object starts where its owner put it. With ``warm_start``, a
@@ -213,8 +259,9 @@ def _starting_values(fit: Fit, units: Units, rows: Rows, target: int | None) -> 
     else:
         kernel = copy.deepcopy(given)
     start = {"kernel": kernel, "kernels": names, "from_data": bool(names), "mean": mean, "noise": None, "points": None}
-    last, own = fit.last, slice(None) if target is None else slice(target, target + 1)
-    if last is None or len(last.posteriors[own]) != rows.num_targets:
+    last: FittedModel | None = getattr(fit.options, "fitted_", None) if fit.options.warm_start else None
+    own = slice(None) if target is None else slice(target, target + 1)
+    if last is None or len(last.posteriors[own]) != units.num_targets:
         return start
     first, scaler = last.posteriors[own][0], last.units.scaler
     learned: Any = first.prior.kernel

@@ -1,15 +1,18 @@
-"""A table in pieces: units learned from all of them, and the rows in standard units in a file."""
+"""A table in pieces: units learned from all of them, and the rows in a file; and a table in regions."""
 
+import json
+import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from cagp.column_kinds import NUMBER, WORDS
 from cagp.data.chunks import Chunks
@@ -18,18 +21,19 @@ from cagp.data.encoding import Encoder, EncoderScan
 from cagp.data.scaling import ColumnMoments, Standardizer
 from cagp.data.targets import encode_target_rows
 from cagp.data.transforms import TRANSFORMS
-from cagp.estimators.rows import Fit, MappedRows, Prepared, TrainingRows, missing_words
-from cagp.estimators.target_kinds import choose_transforms
-from cagp.estimators.units import Units, is_matrix, known_variances, target_dtype
+from cagp.dataset import Data
+from cagp.estimators.target_kinds import Fit, Prepared, choose_transforms
+from cagp.estimators.units import MappedRows, TrainingRows, Units, is_matrix, known_variances, target_dtype
 from cagp.mapped import check_room, mapped_tensor
 from cagp.memory import current_memory
 from cagp.posteriors.storing import DTYPES
-from cagp.quantities import size
+from cagp.quantities import seconds_of, size
 from cagp.ranks import Ranks
-from cagp.recipes import Recipe
+from cagp.recipes import Recipe, nearest
 from cagp.recipes.target_scale import MOST_ROWS
-
-Value = TypeVar("Value")
+from cagp.recipes.task import Fitted, Task
+from cagp.shards import RegionPosterior, Regions, Shard, exchange_rows, halo_width, sample_of_parts
+from cagp.storage import fingerprint, write_atomically
 
 FAILURES: tuple[type[Exception], ...] = (ValueError, OSError)
 """What reading a part of a table can raise: then all processes raise it."""
@@ -37,6 +41,9 @@ FAILURES: tuple[type[Exception], ...] = (ValueError, OSError)
 REGION, EXCHANGED = 1.5, 5
 """Of a fit in regions: rows of a region and its halo, as a multiple of an even share of the table, and how many copies
 of them an exchange between processes holds; heuristics."""
+
+PROCESSES = "processes.json"
+"""Beside the checkpoints of a fit in regions: how many processes it has."""
 
 
 def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = False) -> Prepared:
@@ -50,13 +57,9 @@ def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = F
     """
     options, ranks = fit.options, fit.ranks
     _check_recipe(recipe, options.mean)
-
-    def together(read: Callable[[], Value], failures: tuple[type[Exception], ...] = FAILURES) -> Value:
-        return ranks.together(read, failures) if in_parts else read()
-
-    scan = together(lambda: _scanned(chunks, options.categories))
+    scan = ranks.together(lambda: _scanned(chunks, options.categories), FAILURES)
     scan = _agreed_scan(scan, ranks) if in_parts else scan
-    moments = together(lambda: _moments(chunks, scan, options.target, fit.seed))
+    moments = ranks.together(lambda: _moments(chunks, scan, options.target, fit.seed), FAILURES)
     moments = _agreed_moments(moments, ranks) if in_parts else moments
     units = Units(
         scan.encoder.with_quantiles(moments.spaced),
@@ -67,11 +70,10 @@ def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = F
         (TRANSFORMS["identity"],) * len(scan.target_names),
     )
     # The scale of each target is chosen with a sample of the rows.
-    chosen, _, scales = choose_transforms(fit, recipe, units, moments.sample(scan.has_noise))
-    transforms = chosen.transforms
-    if any(transform.name == "log" for transform in transforms):
+    transforms, scales = choose_transforms(fit, recipe, units, moments.sample(scan.has_noise))
+    logs = torch.tensor([transform.name == "log" for transform in transforms])
+    if logs.any():
         pairs = zip(moments.targets, moments.logs, strict=True)
-        logs = torch.tensor([transform.name == "log" for transform in transforms])
         targets = ColumnMoments(*(torch.where(logs, log, plain) for plain, log in pairs))
         units = replace(units, transforms=transforms, scaler=Standardizer.from_moments(moments.inputs, targets))
     dtype = DTYPES["float32" if options.dtype == "auto" else options.dtype]
@@ -92,12 +94,12 @@ def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = F
                 "leave out columns, or fit to a part of the rows."
             )
 
-    together(check_plan, (MemoryError,))
-    rows = together(lambda: _written(chunks, scan, units, dtype, row_bytes, options.checkpoint_dir))
+    ranks.together(check_plan, (MemoryError,))
+    rows = ranks.together(lambda: _written(chunks, scan, units, dtype, row_bytes, options.checkpoint_dir), FAILURES)
     read = f"Read {chunks.words} in pieces: {scan.num_rows + scan.num_missing:,} rows, which stay on disk."
     if in_parts:
         read = f"Process {ranks.rank} read {chunks.words}: {scan.num_rows + scan.num_missing:,} rows."
-    notes = [read, *missing_words(scan.num_missing, scan.num_rows, units.num_targets)]
+    notes = [read, *units.missing_words(rows)]
     notes += scan.encoder.missing_in_words(moments.missing, scan.num_rows)
     if options.mean == "auto":
         notes.append("The prior mean is zero: trees would need the table in memory, and were not tried.")
@@ -229,7 +231,7 @@ def _rows(chunks: Chunks, scan: _Scan) -> Iterator[_Rows]:
     for chunk in chunks.read(scan.text):
         target = encode_target_rows(chunk.targets, rows_from=chunk.rows_from)
         values, kept = target.values.reshape(len(target.empty), -1), ~target.empty
-        noise, inputs = None if chunk.noise is None else known_variances(chunk.noise, values.shape), chunk.inputs
+        noise, inputs = known_variances(chunk.noise, values.shape), chunk.inputs
         if not kept.all():
             inputs, values, noise = inputs[kept], values[kept], None if noise is None else noise[kept]
         first += len(values)
@@ -340,7 +342,125 @@ def _written(
         place = slice(rows.first, rows.first + len(rows.targets))
         in_memory = TrainingRows(rows.codes, units.forward(rows.targets), rows.noise, 0, np.empty(0))
         X[place], y[place], known = in_memory.standard(units)
-        if noise is not None:
-            assert known is not None
+        if noise is not None and known is not None:
             noise[place] = known
     return MappedRows(X, y, noise, folder, scan.num_missing)
+
+
+# ---- regions: each process learns from its part of the table, and answers a region of the inputs ----
+
+
+def learn_regions(fit: Fit, recipe: Recipe, chunks: Chunks) -> Prepared:
+    """The units of the whole table, a sample of its rows, and CaGP-Local in regions; on all processes.
+
+    Args:
+        chunks: the part of the table that this process reads.
+    """
+    ranks = fit.ranks
+    units, rows, _, _, notes, scales, _ = learn_chunks(fit, recipe, chunks, in_parts=True)
+    assert isinstance(rows, MappedRows)
+    num_rows = int(ranks.from_all(rows.num_rows).sum())
+    notes = [*notes, f"All {ranks.size:,} processes together have {num_rows:,} rows."]
+    nearest.check_neighbours(recipe.n_neighbors, num_rows)
+    part = Data(rows.X, rows.y[:, 0].contiguous(), None if rows.row_noise is None else rows.row_noise[:, 0], True)
+    sample = sample_of_parts(torch.cat([part.X, part.y[:, None]], 1), ranks)
+    # Starting values come from rows of all regions.
+    few = MappedRows(sample[:, :-1].contiguous(), sample[:, -1:].contiguous(), None, rows.scratch, rows.num_missing)
+
+    def train(recipe: Recipe, task: Task) -> Fitted:
+        checkpoints = fit.options.checkpoint_dir
+        folder = None if checkpoints is None else _folder(Path(checkpoints), recipe, task, units, num_rows)
+        return _train(recipe, replace(task, folder=folder), part, num_rows)
+
+    return Prepared(units, few, replace(recipe, trainer=train), num_rows, notes, scales)
+
+
+def _train(recipe: Recipe, task: Task, part: Data, num_rows: int) -> Fitted:
+    """Learn hyperparameters together, and condition on the rows of a region.
+
+    Args:
+        task: with a sample of the rows of all regions.
+        part: rows of this process, in standard units.
+        num_rows: of all processes.
+    """
+    ranks, neighbours = task.ranks, nearest.Neighbours.of(recipe.n_neighbors, recipe.objective)
+    if task.kernel.decays(part.X.shape[1]) is False:
+        raise ValueError(
+            "the kernel does not decay with distance, and no process has rows that are far apart; with shards=True "
+            "use one that does, e.g. matern32."
+        )
+    priors = task.priors()
+    (method,) = nearest.local_methods(task, priors, neighbours)
+    shard = _shard(part, num_rows, None, method.num_neighbours_predict, ranks)[0]
+    # As many steps as all rows of the table ask for.
+    epochs, steps = task.max_epochs, max(1.0, num_rows / method.batch_size)
+    reserve = 0.0 if task.max_time is None else nearest.LOCAL_RESERVE * seconds_of(task.max_time)
+    in_region = replace(task, data=Data(shard.X, shard.y, shard.row_noise, True), max_epochs=None)
+    most_steps = None if epochs is None else math.ceil(epochs * steps)
+    result = in_region.run(method.with_own_rows(shard.own), "local", most_steps, reserve)
+    # Neighbours are those of the learned lengthscales: regions are cut again, in these units.
+    count = shard.own.num_rows
+    own = Data(shard.X[:count], shard.y[:count], None if shard.row_noise is None else shard.row_noise[:count], True)
+    lengthscales = priors[0].kernel.lengthscales(part.X.shape[1])
+    shard, width, regions = _shard(own, num_rows, lengthscales, method.num_neighbours_predict, ranks)
+    noise = None if shard.row_noise is None else shard.row_noise[:, None]
+    held = replace(task, data=Data(shard.X, shard.y[:, None], noise, trusted=True))
+    (method,) = nearest.local_methods(held, priors, neighbours, recipe.local_scale)
+    notes = [_words(shard, width, ranks)]
+    few = ranks.any(method.num_neighbours_predict >= held.num_rows)[0]
+    if recipe.local_scale == "auto" and not few:  # the scale that suits the rows of process 0, for all
+        (method,), words = nearest.with_local_scales([method], held)
+        notes += words
+    posterior = method.posterior(held.column(0), shares_rows=True)
+    options = (posterior.X, method.local_scale, lambda _: posterior, task.max_bytes)
+    return Fitted("local", [RegionPosterior(posterior.prior, regions, ranks, *options)], result, notes, None)
+
+
+def _shard(
+    part: Data, num_rows: int, lengthscale: Tensor | None, num_neighbours: int, ranks: Ranks
+) -> tuple[Shard, float, Regions]:
+    """The shard of this process, the width of its halo, and all regions."""
+    regions, width = Regions.of_parts(part.X, ranks, lengthscale), 0.0
+    if ranks.size > 1:
+        sample = sample_of_parts(part.X, ranks)
+        width = ranks.broadcast(halo_width(sample, num_rows, num_neighbours, regions.unit))
+    return exchange_rows(regions, width, ranks, *part), width, regions
+
+
+def _folder(checkpoints: Path, recipe: Recipe, task: Task, units: Units, num_rows: int) -> Path:
+    """The folder of this fit; ValueError on all processes if it was begun by another number of processes."""
+    # Other numbers of processes add up in another order: digits that this changes do not count.
+    scaler = [[f"{value:.6g}" for value in part.tolist()] for part in units.scaler]
+    kernel = [type(part).__name__ for part in task.kernel.modules()]
+    plain = [recipe.name, recipe.values, kernel, task.seed, task.max_epochs, num_rows, units.encoder.names_out, scaler]
+    folder = checkpoints / f"regions-{fingerprint(plain)[:12]}"
+    task.ranks.from_first(lambda: {"checked": _check_number(folder, task.ranks.size)})
+    return folder
+
+
+def _words(shard: Shard, width: float, ranks: Ranks) -> str:
+    own, near = ranks.from_all(shard.own.num_rows, len(shard.X) - shard.own.num_rows).T
+    if ranks.size == 1:
+        return f"One region, of {int(own.sum()):,} rows: a single process was started."
+    return (
+        f"{ranks.size:,} regions, one for each process, of {int(own.min()):,} to {int(own.max()):,} rows, and up to "
+        f"{int(near.max()):,} rows within {width:.2g} lengthscales of a region as neighbours."
+    )
+
+
+def _check_number(folder: Path, size: int) -> bool:
+    path = folder / PROCESSES
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"processes": size}).encode())
+        return True
+    try:
+        before = int(json.loads(path.read_text(encoding="utf-8"))["processes"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; delete its folder to start from scratch.") from error
+    if before != size:
+        raise ValueError(
+            f"{folder} is of a fit in {before} regions, and {size} processes were started; start {before} to resume, "
+            "or delete the folder to start from scratch."
+        )
+    return True

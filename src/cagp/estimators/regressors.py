@@ -13,10 +13,9 @@ from sklearn.base import RegressorMixin
 
 from cagp.estimators.base import GPEstimator, learned, refuse_keywords, seed_of
 from cagp.estimators.classifier import CaGPClassifier
+from cagp.estimators.learning import Table
 from cagp.estimators.predictive import Observations, Predictive
 from cagp.estimators.saved import load_model
-from cagp.estimators.sources import Table
-from cagp.estimators.units import Points
 from cagp.kernels import Kernel
 from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
 from cagp.metrics import Calibration
@@ -77,11 +76,6 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
 
     # ---- answers ----
 
-    def _asked(self, X: Any, sample_noise: Any = None, noise: bool = True) -> tuple[Points, Any]:
-        """The rows of a table as test points, and their known noise."""
-        points = self._points(X)
-        return points, self.fitted.known_noise(sample_noise, points, noise)
-
     def predict(
         self,
         X: Any,
@@ -113,24 +107,24 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
             raise ValueError("At most one of return_std, return_cov and return_components can be requested.")
         if return_components and not noise:
             raise ValueError('return_components gives the noise as a part: leave noise=False out and read "noise".')
-        points, known = self._asked(X, sample_noise, noise)
+        points = self._points(X, sample_noise, noise)
         fitted, answer = self.fitted, self.fitted.units.answer
         if return_std:
-            predicted = fitted.predictive(points, known, noise)
+            predicted = fitted.predictive(points, noise)
             return answer(predicted.mean(), points), answer(predicted.std(), points)
-        mean = fitted.mean(points, known, noise)
+        mean = fitted.mean(points, noise)
         if return_cov:
-            joint = fitted.covariance(points, known, noise, mean)
+            joint = fitted.covariance(points, noise, mean)
             return answer(mean, points), answer(joint, points, 2, squared=True)
         if return_components:
-            parts, kind = fitted.variance_parts(points, known, mean)
+            parts, kind = fitted.variance_parts(points, mean)
             shown = {name: answer(part, points, squared=True) for name, part in parts.items()}
             return answer(mean, points), {**shown, "computational_kind": kind}
         return answer(mean, points)
 
     def predictive(self, X: Any, sample_noise: Any = None) -> Predictive | Observations:
         """The distribution of a new observation of every target at every row, as arrays of rows by targets."""
-        return self.fitted.predictive(*self._asked(X, sample_noise))
+        return self.fitted.predictive(self._points(X, sample_noise))
 
     def prior_mean(self, X: Any) -> Any:
         """The prior mean at each row, in the unit of the targets: what trees predict, or a constant without them.
@@ -161,9 +155,9 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
                 hold a new row with at least probability ``level`` if it is exchangeable with these rows; see
                 docs/uncertainty.md.
         """
-        points, known = self._asked(X, sample_noise, noise)
+        points = self._points(X, sample_noise, noise)
         self._check_interval(level, noise, method, calibration)
-        predicted = self.fitted.predictive(points, known, noise)
+        predicted = self.fitted.predictive(points, noise)
         if method == "model":
             ends = predicted.quantiles([0.5 - level / 2, 0.5 + level / 2])
         else:
@@ -198,8 +192,8 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
         if not isinstance(calibration, tuple | list) or len(calibration) not in (2, 3):
             raise ValueError(f"calibration is a {type(calibration).__name__}, expected (X, y) or (X, y, sample_noise).")
         X, y, *noise = calibration
-        points, known = self._asked(X, *noise)
-        return list(np.abs(self.fitted.predictive(points, known).standardized(self.units_.observed(points, y))).T)
+        points = self._points(X, *noise)
+        return list(np.abs(self.fitted.predictive(points).standardized(self.units_.observed(points, y))).T)
 
     def predict_quantiles(
         self,
@@ -213,8 +207,8 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
         With ``noise=False``, quantiles of the function.
         """
         wanted = _probabilities(quantiles)
-        points, known = self._asked(X, sample_noise, noise)
-        values = self.fitted.predictive(points, known, noise).quantiles(np.atleast_1d(wanted).tolist())
+        points = self._points(X, sample_noise, noise)
+        values = self.fitted.predictive(points, noise).quantiles(np.atleast_1d(wanted).tolist())
         answer = self.units_.answer(values, points, counts=noise and self.fitted.predicts_counts)
         return answer if wanted.ndim else answer[..., 0]
 
@@ -222,22 +216,22 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
         self, X: Any, n_samples: int = 1, random_state: Any = 0, sample_noise: Any = None, noise: bool = True
     ) -> Any:
         """Joint draws of new observations, in the last axis; with ``noise=False``, of the function."""
-        points, known = self._asked(X, sample_noise, noise)
-        values = self.fitted.samples(points, n_samples, seed_of(random_state), known, noise)
+        points = self._points(X, sample_noise, noise)
+        values = self.fitted.samples(points, n_samples, seed_of(random_state), noise)
         return self.units_.answer(values, points, counts=noise and self.fitted.predicts_counts)
 
     def log_predictive_density(self, X: Any, y: Any, sample_noise: Any = None) -> Any:
         """log p(y | X) of each row, in nats; higher is better. With several targets, a column for each."""
-        points, known = self._asked(X, sample_noise)
+        points = self._points(X, sample_noise)
         values = self.units_.observed(points, y)
-        return self.units_.answer(self.fitted.predictive(points, known).log_density(values), points)
+        return self.units_.answer(self.fitted.predictive(points).log_density(values), points)
 
     def calibration(
         self, X: Any, y: Any, levels: Sequence[float] | None = None, sample_noise: Any = None
     ) -> Calibration:
         """Promised and observed coverage of central intervals, over all rows and targets."""
-        points, known = self._asked(X, sample_noise)
-        return self.fitted.calibration(points, self.units_.observed(points, y), levels, known)
+        points = self._points(X, sample_noise)
+        return self.fitted.calibration(points, self.units_.observed(points, y), levels)
 
     def noise_std(self, X: Any) -> Any:
         """The standard deviation of the noise at each row, in the unit of the target.

@@ -4,10 +4,11 @@ They differ by a value. It says how targets are scaled, which recipe and paramet
 likelihood training starts. Everything else about a fit is the same for all, see ``cagp.estimators.learning``.
 """
 
+import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -15,31 +16,61 @@ from sklearn.exceptions import DataConversionWarning
 
 from cagp import limits
 from cagp.data.duplicates import distinct_rows
-from cagp.data.transforms import TRANSFORMS
+from cagp.data.transforms import TRANSFORMS, Transform
 from cagp.estimators.labels import Labels
 from cagp.estimators.predictive import learned_parameters
-from cagp.estimators.rows import Fit, Prepared, TrainingRows
-from cagp.estimators.units import NO_NOISE, Units, is_matrix, own_noise
+from cagp.estimators.units import NO_NOISE, AnyRows, TrainingRows, Units, is_matrix, own_noise
 from cagp.likelihood_registry import GAUSSIAN, LIKELIHOODS, likelihoods_of
 from cagp.likelihoods import ClassLikelihood, Likelihood, class_likelihood, likelihood_class
-from cagp.quantities import number, seconds_of
+from cagp.memory import default_memory_limit
+from cagp.quantities import bytes_of, number, seconds_of
 from cagp.ranks import Ranks
-from cagp.recipes import OPTIONS, RECIPES, Recipe, check_processes, recipe_for
+from cagp.recipes import OPTIONS, Recipe, check_processes, methods_for, recipe_for
 from cagp.recipes.nearest import check_neighbours
 from cagp.recipes.options import kind_of, not_for
 from cagp.recipes.target_scale import drawn_rows, may_take_log, takes_log
 
+if TYPE_CHECKING:
+    from cagp.estimators.base import GPEstimator
+
 REGRESSION = (GAUSSIAN, *likelihoods_of("counts", "numbers"))
 """The likelihoods that a regressor can have."""
-
-SITE_METHODS = ("auto", *(name for name, recipe in RECIPES.items() if recipe.takes_likelihoods))
-"""The methods for targets whose noise is not Gaussian."""
 
 SITE_EXACT_ROWS = 1000
 """Up to this many rows, "auto" is exact for such targets."""
 
 NORMAL_MAD, NORMAL_RANGE = 1.482602218505602, 1.3489795003921634
 """The standard deviation of a normal distribution over its median absolute deviation; its interquartile range."""
+
+
+@final
+@dataclass(frozen=True)
+class Fit:
+    """What all steps of a fit have in common."""
+
+    options: "GPEstimator"  # whose parameters say what to do; checked
+    kind: "TargetKind"
+    seed: int  # of everything random
+    ranks: Ranks  # the processes that train together
+    began: float = field(default_factory=time.perf_counter)  # ``max_time`` counts from there
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it may take."""
+        asked = self.options.max_memory
+        return default_memory_limit() if asked is None else bytes_of(asked)
+
+
+class Prepared(NamedTuple):
+    """What is made of a table: all that training needs, and what the fit report says about it."""
+
+    units: Units
+    rows: AnyRows
+    recipe: Recipe
+    num_rows: int  # of all processes together
+    notes: list[str] = []
+    scales: list[str] = []  # about the scales of the targets
+    warning: str | None = None  # issued after the fit
 
 
 @final
@@ -76,12 +107,12 @@ class TargetKind:
                     f"{option.name} is {parameters[option.name]!r}, which is for likelihood={GAUSSIAN!r} alone; with "
                     f"{name!r}, leave it out."
                 )
-            if method not in SITE_METHODS:
-                listed = ", ".join(SITE_METHODS)
+            if method not in methods_for(kind):
+                listed = ", ".join(methods_for(kind))
                 raise ValueError(f"method is {method!r}, with likelihood={name!r} expected one of {listed}.")
-        used = [option.name for option in OPTIONS.values() if kind in option.targets]
-        made = cls(name, method, {key: parameters[key] for key in used if key in parameters})
-        made.recipe(0)
+        used = (key for key, option in OPTIONS.items() if kind in option.targets and key in parameters)
+        made = cls(name, method, {key: parameters[key] for key in used})
+        made.recipe(0)  # checks the options
         return made
 
     @property
@@ -120,7 +151,8 @@ class TargetKind:
         if self.targets == GAUSSIAN:
             units, rows, notes, warning = distinct(fit.options.copies, units, rows)
             units.check_same(rows, fit.ranks)
-            units, rows, scales = choose_transforms(fit, recipe, units, rows)
+            transforms, scales = choose_transforms(fit, recipe, units, rows)
+            units, rows = units.with_transforms(transforms, rows)
             return Prepared(units, rows, recipe, rows.num_rows, notes, scales, warning)
         centre, unit = (0.0, 1.0) if self.targets == "classes" else self._scale(rows)
         inputs, exposure = units.encoder.without_exposure(rows.inputs)
@@ -129,9 +161,10 @@ class TargetKind:
 
     def _scale(self, rows: TrainingRows) -> tuple[float, float]:
         """What are zero and one for a likelihood: of numbers, the median and the median absolute deviation."""
-        if rows.num_targets > 1:
+        num_targets = rows.targets.shape[1]
+        if num_targets > 1:
             raise ValueError(
-                f"y has {rows.num_targets} targets; with a likelihood that is not Gaussian, fit one model for each."
+                f"y has {num_targets} targets; with a likelihood that is not Gaussian, fit one model for each."
             )
         check_neighbours(self.recipe(rows.num_rows).n_neighbors, rows.num_rows)
         y = rows.targets[:, 0]
@@ -146,7 +179,7 @@ class TargetKind:
 
     def words(self, learned: Likelihood | ClassLikelihood | None, unit: float) -> list[str]:
         """What the fit report says about the likelihood that was learned, in the unit of the targets."""
-        if self.labels is not None or not isinstance(learned, Likelihood):
+        if self.targets == "classes" or not isinstance(learned, Likelihood):
             return []
         shown = {"df": "degrees of freedom"}
         values = [f"{shown.get(k, k)} {number(v)}" for k, v in learned_parameters(learned, unit).items()]
@@ -166,13 +199,14 @@ def check_whole(what: str, ranks: Ranks, in_memory: bool) -> None:
 
 def choose_transforms(
     fit: Fit, recipe: Recipe, units: Units, rows: TrainingRows
-) -> tuple[Units, TrainingRows, list[str]]:
-    """Units and rows on the scale that the user asks for, and notes; "auto" decides for each target, on process 0.
+) -> tuple[tuple[Transform, ...], list[str]]:
+    """The scale of each target that the user asks for, and notes; "auto" decides for each, on process 0.
 
     Args:
         rows: with every target as it is.
     """
     names, model, seed = units.target_names, fit.options, fit.seed
+    logs, notes = [False] * len(names), []
     if model.target == "log":
         _check_log(names, rows)
         logs = [True] * len(names)
@@ -193,10 +227,7 @@ def choose_transforms(
 
         decided = fit.ranks.from_first(lambda: {"targets": [decide(j) for j in range(len(names))]})["targets"]
         logs, notes = [log for log, _ in decided], [note for _, note in decided if note is not None]
-    else:
-        return units, rows, []
-    transforms = tuple(TRANSFORMS["log" if log else "identity"] for log in logs)
-    return *units.with_transforms(transforms, rows), notes
+    return tuple(TRANSFORMS["log" if log else "identity"] for log in logs), notes
 
 
 def _check_log(names: tuple[str, ...], rows: TrainingRows) -> None:

@@ -1,8 +1,9 @@
-"""The user's units: tables in, standard units inside, answers of the user's shape and type out."""
+"""The user's units, and rows in them: tables in, standard units inside, answers of the user's shape and type out."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -10,10 +11,9 @@ from torch import Tensor
 
 from cagp.data.encoding import Encoder
 from cagp.data.scaling import ColumnMoments, Standardizer
+from cagp.data.splits import RowRule
 from cagp.data.targets import encode_target
 from cagp.data.transforms import TRANSFORMS, Transform
-from cagp.estimators.rows import Rows as AnyRows
-from cagp.estimators.rows import TrainingRows
 from cagp.posteriors import Posterior
 from cagp.progress import RowProgress
 from cagp.ranks import Ranks
@@ -44,7 +44,7 @@ class EncodedTable(NamedTuple):
     encoder: Encoder
     matrix: np.ndarray  # Encoder.codes
 
-    def take(self, rows: "Rows") -> "EncodedTable":
+    def take(self, rows: Rows) -> "EncodedTable":
         """Some of its rows."""
         return self._replace(matrix=self.matrix[rows])
 
@@ -61,6 +61,7 @@ class Points(NamedTuple):
     num_rows: int  # n, of the table
     device: torch.device | None  # answers are tensors on this device; None for arrays
     exposure: np.ndarray | None = None  # (n,), of the rows of the table
+    noise: np.ndarray | None = None  # (m, q), known variances in squared units of the targets
     verbose: bool = False  # whether to show progress
 
     @property
@@ -100,6 +101,80 @@ class Points(NamedTuple):
         return draws[chosen[:, None, :], np.arange(draws.shape[1])[None, :, None], np.arange(num_draws)]
 
 
+# ---- rows to learn from ----
+
+
+class TrainingRows(NamedTuple):
+    """Rows in memory; targets and noise on the scale of the fit, see ``Units.transforms``."""
+
+    inputs: np.ndarray  # (n, c), as Encoder.codes gives them
+    targets: np.ndarray  # (n, q); NaN where a row has some targets but not all
+    noise: np.ndarray | None  # (n, q), known variances
+    num_missing: int  # rows without any target, which were left out
+    places: np.ndarray  # (n,), of the rows in the user's table
+    rule: RowRule = RowRule()  # how rows are held out to compare models
+    known: np.ndarray | None = None  # (n,), a known part of the latent function: the logarithm of exposures
+    scratch = None  # no folder: the rows are in memory
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return len(self.inputs)
+
+    def standard(self, units: "Units") -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets and known noise in standard units, float64."""
+        scale = units.scaler.target_std
+        # Divided twice: the square of a tiny unit would be zero.
+        noise = None if self.noise is None else torch.from_numpy(self.noise) / scale / scale
+        return units.scaled(self.inputs), units.scaler.targets(torch.from_numpy(self.targets)), noise
+
+    def take(self, kept: np.ndarray) -> "TrainingRows":
+        """Some of the rows, by number."""
+        noise, known = (None if values is None else values[kept] for values in (self.noise, self.known))
+        places, rule = self.places[kept], self.rule.take(kept)
+        return TrainingRows(self.inputs[kept], self.targets[kept], noise, self.num_missing, places, rule, known)
+
+    def of_target(self, j: int) -> "TrainingRows":
+        """The rows that have the j-th target, and this target alone."""
+        rows, column = self.take(np.flatnonzero(~np.isnan(self.targets[:, j]))), slice(j, j + 1)
+        noise, num_missing = None if rows.noise is None else rows.noise[:, column], self.num_rows - rows.num_rows
+        return rows._replace(targets=rows.targets[:, column], noise=noise, num_missing=self.num_missing + num_missing)
+
+
+@final
+@dataclass(frozen=True)
+class MappedRows:
+    """Rows in files, in standard units."""
+
+    X: Tensor  # (n, p)
+    y: Tensor  # (n, q)
+    row_noise: Tensor | None  # (n, q)
+    scratch: Path  # the folder of the files
+    num_missing: int  # rows without any target, which were left out
+    rule = RowRule()  # rows are held out at random: times and groups would have to be in memory
+    known = None
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return len(self.X)
+
+    @property
+    def inputs(self) -> np.ndarray:
+        """No columns: trees need the table in memory."""
+        return np.empty((len(self.X), 0))
+
+    def standard(self, units: "Units") -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets and known noise in standard units."""
+        return self.X, self.y, self.row_noise
+
+
+AnyRows = TrainingRows | MappedRows
+
+
+# ---- units ----
+
+
 @dataclass(frozen=True)
 class Units:
     """How a regressor's user writes inputs and targets."""
@@ -123,18 +198,18 @@ class Units:
             exposure: the column of exposures, for counts.
         """
         target = encode_target(y)
-        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X, categories, ~target.empty)
+        empty, values = target.empty, target.values.reshape(len(target.empty), -1)
+        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X, categories, ~empty)
         inputs = np.ascontiguousarray(inputs)
         if exposure is not None and not isinstance(X, EncodedTable):
             encoder = encoder.with_exposure(exposure, inputs)
-        values = target.values[:, None] if target.values.ndim == 1 else target.values
         if len(values) != len(inputs):
             raise ValueError(
                 "Found input variables with inconsistent numbers of samples: "
                 f"X has {len(inputs):,} rows, y has {len(values):,}."
             )
         noise = known_variances(sample_noise, values.shape)
-        kept = np.flatnonzero(~target.empty)
+        kept = np.flatnonzero(~empty)
         if len(kept) < len(inputs):
             inputs, values, noise = inputs[kept], values[kept], None if noise is None else noise[kept]
         if len(inputs) < 2:
@@ -145,7 +220,7 @@ class Units:
         scaler = _scaler(encoder.expand(inputs), values)
         identity = (TRANSFORMS["identity"],) * len(target.names)
         units = cls(encoder, scaler, target.names, is_matrix(y), target_dtype(y), identity)
-        return units, TrainingRows(inputs, values, noise, len(target.empty) - len(kept), kept)
+        return units, TrainingRows(inputs, values, noise, len(empty) - len(kept), kept)
 
     def with_transforms(self, transforms: tuple[Transform, ...], rows: TrainingRows) -> tuple["Units", TrainingRows]:
         """The same units with targets on these scales, and the rows with their targets there.
@@ -189,6 +264,12 @@ class Units:
         }
         ranks.check_same(numbers, "give every process the whole table")
 
+    def missing_words(self, rows: AnyRows) -> list[str]:
+        """How many rows have no target, in one sentence; none where there are none."""
+        which = "target is missing" if self.num_targets == 1 else "targets are all missing"
+        total = rows.num_rows + rows.num_missing
+        return [f"Left out {rows.num_missing:,} of {total:,} rows, whose {which}."] if rows.num_missing else []
+
     @property
     def num_targets(self) -> int:
         """q."""
@@ -215,9 +296,8 @@ class Units:
         Parts come in the order in which they cost the posterior least.
         """
         num_rows = len(points.inputs)
-        many, order = num_rows > PREDICT_ROWS, None
-        if many:
-            order = posterior.order(self.standard(points.inputs, posterior))
+        many = num_rows > PREDICT_ROWS
+        order = posterior.order(self.standard(points.inputs, posterior)) if many else None
         with RowProgress(num_rows, enabled=points.verbose and many) as progress:
             for start in range(0, num_rows, PREDICT_ROWS):
                 part = slice(start, min(start + PREDICT_ROWS, num_rows))
@@ -236,18 +316,16 @@ class Units:
         """Codes as inputs in standard units, in float64."""
         return self.scaler.inputs(torch.from_numpy(self.encoder.expand(inputs)))
 
-    def standard_noise(self, noise: np.ndarray | None, j: int, rows: Rows, like: Tensor) -> Tensor | None:
-        """Known variances of some rows of one target, in standard units."""
-        if noise is None:
-            return None
+    def standard_noise(self, points: Points, rows: Rows, j: int, like: Tensor) -> Tensor | None:
+        """Known variances of one target at some of the points, in standard units."""
         scale = float(self.scaler.target_std[j])
         # Divided twice: the square of a tiny unit would be zero.
-        return like.new_tensor(noise[rows, j] / scale / scale)
+        return None if points.noise is None else like.new_tensor(points.noise[rows, j] / scale / scale)
 
     def observed(self, points: Points, y: Any) -> np.ndarray:
         """Targets to compare with, (n, q), none missing, in the user's units."""
         target = encode_target(y)
-        values = target.values[:, None] if target.values.ndim == 1 else target.values
+        values = target.values.reshape(len(target.empty), -1)
         if values.shape != (points.num_rows, self.num_targets):
             raise ValueError(
                 f"y has shape {np.shape(y)}, expected {points.num_rows} rows and {self.num_targets} target(s)."
