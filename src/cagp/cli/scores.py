@@ -31,7 +31,7 @@ class TargetTally:
         if len(y) == 0:
             return
         predicted = self._model.predictive(inputs, sample_noise)
-        answers = {"model": predicted, "constant": self._model.fitted.constant_prediction(len(y), predicted)}
+        answers = {"model": predicted, "constant": self._model.fitted.constant_prediction(predicted)}
         for j, sums in enumerate(self._sums.values()):
             known = ~np.isnan(y[:, j])
             for which, total in sums.items():

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +156,7 @@ class GPEstimator(BaseEstimator, ABC):
             rows: "beside" writes these rows to a second file, whose name has ".rows" added. A loaded model leaves them
                 on disk, where the system reads what predictions use. Keep the two files together, and as they are.
         """
-        return save_model(self, self.fitted, path, dtype, version("cagp"), rows)
+        return save_model(self, path, dtype, rows)
 
 
 def refuse_keywords(unknown: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """What a fit has learned, as one frozen value that answers: units, posteriors and all else that predictions need."""
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, final
 
@@ -11,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp import metrics
 from cagp.data.transforms import Transform
 from cagp.diagnostics import KINDS, reference_for, variance_components
 from cagp.estimators.labels import Labels
@@ -20,7 +20,6 @@ from cagp.estimators.units import NO_NOISE, Points, Rows, Units, as_array, known
 from cagp.kernel_summary import kernel_parts
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import ClassLikelihood, Likelihood
-from cagp.metrics import Calibration
 from cagp.posteriors import AveragedPosterior, LocalPosterior, Posterior, predict_columns
 from cagp.prior import GaussianNoise
 from cagp.recipes import guarantee_words
@@ -96,7 +95,12 @@ class FittedModel:
 
         And, in standard units: the points, their known noise, and what trees predict for them.
         """
-        units, first = self.units, self.posteriors[0]
+        units, first, num_rows = self.units, self.posteriors[0], len(points.inputs)
+        if jointly and num_rows > COVARIANCE_ROWS:
+            raise ValueError(
+                f"joint answers at {num_rows:,} rows would take {8 * num_rows**2 / 1e9:.0f} GB and more; the limit is "
+                f"{COVARIANCE_ROWS:,} rows. Use return_std, which treats each row alone, or pass fewer rows."
+            )
         whole = [(slice(None), units.standard(points.inputs, first))] if jointly else None
         for rows, tile in units.tiles(points, first) if whole is None else whole:
             trees = self._tree_mean(points.inputs[rows])
@@ -150,12 +154,8 @@ class FittedModel:
         exposure = None if points.exposure is None else np.log(points.exposure)
         latent = points.average(mean) + self.offsets[0] + (0.0 if exposure is None else exposure[:, None])
         spread = points.average(variance).clip(0) + points.spread(mean)
-        return Observations(latent, spread, self.likelihood, *self._unit, exposure)
-
-    @property
-    def _unit(self) -> tuple[float, float]:
-        """What is zero and what is one in standard units of the only target."""
-        return float(self.units.scaler.target_mean[0]), float(self.units.scaler.target_std[0])
+        centre, unit = (float(part[0]) for part in self.units.scaler[2:])
+        return Observations(latent, spread, self.likelihood, centre, unit, exposure)
 
     def prior_mean(self, points: Points) -> Float[np.ndarray, "n q"]:
         """The prior mean: what trees predict, or a constant; on a log scale, the median that it stands for."""
@@ -177,21 +177,16 @@ class FittedModel:
         # A level that fit has not seen is one of those it has seen.
         return np.log(points.average(np.exp(log_p))) if points.has_stand_ins else log_p
 
-    def constant_prediction(
-        self, num_rows: int, predicted: Predictive | Observations | None = None
-    ) -> Predictive | Observations:
-        """What the training targets alone say about every row: with Gaussian noise, their mean and standard deviation.
-
-        Args:
-            predicted: what the model predicts for these rows, which knows their exposures.
-        """
-        if self.baseline is None:
-            scaler = self.units.scaler
-            mean, std = (np.tile(np.ravel(part), (num_rows, 1)) for part in (scaler.target_mean, scaler.target_std))
+    def constant_prediction(self, predicted: Predictive | Observations) -> Predictive | Observations:
+        """What the training targets alone say about the rows of a prediction: with Gaussian noise, mean and spread."""
+        if isinstance(predicted, Predictive):
+            mean, std = (np.full_like(predicted.location, part.numpy()) for part in self.units.scaler[2:])
             return Predictive(mean, std, self.units.transforms)
-        exposure = predicted.known if isinstance(predicted, Observations) else None
-        location = np.full((num_rows, 1), self.baseline.location) + (0.0 if exposure is None else exposure[:, None])
-        return Observations(location, np.zeros((num_rows, 1)), self.baseline.likelihood, *self._unit, exposure)
+        assert self.baseline is not None
+        zeros = np.zeros_like(predicted.latent_mean)
+        location = zeros + self.baseline.location + (0.0 if predicted.known is None else predicted.known[:, None])
+        likelihood = self.baseline.likelihood
+        return replace(predicted, latent_mean=location, latent_variance=zeros, likelihood=likelihood)
 
     @property
     def constant_words(self) -> str:
@@ -238,26 +233,15 @@ class FittedModel:
             scores.append(score[np.isfinite(score)])
         return scores
 
-    def calibration(self, points: Points, y: Float[np.ndarray, "n q"], levels: Sequence[float] | None) -> Calibration:
-        """Promised and observed coverage of central intervals, over all rows and targets.
-
-        Of counts, the place of each in its distribution is random between the two probabilities on either side of it:
-        no interval of integers has exactly the probability it should have.
-        """
-        error = torch.from_numpy(self.predictive(points).standardized(y)).reshape(-1)
-        standard = torch.zeros_like(error), torch.ones_like(error)
-        return metrics.calibration(error, *standard, levels=19 if levels is None else levels)
-
     # ---- all test points jointly ----
 
     def covariance(self, points: Points, noise: bool, mean: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "n n q"]:
         """The joint covariance of targets with this mean, or of their means given the function without the noise."""
-        _check_joint(len(points.inputs))
         parts, gaussian, transforms, of_noise = [], self.likelihood is None, self.units.transforms, 0.0
         for _, _, posterior, Z, row_noise, offset in self._each(points, jointly=True):
             part = as_array(posterior.covariance(Z, noise=noise and gaussian, row_noise=row_noise))
             parts.append(points.joint(part, as_array(posterior.mean(Z, offset))) if points.has_stand_ins else part)
-        joint = self.units.rescale(np.stack(parts, -1), 2, axis=2)
+        joint = self.units.rescale(np.stack(parts, -1), 2)
         if not gaussian:
             observations = self._observations(points)
             function = observations.function()
@@ -268,7 +252,6 @@ class FittedModel:
 
     def samples(self, points: Points, num_samples: int, seed: int, noise: bool = True) -> Float[np.ndarray, "n q s"]:
         """Joint draws of new observations, or of the function."""
-        _check_joint(len(points.inputs))
         generator = torch.Generator().manual_seed(seed)
         draws, noisy = [], noise and self.likelihood is None
         for _, _, posterior, Z, row_noise, offset in self._each(points, jointly=True):
@@ -354,7 +337,7 @@ class FittedModel:
     @property
     def kernel_parts(self) -> list[dict[str, Any]]:
         """Every part of the kernel, what it sees and what it learned; as plain values."""
-        state = _with_arrays(self.posteriors[0].prior.state()["kernel"])
+        state = copy.deepcopy(self.posteriors[0].prior).cpu().state()["kernel"]
         return kernel_parts(state, list(self.units.encoder.names_out), self.units.scaler.input_std.numpy())
 
     @property
@@ -363,10 +346,10 @@ class FittedModel:
         if isinstance(self.likelihood, Likelihood):
             zero = torch.zeros(1, dtype=torch.float64)
             own = np.nan if self.predicts_counts else float(self.likelihood.predictive_noise(zero, zero).sqrt())
-            return self.units.rescale(np.array([own]), axis=0)
+            return self.units.rescale(np.array([own]))
         noises = (posterior.prior.noise for posterior in self.posteriors)
         variances = [float(n.noise.detach()) if isinstance(n, GaussianNoise) else 0.0 for n in noises]
-        return self.units.rescale(np.sqrt(variances), axis=0)
+        return self.units.rescale(np.sqrt(variances))
 
 
 def _in_units(transforms: Sequence[Transform], parts: dict[str, np.ndarray], mean: np.ndarray) -> dict[str, np.ndarray]:
@@ -391,20 +374,3 @@ def _factor(scores: np.ndarray, level: float, name: str) -> float:
             f"{len(scores):,}. Use a lower level, or more rows."
         )
     return float(np.partition(scores, rank - 1)[rank - 1])
-
-
-def _check_joint(num_rows: int) -> None:
-    if num_rows > COVARIANCE_ROWS:
-        raise ValueError(
-            f"joint answers at {num_rows:,} rows would take {8 * num_rows**2 / 1e9:.0f} GB and more; the limit is "
-            f"{COVARIANCE_ROWS:,} rows. Use return_std, which treats each row alone, or pass fewer rows."
-        )
-
-
-def _with_arrays(state: Any) -> Any:
-    """A state with arrays instead of tensors."""
-    if isinstance(state, Tensor):
-        return as_array(state)
-    if isinstance(state, dict):
-        return {name: _with_arrays(value) for name, value in state.items()}
-    return [_with_arrays(value) for value in state] if isinstance(state, list) else state

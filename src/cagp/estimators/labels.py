@@ -42,11 +42,6 @@ class Labels(NamedTuple):
         name = y.columns[0] if isinstance(y, pd.DataFrame) else getattr(y, "name", None)
         return cls(classes, name if isinstance(name, str) else "y"), codes.reshape(-1)
 
-    @property
-    def num_functions(self) -> int:
-        """Latent functions: one for two classes, one for each of several."""
-        return 1 if len(self.classes) == 2 else len(self.classes)
-
     def row_noise(self, codes: Int[np.ndarray, " n"], class_weight: Any) -> Float[np.ndarray, " n"] | None:
         """1 / weight of each row by its class, as scikit-learn's ``class_weight`` says; None where all weigh one."""
         if class_weight is None:

@@ -22,7 +22,7 @@ from cagp.data.scaling import ColumnMoments, Standardizer
 from cagp.data.targets import encode_target_rows
 from cagp.data.transforms import TRANSFORMS
 from cagp.dataset import Data
-from cagp.estimators.target_kinds import Fit, Prepared, choose_transforms
+from cagp.estimators.target_kinds import Fit, Prepared, check_log, choose_transforms
 from cagp.estimators.units import MappedRows, TrainingRows, Units, is_matrix, known_variances, target_dtype
 from cagp.mapped import check_room, mapped_tensor
 from cagp.memory import current_memory
@@ -56,7 +56,11 @@ def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = F
             rows those of the part.
     """
     options, ranks = fit.options, fit.ranks
-    _check_recipe(recipe, options.mean)
+    remedy = "needs the whole table in memory: pass X and y as arrays or frames, or use"
+    if not recipe.takes_chunks:
+        raise ValueError(f'method "{recipe.name}" {remedy} "local" or "auto", which learn from a table in pieces.')
+    if options.mean == "trees":
+        raise ValueError(f'mean="trees" {remedy} mean="zero".')
     scan = ranks.together(lambda: _scanned(chunks, options.categories), FAILURES)
     scan = _agreed_scan(scan, ranks) if in_parts else scan
     moments = ranks.together(lambda: _moments(chunks, scan, options.target, fit.seed), FAILURES)
@@ -96,24 +100,14 @@ def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = F
 
     ranks.together(check_plan, (MemoryError,))
     rows = ranks.together(lambda: _written(chunks, scan, units, dtype, row_bytes, options.checkpoint_dir), FAILURES)
-    read = f"Read {chunks.words} in pieces: {scan.num_rows + scan.num_missing:,} rows, which stay on disk."
-    if in_parts:
-        read = f"Process {ranks.rank} read {chunks.words}: {scan.num_rows + scan.num_missing:,} rows."
-    notes = [read, *units.missing_words(rows)]
-    notes += scan.encoder.missing_in_words(moments.missing, scan.num_rows)
+    read = f"{scan.num_rows + scan.num_missing:,} rows"
+    in_pieces = f"Read {chunks.words} in pieces: {read}, which stay on disk."
+    notes = [f"Process {ranks.rank} read {chunks.words}: {read}." if in_parts else in_pieces]
+    notes += [*units.missing_words(rows), *scan.encoder.missing_in_words(moments.missing, scan.num_rows)]
     if options.mean == "auto":
         notes.append("The prior mean is zero: trees would need the table in memory, and were not tried.")
     notes += ["Rows that are copies of others were not looked for: that would need the table in memory.", plan]
     return Prepared(units, rows, recipe, rows.num_rows, notes, scales)
-
-
-def _check_recipe(recipe: Recipe, mean: str) -> None:
-    """Raise ValueError for what needs the table in memory."""
-    remedy = "needs the whole table in memory: pass X and y as arrays or frames, or use"
-    if not recipe.takes_chunks:
-        raise ValueError(f'method "{recipe.name}" {remedy} "local" or "auto", which learn from a table in pieces.')
-    if mean == "trees":
-        raise ValueError(f'mean="trees" {remedy} mean="zero".')
 
 
 # ---- first pass: what the columns hold ----
@@ -216,17 +210,8 @@ def _agreed_scan(scan: _Scan, ranks: Ranks) -> _Scan:
 # ---- second pass: means and deviations ----
 
 
-class _Rows(NamedTuple):
-    """Rows of a piece that have a target."""
-
-    codes: np.ndarray
-    targets: np.ndarray  # (n, q)
-    noise: np.ndarray | None  # (n, q)
-    first: int  # the number of the first one, among those with a target
-    rows_from: int  # the number of the first row of the piece
-
-
-def _rows(chunks: Chunks, scan: _Scan) -> Iterator[_Rows]:
+def _rows(chunks: Chunks, scan: _Scan) -> Iterator[tuple[int, TrainingRows]]:
+    """The rows of each piece that have a target, and the number of the first of them among all that have one."""
     first = 0
     for chunk in chunks.read(scan.text):
         target = encode_target_rows(chunk.targets, rows_from=chunk.rows_from)
@@ -238,8 +223,8 @@ def _rows(chunks: Chunks, scan: _Scan) -> Iterator[_Rows]:
         if first > scan.num_rows:
             break
         if len(values):
-            codes = scan.encoder.codes(inputs, chunk.rows_from)
-            yield _Rows(codes, values, noise, first - len(values), chunk.rows_from)
+            codes, places = scan.encoder.codes(inputs, chunk.rows_from), chunk.rows_from + np.flatnonzero(kept)
+            yield first - len(values), TrainingRows(codes, values, noise, 0, places)
     if first != scan.num_rows:
         raise ValueError(
             f"{chunks.words} changed while it was read: it had {scan.num_rows:,} rows with a target before."
@@ -270,22 +255,17 @@ def _moments(chunks: Chunks, scan: _Scan, target: str, seed: int) -> _Moments:
     total: list[ColumnMoments] | None = None
     missing, sample, spaced = np.zeros(scan.encoder.num_columns, dtype=np.int64), [], []
     stride = quantile_stride(scan.num_rows)
-    for rows in _rows(chunks, scan):
-        if target == "log" and rows.noise is None and (rows.targets <= 0).any():
-            row, j = np.argwhere(rows.targets <= 0)[0]
-            raise ValueError(
-                f'target is "log", but {scan.target_names[j]} has values that are not positive '
-                f"({rows.targets[row, j]:g} among the rows from {rows.rows_from} on). Leave these rows out, or use "
-                'target="identity".'
-            )
+    for first, rows in _rows(chunks, scan):
+        if target == "log":
+            check_log(scan.target_names, rows)
         logs = np.log(rows.targets, where=rows.targets > 0, out=np.full_like(rows.targets, np.nan))
-        parts = (scan.encoder.expand(rows.codes), rows.targets, logs)
+        parts = (scan.encoder.expand(rows.inputs), rows.targets, logs)
         piece = [ColumnMoments.of(torch.from_numpy(np.ascontiguousarray(part))) for part in parts]
         total = piece if total is None else [one.joined(other) for one, other in zip(total, piece, strict=True)]
-        missing += np.isnan(rows.codes).sum(0)
-        spaced.append(rows.codes[-rows.first % stride :: stride])
-        own = drawn[np.searchsorted(drawn, rows.first) : np.searchsorted(drawn, rows.first + len(rows.targets))]
-        sample.append((rows.codes[own - rows.first], rows.targets[own - rows.first]))
+        missing += np.isnan(rows.inputs).sum(0)
+        spaced.append(rows.inputs[-first % stride :: stride])
+        own = drawn[slice(*np.searchsorted(drawn, (first, first + rows.num_rows)))] - first
+        sample.append((rows.inputs[own], rows.targets[own]))
     assert total is not None
     codes, values = (np.concatenate(part) for part in zip(*sample, strict=True))
     inputs, targets, logs = total
@@ -294,8 +274,6 @@ def _moments(chunks: Chunks, scan: _Scan, target: str, seed: int) -> _Moments:
 
 def _agreed_moments(part: _Moments, ranks: Ranks) -> _Moments:
     """Statistics and samples of the rows of all processes, from those of each; on all processes."""
-    if ranks.size == 1:
-        return part
     return _Moments(
         *(_joined(moments, ranks) for moments in part[:3]),
         missing=gathered(part.missing[None], ranks).sum(0).astype(np.int64),
@@ -338,10 +316,9 @@ def _written(
     X = mapped_tensor(folder, (n, p), dtype)
     y = mapped_tensor(folder, (q, n), dtype).mT  # each target in one piece
     noise = mapped_tensor(folder, (q, n), dtype).mT if scan.has_noise else None
-    for rows in _rows(chunks, scan):
-        place = slice(rows.first, rows.first + len(rows.targets))
-        in_memory = TrainingRows(rows.codes, units.forward(rows.targets), rows.noise, 0, np.empty(0))
-        X[place], y[place], known = in_memory.standard(units)
+    for first, rows in _rows(chunks, scan):
+        place = slice(first, first + rows.num_rows)
+        X[place], y[place], known = rows._replace(targets=units.forward(rows.targets)).standard(units)
         if noise is not None and known is not None:
             noise[place] = known
     return MappedRows(X, y, noise, folder, scan.num_missing)

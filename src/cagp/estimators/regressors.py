@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from sklearn.base import RegressorMixin
 
+from cagp import metrics
 from cagp.estimators.base import GPEstimator, learned, refuse_keywords, seed_of
 from cagp.estimators.classifier import CaGPClassifier
 from cagp.estimators.learning import Table
@@ -229,9 +231,16 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
     def calibration(
         self, X: Any, y: Any, levels: Sequence[float] | None = None, sample_noise: Any = None
     ) -> Calibration:
-        """Promised and observed coverage of central intervals, over all rows and targets."""
+        """Promised and observed coverage of central intervals, over all rows and targets.
+
+        Of counts, the place of each in its distribution is random between the two probabilities on either side of it:
+        no interval of integers has exactly the probability it should have.
+        """
         points = self._points(X, sample_noise)
-        return self.fitted.calibration(points, self.units_.observed(points, y), levels)
+        z = self.fitted.predictive(points).standardized(self.units_.observed(points, y))
+        error = torch.from_numpy(z).reshape(-1)
+        zero, one = torch.zeros_like(error), torch.ones_like(error)
+        return metrics.calibration(error, zero, one, levels=19 if levels is None else levels)
 
     def noise_std(self, X: Any) -> Any:
         """The standard deviation of the noise at each row, in the unit of the target.

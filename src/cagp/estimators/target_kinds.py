@@ -154,10 +154,10 @@ class TargetKind:
             transforms, scales = choose_transforms(fit, recipe, units, rows)
             units, rows = units.with_transforms(transforms, rows)
             return Prepared(units, rows, recipe, rows.num_rows, notes, scales, warning)
-        centre, unit = (0.0, 1.0) if self.targets == "classes" else self._scale(rows)
+        scale = (0.0, 1.0) if self.targets == "classes" else self._scale(rows)
         inputs, exposure = units.encoder.without_exposure(rows.inputs)
         rows = rows._replace(inputs=inputs, known=None if exposure is None else np.log(exposure))
-        return Prepared(units.with_target_scale(centre, unit), rows, recipe, rows.num_rows)
+        return Prepared(units.with_target_scale(*scale), rows, recipe, rows.num_rows)
 
     def _scale(self, rows: TrainingRows) -> tuple[float, float]:
         """What are zero and one for a likelihood: of numbers, the median and the median absolute deviation."""
@@ -208,7 +208,7 @@ def choose_transforms(
     names, model, seed = units.target_names, fit.options, fit.seed
     logs, notes = [False] * len(names), []
     if model.target == "log":
-        _check_log(names, rows)
+        check_log(names, rows)
         logs = [True] * len(names)
         notes = [f"{name} is fitted on a log scale: predictions are lognormal." for name in names]
     elif model.target == "auto" and rows.noise is None:
@@ -230,7 +230,7 @@ def choose_transforms(
     return tuple(TRANSFORMS["log" if log else "identity"] for log in logs), notes
 
 
-def _check_log(names: tuple[str, ...], rows: TrainingRows) -> None:
+def check_log(names: tuple[str, ...], rows: TrainingRows) -> None:
     """Raise ValueError where a target has no logarithm, or where known noise has no meaning for it."""
     if rows.noise is not None:
         raise ValueError(NO_NOISE)

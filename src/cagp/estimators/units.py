@@ -223,11 +223,7 @@ class Units:
         return units, TrainingRows(inputs, values, noise, len(empty) - len(kept), kept)
 
     def with_transforms(self, transforms: tuple[Transform, ...], rows: TrainingRows) -> tuple["Units", TrainingRows]:
-        """The same units with targets on these scales, and the rows with their targets there.
-
-        Args:
-            rows: with every target as it is.
-        """
+        """The same units with targets on these scales, and the rows with theirs, which were as they are."""
         if all(transform.name == "identity" for transform in transforms):
             return self, rows
         units = replace(self, transforms=transforms)
@@ -244,11 +240,10 @@ class Units:
         scaler = self.scaler._replace(target_mean=self.scaler.target_mean[one], target_std=self.scaler.target_std[one])
         return replace(self, scaler=scaler, target_names=self.target_names[one], transforms=self.transforms[one])
 
-    def with_target_scale(self, centre: float, unit: float) -> "Units":
-        """The same units with this value of the targets as zero, and this one as unit."""
-        like = self.scaler.target_mean
-        scaled = {"target_mean": torch.full_like(like, centre), "target_std": torch.full_like(like, unit)}
-        return replace(self, scaler=self.scaler._replace(**scaled))
+    def with_target_scale(self, *scale: float) -> "Units":
+        """The same units with the first value as zero of the targets, and the second one as unit."""
+        target_mean, target_std = (torch.full_like(self.scaler.target_mean, value) for value in scale)
+        return replace(self, scaler=self.scaler._replace(target_mean=target_mean, target_std=target_std))
 
     def check_same(self, rows: AnyRows, ranks: Ranks) -> None:
         """Raise ValueError on all processes unless each was given the same table."""
@@ -338,11 +333,12 @@ class Units:
 
     def restore(self, values: np.ndarray) -> np.ndarray:
         """Means, quantiles or draws in standard units, (n, q, ...), in the units of the scales of the fit."""
-        return self.rescale(values) + _along(self.scaler.target_mean, values, 1)
+        mean, std = (part.numpy().reshape(-1, *[1] * (values.ndim - 2)) for part in self.scaler[2:])
+        return values * std + mean
 
-    def rescale(self, values: np.ndarray, power: int = 1, axis: int = 1) -> np.ndarray:
-        """The same of deviations, or with ``power=2`` of variances; targets are along ``axis``."""
-        return values * _along(self.scaler.target_std, values, axis) ** power
+    def rescale(self, values: np.ndarray, power: int = 1) -> np.ndarray:
+        """The same of deviations, or with ``power=2`` of variances; targets are along the last axis."""
+        return values * self.scaler.target_std.numpy() ** power
 
     def forward(self, values: np.ndarray) -> np.ndarray:
         """Targets, (n, q), on the scales of the fit."""
@@ -360,8 +356,7 @@ class Units:
         Answers have the dtype of the targets of fit. Squares leave the range of float32 too easily and stay float64.
         Counts are integers.
         """
-        if not self.target_is_matrix:
-            values = np.squeeze(values, axis)
+        values = values if self.target_is_matrix else np.squeeze(values, axis)
         if counts:
             values = values.astype(np.int64)
         elif not squared:
@@ -372,18 +367,9 @@ class Units:
         return values
 
 
-def _along(column: Tensor, values: np.ndarray, axis: int) -> np.ndarray:
-    """Numbers of the targets, to be combined with values that have the targets along an axis."""
-    return column.numpy().reshape([-1 if place == axis else 1 for place in range(values.ndim)])
-
-
 def _scaler(inputs: np.ndarray, values: np.ndarray) -> Standardizer:
     """Means and standard deviations of inputs and targets, each of the rows in which it is not missing."""
-    X, y = torch.from_numpy(inputs), torch.from_numpy(values)
-    if not bool(y.isnan().any()):
-        return Standardizer.from_moments(ColumnMoments.of(X), ColumnMoments.of(y))
-    alone = [ColumnMoments.of(column[~column.isnan()]) for column in y.unbind(1)]
-    return Standardizer.from_moments(ColumnMoments.of(X), ColumnMoments(*map(torch.stack, zip(*alone, strict=True))))
+    return Standardizer.from_moments(*(ColumnMoments.of(torch.from_numpy(part)) for part in (inputs, values)))
 
 
 def known_variances(sample_noise: Any, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -419,6 +405,5 @@ def is_matrix(y: Any) -> bool:
 def target_dtype(y: Any) -> np.dtype:
     """The dtype of answers: float32 where all targets are, else float64."""
     dtypes = list(y.dtypes) if hasattr(y, "dtypes") and np.iterable(y.dtypes) else [getattr(y, "dtype", None)]
-    return np.dtype(
-        np.float32 if all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes) else np.float64
-    )
+    is_single = all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes)
+    return np.dtype(np.float32 if is_single else np.float64)

@@ -109,7 +109,7 @@ class Target:
 def targets_of(subject: Subject) -> list[Target]:
     """All targets of a regressor."""
     predicted, model = subject.predicted, subject.model
-    constant = model.fitted.constant_prediction(subject.num_rows, predicted)
+    constant = model.fitted.constant_prediction(predicted)
     mean, std, z = predicted.mean(), predicted.std(), predicted.standardized(subject.y)
     ends = predicted.quantiles([0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     counts = None
