@@ -131,7 +131,7 @@ def _moments(model: GPRegressor, arguments: argparse.Namespace) -> Answers:
         predicted = model.predictive(rows.inputs, rows.noise)
         ends = predicted.quantiles([0.5 - level / 2, 0.5 + level / 2])
         if is_conformal:
-            ends = predicted.at(model.fitted.conformal_factors(level)[:, None] * np.array([-1.0, 1.0]))
+            ends = model.fitted.conformal_ends(predicted, level)
         columns = {"mean": predicted.mean(), "std": predicted.std(), "lower": ends[..., 0], "upper": ends[..., 1]}
         parts = [columns[name][:, :, None] for name in asked]
         values = np.concatenate([*parts, predicted.quantiles(quantiles)], axis=2)

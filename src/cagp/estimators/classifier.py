@@ -13,7 +13,6 @@ from cagp.data.chunks import Chunks
 from cagp.estimators.base import GPEstimator, learned, refuse_keywords
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.labels import Labels, codes_of
-from cagp.estimators.learning import Table
 from cagp.estimators.target_kinds import check_whole
 from cagp.ranks import Ranks
 
@@ -83,7 +82,7 @@ class CaGPClassifier(ClassifierMixin, GPEstimator):
         check_whole("a classifier", Ranks.here(), not isinstance(X, Chunks))
         labels, codes = Labels.learn(y)
         noise = labels.row_noise(codes, self.class_weight)
-        self._learn(Table(X, labels.indicators(codes), noise), replace(kind, labels=labels))
+        self._learn(replace(kind, labels=labels), X, labels.indicators(codes), noise)
         return self
 
     # ---- answers ----

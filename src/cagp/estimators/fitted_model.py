@@ -201,15 +201,19 @@ class FittedModel:
 
     # ---- intervals and calibration ----
 
-    def conformal_factors(self, level: float, calibration: Sequence[np.ndarray] | None = None) -> np.ndarray:
-        """How many standard deviations, on the scale of the fit, the interval of each target reaches to either side.
+    def conformal_ends(
+        self, predicted: Predictive | Observations, level: float, calibration: Sequence[np.ndarray] | None = None
+    ) -> Float[np.ndarray, "n q 2"]:
+        """Both ends of the conformal interval of each target.
 
         Args:
             calibration: |y - mean| / std of rows that were not trained on, for each target; None for training rows,
                 each predicted without its own target.
         """
+        assert isinstance(predicted, Predictive)
         scores = self.left_out_scores if calibration is None else calibration
-        return np.array([_factor(own, level, n) for own, n in zip(scores, self.units.target_names, strict=True)])
+        factors = [_factor(own, level, name) for own, name in zip(scores, self.units.target_names, strict=True)]
+        return predicted.at(np.outer(factors, [-1.0, 1.0]))
 
     @cached_property
     def left_out_scores(self) -> list[np.ndarray]:

@@ -108,7 +108,7 @@ LIKELIHOOD: fields.Fields = {
     "name": one_of(LIKELIHOODS),
     "offsets": fields.list_of(fields.real(-LARGEST_OFFSET, LARGEST_OFFSET)),
     "labels": fields.optional(fields.made_by(Labels.from_state)),
-    "baseline": fields.optional(fields.made_by(Baseline.from_state)),
+    "baseline": fields.optional(fields.made_by(lambda state: Baseline(**fields.checked(state, Baseline.FIELDS)))),
 }
 """A likelihood that is not Gaussian, besides its parameters."""
 

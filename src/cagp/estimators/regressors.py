@@ -15,7 +15,6 @@ from sklearn.base import RegressorMixin
 from cagp import metrics
 from cagp.estimators.base import GPEstimator, learned, refuse_keywords, seed_of
 from cagp.estimators.classifier import CaGPClassifier
-from cagp.estimators.learning import Table
 from cagp.estimators.predictive import Observations, Predictive
 from cagp.estimators.saved import load_model
 from cagp.kernels import Kernel
@@ -41,7 +40,6 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
     target_transforms_ = learned(lambda m: tuple(transform.name for transform in m.units.transforms))
     noise_std_ = learned(lambda m: m.noise_std)
     offset_ = learned(lambda m: m.offsets[0] if m.offsets else 0.0)
-    baseline_ = learned(lambda m: m.baseline)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -73,7 +71,7 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
             unknown: nothing else is accepted. For weights with Gaussian noise, pass ``sample_noise=variance / weight``.
         """
         refuse_keywords(unknown)
-        self._learn(Table(X, y, sample_noise, time, group), self._check())
+        self._learn(self._check(), X, y, sample_noise, time, group)
         return self
 
     # ---- answers ----
@@ -164,8 +162,7 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
             ends = predicted.quantiles([0.5 - level / 2, 0.5 + level / 2])
         else:
             scores = None if calibration is None else self._scores_of(calibration)
-            factors = self.fitted.conformal_factors(float(level), scores)
-            ends = predicted.at(factors[:, None] * np.array([-1.0, 1.0]))
+            ends = self.fitted.conformal_ends(predicted, float(level), scores)
         counts = noise and self.fitted.predicts_counts
         low, high = (self.units_.answer(ends[..., k], points, counts=counts) for k in (0, 1))
         return low, high
@@ -365,7 +362,6 @@ class ExactGPRegressor(GPRegressor):
     """
 
     kernel: str | Kernel = "auto"
-
     method: ClassVar[str] = "exact"
 
 
@@ -378,7 +374,6 @@ class CGGPRegressor(GPRegressor):
     """
 
     kernel: str | Kernel = "auto"
-
     method: ClassVar[str] = "cggp"
 
 
@@ -393,7 +388,6 @@ class SGPRRegressor(GPRegressor):
 
     n_inducing: int = 512
     kernel: str | Kernel = "auto"
-
     method: ClassVar[str] = "sgpr"
 
 
@@ -408,14 +402,7 @@ class SVGPRegressor(GPRegressor):
 
     n_inducing: int = 512
     kernel: str | Kernel = "auto"
-
     method: ClassVar[str] = "svgp"
-
-
-REGRESSORS: dict[str, type[GPRegressor]] = {
-    regressor.__name__: regressor
-    for regressor in (CaGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor, CGGPRegressor)
-}
 
 
 def load(path: str | Path, kernel: Kernel | None = None) -> Any:
@@ -427,4 +414,5 @@ def load(path: str | Path, kernel: Kernel | None = None) -> Any:
 
     Raises ValueError where the file is damaged, incomplete, or not a model.
     """
-    return load_model(path, {**REGRESSORS, CaGPClassifier.__name__: CaGPClassifier}, kernel)
+    known = (CaGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor, CGGPRegressor, CaGPClassifier)
+    return load_model(path, {estimator.__name__: estimator for estimator in known}, kernel)

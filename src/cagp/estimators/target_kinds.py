@@ -1,7 +1,7 @@
 """The kinds of targets: numbers with Gaussian noise, counts and numbers of another likelihood, classes.
 
 They differ by a value. It says how targets are scaled, which recipe and parameters go with them, and with which
-likelihood training starts. Everything else about a fit is the same for all, see ``cagp.estimators.learning``.
+likelihood training starts. Everything else about a fit is the same for all, see ``cagp.estimators.base``.
 """
 
 import time
