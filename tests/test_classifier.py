@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cagp import CaGPClassifier, load
 from cagp.class_metrics import class_scores, reliability
-from cagp.estimators.labels import Labels
+from cagp.estimators.target_kinds import Labels
 from cagp.kernels import RBF, Scale
 from cagp.recipes import methods_for
 from cagp.saved_summary import saved_summary

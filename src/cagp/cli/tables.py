@@ -13,7 +13,7 @@ from cagp.cli.console import UsageError, count, warn
 from cagp.data import read_table, split, stream_table
 from cagp.data.text_values import with_decimal_commas_read
 from cagp.estimators import CaGPClassifier, EncodedTable, GPRegressor
-from cagp.estimators.labels import codes_of
+from cagp.estimators.target_kinds import codes_of
 
 Model = GPRegressor | CaGPClassifier
 

@@ -134,8 +134,7 @@ class GPEstimator(BaseEstimator, ABC):
     def _check(self, anywhere: bool = False) -> TargetKind:
         """The kind of targets and the method that learns them; ValueError for parameters that are not right.
 
-        Args:
-            anywhere: the fit may have been on another computer, with devices that this one lacks.
+        With ``anywhere``, the fit may have been on another computer, with devices that this one lacks.
         """
         values = self.get_params(deep=False)
         check_values({name: value for name, value in values.items() if name not in ("likelihood", "warm_start")})

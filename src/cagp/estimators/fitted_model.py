@@ -14,8 +14,8 @@ from torch import Tensor
 
 from cagp.data.transforms import Transform
 from cagp.diagnostics import KINDS, reference_for, variance_components
-from cagp.estimators.labels import Labels
 from cagp.estimators.predictive import Baseline, Observations, Predictive
+from cagp.estimators.target_kinds import Labels
 from cagp.estimators.units import NO_NOISE, Points, Rows, Units, as_array, known_variances, own_noise
 from cagp.kernel_summary import kernel_parts
 from cagp.likelihood_registry import GAUSSIAN
@@ -71,11 +71,7 @@ class FittedModel:
         return isinstance(self.likelihood, Likelihood) and self.likelihood.are_counts
 
     def points(self, X: Any, sample_noise: Any = None, noise: bool = True, verbose: bool = False) -> Points:
-        """The rows of a table as test points, with the noise that the user knows, where answers are to include noise.
-
-        Args:
-            verbose: show progress when they are predicted.
-        """
+        """The rows of a table as test points, with known noise where answers include it; ``verbose`` shows progress."""
         points = self.units.points(X)._replace(verbose=verbose)
         known = known_variances(sample_noise, (points.num_rows, self.units.num_targets))
         if known is None:
@@ -91,7 +87,7 @@ class FittedModel:
     def _each(
         self, points: Points, jointly: bool = False
     ) -> Iterator[tuple[Rows, int, Posterior, Tensor, Tensor | None, Tensor]]:
-        """For some of the points, or all jointly, and each function: which they are, the function and its posterior.
+        """For parts of the points, or all jointly, and each function: which they are, the function and its posterior.
 
         And, in standard units: the points, their known noise, and what trees predict for them.
         """
@@ -144,11 +140,7 @@ class FittedModel:
         return Predictive(self.units.restore(points.average(mean)), self.units.rescale(std), self.units.transforms)
 
     def _observations(self, points: Points, prior_mean: Float[np.ndarray, "m 1"] | None = None) -> Observations:
-        """The distributions of targets, where the likelihood is not Gaussian.
-
-        Args:
-            prior_mean: that of the latent function, for the distributions that follow from it alone.
-        """
+        """The distributions of targets where the likelihood is not Gaussian; of a known latent function, if given."""
         assert isinstance(self.likelihood, Likelihood)
         mean, variance = self._moments(points) if prior_mean is None else (prior_mean, np.zeros_like(prior_mean))
         exposure = None if points.exposure is None else np.log(points.exposure)
@@ -207,8 +199,7 @@ class FittedModel:
         """Both ends of the conformal interval of each target.
 
         Args:
-            calibration: |y - mean| / std of rows that were not trained on, for each target; None for training rows,
-                each predicted without its own target.
+            calibration: as ``left_out_scores``, which it is unless given, for rows that were not trained on.
         """
         assert isinstance(predicted, Predictive)
         scores = self.left_out_scores if calibration is None else calibration

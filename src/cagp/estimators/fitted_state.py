@@ -18,8 +18,8 @@ from cagp.data.scaling import Standardizer
 from cagp.data.transforms import TRANSFORMS
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.fitted_model import FittedModel
-from cagp.estimators.labels import Labels
 from cagp.estimators.predictive import Baseline, learned_parameters
+from cagp.estimators.target_kinds import Labels
 from cagp.estimators.units import Units
 from cagp.likelihood_registry import LIKELIHOODS
 from cagp.likelihoods import ClassLikelihood, Likelihood, class_likelihood, likelihood_class

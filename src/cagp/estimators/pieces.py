@@ -168,10 +168,7 @@ def _scan(chunks: Chunks, categories: Sequence[Any], text: tuple[str, ...]) -> _
 
 
 def _agreed_scan(scan: _Scan, ranks: Ranks) -> _Scan:
-    """The scan with the columns and targets of process 0, if all parts of the table have them; on all processes.
-
-    Values that are missing in one part count as missing in all.
-    """
+    """The scan with the columns and targets of process 0, if all parts have them; gaps in one part count for all."""
     columns = {column.name: column for column in scan.encoder.columns}
     first = ranks.from_first(
         lambda: {
@@ -274,18 +271,18 @@ def _moments(chunks: Chunks, scan: _Scan, target: str, seed: int) -> _Moments:
 
 def _agreed_moments(part: _Moments, ranks: Ranks) -> _Moments:
     """Statistics and samples of the rows of all processes, from those of each; on all processes."""
+
+    def joined(moments: ColumnMoments) -> ColumnMoments:
+        parts = ranks.exchange([torch.stack(list(moments))] * ranks.size)
+        return reduce(ColumnMoments.joined, (ColumnMoments(*part.clone().unbind()) for part in parts))
+
     return _Moments(
-        *(_joined(moments, ranks) for moments in part[:3]),
+        *map(joined, part[:3]),
         missing=gathered(part.missing[None], ranks).sum(0).astype(np.int64),
         spaced=gathered(part.spaced[:: ranks.size], ranks),
         sample_codes=gathered(part.sample_codes, ranks),
         sample_targets=gathered(part.sample_targets, ranks),
     )
-
-
-def _joined(moments: ColumnMoments, ranks: Ranks) -> ColumnMoments:
-    parts = ranks.exchange([torch.stack(list(moments))] * ranks.size)
-    return reduce(ColumnMoments.joined, (ColumnMoments(*part.clone().unbind()) for part in parts))
 
 
 def gathered(values: np.ndarray, ranks: Ranks) -> np.ndarray:
@@ -328,18 +325,14 @@ def _written(
 
 
 def learn_regions(fit: Fit, recipe: Recipe, chunks: Chunks) -> Prepared:
-    """The units of the whole table, a sample of its rows, and CaGP-Local in regions; on all processes.
-
-    Args:
-        chunks: the part of the table that this process reads.
-    """
+    """The units of a table of which this process reads a part, a sample of its rows, and CaGP-Local in regions."""
     ranks = fit.ranks
     units, rows, _, _, notes, scales, _ = learn_chunks(fit, recipe, chunks, in_parts=True)
     assert isinstance(rows, MappedRows)
     num_rows = int(ranks.from_all(rows.num_rows).sum())
     notes = [*notes, f"All {ranks.size:,} processes together have {num_rows:,} rows."]
     nearest.check_neighbours(recipe.n_neighbors, num_rows)
-    part = Data(rows.X, rows.y[:, 0].contiguous(), None if rows.row_noise is None else rows.row_noise[:, 0], True)
+    part = Data(rows.X, rows.y, rows.row_noise, True).column(0)
     sample = sample_of_parts(torch.cat([part.X, part.y[:, None]], 1), ranks)
     # Starting values come from rows of all regions.
     few = MappedRows(sample[:, :-1].contiguous(), sample[:, -1:].contiguous(), None, rows.scratch, rows.num_missing)
@@ -353,13 +346,7 @@ def learn_regions(fit: Fit, recipe: Recipe, chunks: Chunks) -> Prepared:
 
 
 def _train(recipe: Recipe, task: Task, part: Data, num_rows: int) -> Fitted:
-    """Learn hyperparameters together, and condition on the rows of a region.
-
-    Args:
-        task: with a sample of the rows of all regions.
-        part: rows of this process, in standard units.
-        num_rows: of all processes.
-    """
+    """Learn hyperparameters together from a sample of all rows and the part of this process; condition on a region."""
     ranks, neighbours = task.ranks, nearest.Neighbours.of(recipe.n_neighbors, recipe.objective)
     if task.kernel.decays(part.X.shape[1]) is False:
         raise ValueError(
@@ -368,18 +355,17 @@ def _train(recipe: Recipe, task: Task, part: Data, num_rows: int) -> Fitted:
         )
     priors = task.priors()
     (method,) = nearest.local_methods(task, priors, neighbours)
-    shard = _shard(part, num_rows, None, method.num_neighbours_predict, ranks)[0]
+    shard = _shard(ranks, num_rows, method.num_neighbours_predict, None, *part)[0]
     # As many steps as all rows of the table ask for.
-    epochs, steps = task.max_epochs, max(1.0, num_rows / method.batch_size)
+    steps = max(1.0, num_rows / method.batch_size)
+    most_steps = None if task.max_epochs is None else math.ceil(task.max_epochs * steps)
     reserve = 0.0 if task.max_time is None else nearest.LOCAL_RESERVE * seconds_of(task.max_time)
-    in_region = replace(task, data=Data(shard.X, shard.y, shard.row_noise, True), max_epochs=None)
-    most_steps = None if epochs is None else math.ceil(epochs * steps)
+    in_region = replace(task, data=Data(*shard[:3], True), max_epochs=None)
     result = in_region.run(method.with_own_rows(shard.own), "local", most_steps, reserve)
     # Neighbours are those of the learned lengthscales: regions are cut again, in these units.
-    count = shard.own.num_rows
-    own = Data(shard.X[:count], shard.y[:count], None if shard.row_noise is None else shard.row_noise[:count], True)
+    own: Any = (None if values is None else values[: shard.own.num_rows] for values in shard[:3])
     lengthscales = priors[0].kernel.lengthscales(part.X.shape[1])
-    shard, width, regions = _shard(own, num_rows, lengthscales, method.num_neighbours_predict, ranks)
+    shard, width, regions = _shard(ranks, num_rows, method.num_neighbours_predict, lengthscales, *own)
     noise = None if shard.row_noise is None else shard.row_noise[:, None]
     held = replace(task, data=Data(shard.X, shard.y[:, None], noise, trusted=True))
     (method,) = nearest.local_methods(held, priors, neighbours, recipe.local_scale)
@@ -394,14 +380,13 @@ def _train(recipe: Recipe, task: Task, part: Data, num_rows: int) -> Fitted:
 
 
 def _shard(
-    part: Data, num_rows: int, lengthscale: Tensor | None, num_neighbours: int, ranks: Ranks
+    ranks: Ranks, num_rows: int, num_neighbours: int, unit: Tensor | None, X: Tensor, *rest: Any
 ) -> tuple[Shard, float, Regions]:
-    """The shard of this process, the width of its halo, and all regions."""
-    regions, width = Regions.of_parts(part.X, ranks, lengthscale), 0.0
+    """The shard of this process, the width of its halo, and all regions; ``rest`` are targets and noise."""
+    regions, width = Regions.of_parts(X, ranks, unit), 0.0
     if ranks.size > 1:
-        sample = sample_of_parts(part.X, ranks)
-        width = ranks.broadcast(halo_width(sample, num_rows, num_neighbours, regions.unit))
-    return exchange_rows(regions, width, ranks, *part), width, regions
+        width = ranks.broadcast(halo_width(sample_of_parts(X, ranks), num_rows, num_neighbours, regions.unit))
+    return exchange_rows(regions, width, ranks, X, *rest), width, regions
 
 
 def _folder(checkpoints: Path, recipe: Recipe, task: Task, units: Units, num_rows: int) -> Path:
@@ -411,7 +396,7 @@ def _folder(checkpoints: Path, recipe: Recipe, task: Task, units: Units, num_row
     kernel = [type(part).__name__ for part in task.kernel.modules()]
     plain = [recipe.name, recipe.values, kernel, task.seed, task.max_epochs, num_rows, units.encoder.names_out, scaler]
     folder = checkpoints / f"regions-{fingerprint(plain)[:12]}"
-    task.ranks.from_first(lambda: {"checked": _check_number(folder, task.ranks.size)})
+    task.ranks.from_first(lambda: _checked_number(folder / PROCESSES, task.ranks.size))
     return folder
 
 
@@ -425,19 +410,17 @@ def _words(shard: Shard, width: float, ranks: Ranks) -> str:
     )
 
 
-def _check_number(folder: Path, size: int) -> bool:
-    path = folder / PROCESSES
+def _checked_number(path: Path, size: int) -> dict[str, int]:
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps({"processes": size}).encode())
-        return True
     try:
         before = int(json.loads(path.read_text(encoding="utf-8"))["processes"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error}; delete its folder to start from scratch.") from error
     if before != size:
         raise ValueError(
-            f"{folder} is of a fit in {before} regions, and {size} processes were started; start {before} to resume, "
-            "or delete the folder to start from scratch."
+            f"{path.parent} is of a fit in {before} regions, and {size} processes were started; start {before} to "
+            "resume, or delete the folder to start from scratch."
         )
-    return True
+    return {"processes": size}

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from sklearn.base import RegressorMixin
 
 from cagp import metrics
@@ -205,7 +204,12 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
 
         With ``noise=False``, quantiles of the function.
         """
-        wanted = _probabilities(quantiles)
+        try:
+            wanted = np.asarray(quantiles, dtype=float)
+        except (TypeError, ValueError):
+            wanted = np.empty(0)
+        if wanted.ndim > 1 or wanted.size == 0 or not ((wanted > 0) & (wanted < 1)).all():
+            raise ValueError(f"quantiles are {quantiles!r}, expected probabilities between 0 and 1.")
         points = self._points(X, sample_noise, noise)
         values = self.fitted.predictive(points, noise).quantiles(np.atleast_1d(wanted).tolist())
         answer = self.units_.answer(values, points, counts=noise and self.fitted.predicts_counts)
@@ -255,17 +259,6 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
         from cagp.report import write_report  # it draws, and comes above this layer
 
         return write_report(self, X, y, path, title=title, sample_noise=sample_noise)
-
-
-def _probabilities(quantiles: float | Sequence[float]) -> Float[np.ndarray, "*k"]:
-    """The probabilities of quantiles, one number or several; raises ValueError for others."""
-    try:
-        wanted = np.asarray(quantiles, dtype=float)
-    except (TypeError, ValueError):
-        wanted = np.empty(0)
-    if wanted.ndim > 1 or wanted.size == 0 or not ((wanted > 0) & (wanted < 1)).all():
-        raise ValueError(f"quantiles are {quantiles!r}, expected probabilities between 0 and 1.")
-    return wanted
 
 
 @final

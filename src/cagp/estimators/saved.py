@@ -120,8 +120,16 @@ def _write(path: Path, state: State, rows: str) -> None:
         save_state(path, state, KIND, VERSION)
         old.unlink(missing_ok=True)  # of an older model with this name
         return
-    arrays: dict[Any, Tensor] = {}
-    state["posteriors"] = _with_references(state["posteriors"], arrays)
+    arrays: dict[Any, Tensor] = {}  # each once, in the order of the references
+
+    def reference(name: str, value: Any) -> Any:
+        if name not in ROWS or not isinstance(value, Tensor):
+            return value
+        place = (value.data_ptr(), value.shape, value.stride())
+        arrays.setdefault(place, value)
+        return {"rows": list(arrays).index(place), "shape": list(value.shape)}
+
+    state["posteriors"] = _replaced(state["posteriors"], reference)
     save_state(new, {"arrays": list(arrays.values())}, ROWS_KIND, BESIDE_VERSION)
     state["rows"] = stored_digest(new)
     save_state(path, state, KIND, VERSION)
@@ -135,28 +143,6 @@ def _replaced(state: Any, value_of: Callable[[str, Any], Any]) -> Any:
     if isinstance(state, dict):
         return {name: _replaced(value_of(name, value), value_of) for name, value in state.items()}
     return state
-
-
-def _with_references(state: Any, arrays: dict[Any, Tensor]) -> Any:
-    """A state in which references stand for rows; each array once in ``arrays``, in the order of the references."""
-
-    def reference(name: str, value: Any) -> Any:
-        if name not in ROWS or not isinstance(value, Tensor):
-            return value
-        place = (value.data_ptr(), value.shape, value.stride())
-        arrays.setdefault(place, value)
-        return {"rows": list(arrays).index(place), "shape": list(value.shape)}
-
-    return _replaced(state, reference)
-
-
-def _with_rows(state: Any, arrays: list[Tensor]) -> Any:
-    """The inverse of ``_with_references``."""
-
-    def is_reference(value: Any) -> bool:
-        return isinstance(value, dict) and value.keys() == {"rows", "shape"}
-
-    return _replaced(state, lambda _, value: arrays[value["rows"]] if is_reference(value) else value)
 
 
 def _rows_beside(path: Path, digest: str) -> list[Tensor]:
@@ -188,8 +174,13 @@ def load_model(path: str | Path, classes: dict[str, type[Any]], kernel: Kernel |
     """Read an estimator back; see ``cagp.load``."""
     path = Path(path)
     state, rows = _read(path)
+
+    def row_values(_: str, value: Any) -> Any:
+        is_reference = isinstance(value, dict) and value.keys() == {"rows", "shape"}
+        return rows[value["rows"]] if is_reference else value
+
     try:
-        state["posteriors"] = _with_rows(state["posteriors"], rows)
+        state["posteriors"] = _replaced(state["posteriors"], row_values)
         return _restored(state, path, classes, kernel)
     except ValueError as error:
         raise ValueError(f"{path} cannot be loaded: {error}") from error

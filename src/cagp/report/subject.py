@@ -14,8 +14,8 @@ from sklearn.pipeline import Pipeline
 from cagp.data.table_checks import as_table
 from cagp.data.targets import encode_target
 from cagp.estimators import CaGPClassifier, EncodedTable, GPRegressor
-from cagp.estimators.labels import codes_of, column_of
 from cagp.estimators.predictive import Observations, Predictive
+from cagp.estimators.target_kinds import codes_of, column_of
 from cagp.estimators.units import known_variances
 from cagp.plots import Vector
 
