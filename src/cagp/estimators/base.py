@@ -242,7 +242,7 @@ def learn(fit: Fit, *table: Any) -> FittedModel:
     counts = Counter(str(warning) for warning in warned)
     notes = [*prepared.notes, *(f"{text} ({times:,} times in this fit)" for text, times in counts.items())]
     notes += [words for part in parts for words in part.words(prepared.num_rows)]
-    notes += [*prepared.scales, *fit.kind.words(fitted.likelihood, float(units.scaler.target_std[0])), fitted.guarantee]
+    notes += [*fit.kind.words(fitted.likelihood, float(units.scaler.target_std[0])), fitted.guarantee]
     spent = f"The fit took {time.perf_counter() - fit.began:,.1f} s; the process held at most {size(peak_memory())}."
     if prepared.warning is not None and ranks.is_first:
         notices.warn(prepared.warning, CopiesWarning, stacklevel=4)

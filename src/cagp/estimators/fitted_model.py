@@ -97,8 +97,8 @@ class FittedModel:
                 f"joint answers at {num_rows:,} rows would take {8 * num_rows**2 / 1e9:.0f} GB and more; the limit is "
                 f"{COVARIANCE_ROWS:,} rows. Use return_std, which treats each row alone, or pass fewer rows."
             )
-        whole = [(slice(None), units.standard(points.inputs, first))] if jointly else None
-        for rows, tile in units.tiles(points, first) if whole is None else whole:
+        tiles = [(slice(None), units.standard(points.inputs, first))] if jointly else units.tiles(points, first)
+        for rows, tile in tiles:
             trees = self._tree_mean(points.inputs[rows])
             for j, posterior in enumerate(self.posteriors):
                 Z = tile.to(posterior.X)
@@ -187,9 +187,8 @@ class FittedModel:
             return "the mean and standard deviation"
         if not self.predicts_counts:
             return "the median and the median absolute deviation"
-        if self.units.encoder.exposure_name is None:
-            return "the mean and the variance"
-        return "the mean per unit of exposure, and the variance,"
+        is_rate = self.units.encoder.exposure_name is not None
+        return "the mean per unit of exposure, and the variance," if is_rate else "the mean and the variance"
 
     # ---- intervals and calibration ----
 
@@ -286,11 +285,10 @@ class FittedModel:
         """The parts of the variance of observations with this mean, and what is known of the computational part."""
         means, *arrays = np.zeros((1 + len(PARTS), len(points.inputs), self.units.num_targets))
         parts, gaussian = dict(zip(PARTS, arrays, strict=True)), self.likelihood is None
-        references = []
-        for posterior, noise, num_rows in zip(self.posteriors, self.row_noise, self.target_rows, strict=True):
-            if not gaussian and isinstance(posterior, LocalPosterior):
-                noise = posterior.row_noise  # that of sites
-            references.append(reference_for(posterior, noise, num_rows))
+        noise = self.row_noise
+        if not gaussian:  # that of sites
+            noise = [p.row_noise if isinstance(p, LocalPosterior) else None for p in self.posteriors]
+        references = [reference_for(*known) for known in zip(self.posteriors, noise, self.target_rows, strict=True)]
         for rows, j, posterior, Z, _, offset in self._each(points):
             ignored = None if gaussian else Z.new_ones(len(Z))  # noise comes from the likelihood
             components = variance_components(posterior, references[j], Z, ignored)

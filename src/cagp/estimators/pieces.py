@@ -20,10 +20,9 @@ from cagp.data.column_values import MixedKindsError, quantile_stride
 from cagp.data.encoding import Encoder, EncoderScan
 from cagp.data.scaling import ColumnMoments, Standardizer
 from cagp.data.targets import encode_target_rows
-from cagp.data.transforms import TRANSFORMS
 from cagp.dataset import Data
 from cagp.estimators.target_kinds import Fit, Prepared, check_log, choose_transforms
-from cagp.estimators.units import MappedRows, TrainingRows, Units, is_matrix, known_variances, target_dtype
+from cagp.estimators.units import MappedRows, TrainingRows, Units, known_variances
 from cagp.mapped import check_room, mapped_tensor
 from cagp.memory import current_memory
 from cagp.posteriors.storing import DTYPES
@@ -65,14 +64,8 @@ def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = F
     scan = _agreed_scan(scan, ranks) if in_parts else scan
     moments = ranks.together(lambda: _moments(chunks, scan, options.target, fit.seed), FAILURES)
     moments = _agreed_moments(moments, ranks) if in_parts else moments
-    units = Units(
-        scan.encoder.with_quantiles(moments.spaced),
-        Standardizer.from_moments(moments.inputs, moments.targets),
-        scan.target_names,
-        scan.target_is_matrix,
-        scan.target_dtype,
-        (TRANSFORMS["identity"],) * len(scan.target_names),
-    )
+    scaler = Standardizer.from_moments(moments.inputs, moments.targets)
+    units = Units.plain(scan.encoder.with_quantiles(moments.spaced), scaler, scan.target_names, scan.first_targets)
     # The scale of each target is chosen with a sample of the rows.
     transforms, scales = choose_transforms(fit, recipe, units, moments.sample(scan.has_noise))
     logs = torch.tensor([transform.name == "log" for transform in transforms])
@@ -107,7 +100,7 @@ def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = F
     if options.mean == "auto":
         notes.append("The prior mean is zero: trees would need the table in memory, and were not tried.")
     notes += ["Rows that are copies of others were not looked for: that would need the table in memory.", plan]
-    return Prepared(units, rows, recipe, rows.num_rows, notes, scales)
+    return Prepared(units, rows, recipe, rows.num_rows, [*notes, *scales])
 
 
 # ---- first pass: what the columns hold ----
@@ -119,8 +112,7 @@ class _Scan(NamedTuple):
     encoder: Encoder
     text: tuple[str, ...]  # columns to read as text
     target_names: tuple[str, ...]
-    target_is_matrix: bool
-    target_dtype: np.dtype
+    first_targets: Any  # of the first piece, as the user has them
     has_noise: bool
     num_rows: int  # with a target
     num_missing: int
@@ -139,13 +131,11 @@ def _scanned(chunks: Chunks, categories: Sequence[Any]) -> _Scan:
 
 
 def _scan(chunks: Chunks, categories: Sequence[Any], text: tuple[str, ...]) -> _Scan:
-    columns, num_rows, num_missing, first, y = EncoderScan(categories), 0, 0, None, None
+    columns, num_rows, num_missing, first = EncoderScan(categories), 0, 0, None
     for chunk in chunks.read(text):
         target = encode_target_rows(chunk.targets, rows_from=chunk.rows_from)
-        about = target.names, chunk.noise is not None
-        if first is None:
-            first, y = about, chunk.targets
-        if about != first:
+        first = (target.names, chunk.targets, chunk.noise is not None) if first is None else first
+        if (target.names, chunk.noise is not None) != first[::2]:
             raise ValueError(
                 f"the rows from {chunk.rows_from} on have the targets {', '.join(target.names)}"
                 f"{'' if chunk.noise is None else ' and noise'}; the first rows have others."
@@ -163,8 +153,7 @@ def _scan(chunks: Chunks, categories: Sequence[Any], text: tuple[str, ...]) -> _
         raise ValueError(f"{chunks.words} has no rows.")
     if num_rows < 2:
         raise ValueError(f"Found n_samples={num_rows} with a target, while a minimum of 2 is required to learn.")
-    names, has_noise = first
-    return _Scan(columns.encoder(), text, names, is_matrix(y), target_dtype(y), has_noise, num_rows, num_missing)
+    return _Scan(columns.encoder(), text, *first, num_rows, num_missing)
 
 
 def _agreed_scan(scan: _Scan, ranks: Ranks) -> _Scan:
@@ -174,8 +163,6 @@ def _agreed_scan(scan: _Scan, ranks: Ranks) -> _Scan:
         lambda: {
             "names": list(columns),
             "targets": list(scan.target_names),
-            "matrix": scan.target_is_matrix,
-            "dtype": scan.target_dtype.name,
             "frame": scan.encoder.names_in is not None,
         }
     )
@@ -200,8 +187,7 @@ def _agreed_scan(scan: _Scan, ranks: Ranks) -> _Scan:
     ranks.together(check, FAILURES)
     missing = ranks.any(*(columns[name].missing for name in names))
     agreed = [columns[name]._replace(missing=gaps) for name, gaps in zip(names, missing, strict=True)]
-    dtype, encoder = np.dtype(first["dtype"]), Encoder(agreed, first["frame"])
-    return scan._replace(encoder=encoder, target_is_matrix=first["matrix"], target_dtype=dtype)
+    return scan._replace(encoder=Encoder(agreed, first["frame"]))
 
 
 # ---- second pass: means and deviations ----
@@ -327,10 +313,11 @@ def _written(
 def learn_regions(fit: Fit, recipe: Recipe, chunks: Chunks) -> Prepared:
     """The units of a table of which this process reads a part, a sample of its rows, and CaGP-Local in regions."""
     ranks = fit.ranks
-    units, rows, _, _, notes, scales, _ = learn_chunks(fit, recipe, chunks, in_parts=True)
+    prepared = learn_chunks(fit, recipe, chunks, in_parts=True)
+    units, rows = prepared.units, prepared.rows
     assert isinstance(rows, MappedRows)
     num_rows = int(ranks.from_all(rows.num_rows).sum())
-    notes = [*notes, f"All {ranks.size:,} processes together have {num_rows:,} rows."]
+    notes = [*prepared.notes, f"All {ranks.size:,} processes together have {num_rows:,} rows."]
     nearest.check_neighbours(recipe.n_neighbors, num_rows)
     part = Data(rows.X, rows.y, rows.row_noise, True).column(0)
     sample = sample_of_parts(torch.cat([part.X, part.y[:, None]], 1), ranks)
@@ -342,7 +329,7 @@ def learn_regions(fit: Fit, recipe: Recipe, chunks: Chunks) -> Prepared:
         folder = None if checkpoints is None else _folder(Path(checkpoints), recipe, task, units, num_rows)
         return _train(recipe, replace(task, folder=folder), part, num_rows)
 
-    return Prepared(units, few, replace(recipe, trainer=train), num_rows, notes, scales)
+    return Prepared(units, few, replace(recipe, trainer=train), num_rows, notes)
 
 
 def _train(recipe: Recipe, task: Task, part: Data, num_rows: int) -> Fitted:

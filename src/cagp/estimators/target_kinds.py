@@ -52,8 +52,6 @@ NORMAL_MAD, NORMAL_RANGE = 1.482602218505602, 1.3489795003921634
 KINDS = "Ubiuf"
 """Types of labels that a file can hold, by the letters of NumPy: text, booleans, integers and numbers."""
 
-_label = that(lambda value: isinstance(value, str | bool | int | float))
-
 
 # ---- labels: of any type outside, columns of zeros and ones inside ----
 
@@ -121,9 +119,9 @@ class Labels(NamedTuple):
     @classmethod
     def from_state(cls, state: Any) -> "Labels":
         """The inverse of ``state``; ValueError where it is not such a state."""
-        stored = checked(
-            state, {"classes": record({"dtype": text, "values": list_of(_label, least=2)}), "target": text}
-        )
+        label = that(lambda value: isinstance(value, str | bool | int | float))
+        parts = {"classes": record({"dtype": text, "values": list_of(label, least=2)}), "target": text}
+        stored = checked(state, parts)
         values, dtype, classes = stored["classes"]["values"], stored["classes"]["dtype"], None
         with suppress(TypeError, ValueError, OverflowError):
             kind = "U" if dtype in ("object", "str") else np.dtype(dtype).kind
@@ -202,7 +200,6 @@ class Prepared(NamedTuple):
     recipe: Recipe
     num_rows: int  # of all processes together
     notes: list[str] = []
-    scales: list[str] = []  # about the scales of the targets
     warning: str | None = None  # issued after the fit
 
 
@@ -286,7 +283,7 @@ class TargetKind:
             units.check_same(rows, fit.ranks)
             transforms, scales = choose_transforms(fit, recipe, units, rows)
             units, rows = units.with_transforms(transforms, rows)
-            return Prepared(units, rows, recipe, rows.num_rows, notes, scales, warning)
+            return Prepared(units, rows, recipe, rows.num_rows, [*notes, *scales], warning)
         scale = (0.0, 1.0) if self.targets == "classes" else self._scale(rows)
         inputs, exposure = units.encoder.without_exposure(rows.inputs)
         rows = rows._replace(inputs=inputs, known=None if exposure is None else np.log(exposure))

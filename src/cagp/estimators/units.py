@@ -217,10 +217,16 @@ class Units:
         for name, number in zip(target.names, (~np.isnan(values)).sum(0), strict=True):
             if number < 2:
                 raise ValueError(f"target {name!r} has {number} value, expected at least 2 to learn from.")
-        scaler = _scaler(encoder.expand(inputs), values)
-        identity = (TRANSFORMS["identity"],) * len(target.names)
-        units = cls(encoder, scaler, target.names, is_matrix(y), target_dtype(y), identity)
+        units = cls.plain(encoder, _scaler(encoder.expand(inputs), values), target.names, y)
         return units, TrainingRows(inputs, values, noise, len(empty) - len(kept), kept)
+
+    @classmethod
+    def plain(cls, encoder: Encoder, scaler: Standardizer, names: tuple[str, ...], y: Any) -> "Units":
+        """The units with every target as it is; answers are float32 where all targets of the user are."""
+        dtypes = list(y.dtypes) if hasattr(y, "dtypes") and np.iterable(y.dtypes) else [getattr(y, "dtype", None)]
+        is_single = all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes)
+        dtype, identity = np.dtype(np.float32 if is_single else np.float64), TRANSFORMS["identity"]
+        return cls(encoder, scaler, names, is_matrix(y), dtype, (identity,) * len(names))
 
     def with_transforms(self, transforms: tuple[Transform, ...], rows: TrainingRows) -> tuple["Units", TrainingRows]:
         """The same units with targets on these scales, and the rows with theirs, which were as they are."""
@@ -400,10 +406,3 @@ def as_array(values: Tensor) -> np.ndarray:
 def is_matrix(y: Any) -> bool:
     """Whether targets have an axis of their own."""
     return (y.ndim if hasattr(y, "ndim") else np.asarray(y).ndim) == 2
-
-
-def target_dtype(y: Any) -> np.dtype:
-    """The dtype of answers: float32 where all targets are, else float64."""
-    dtypes = list(y.dtypes) if hasattr(y, "dtypes") and np.iterable(y.dtypes) else [getattr(y, "dtype", None)]
-    is_single = all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes)
-    return np.dtype(np.float32 if is_single else np.float64)
