@@ -258,10 +258,8 @@ def prepare(fit: Fit, X: Any, y: Any = None, sample_noise: Any = None, time: Any
     if is_in_pieces and y is not None:
         raise ValueError("y is given beside a table in pieces, which has its own targets; leave y out.")
     if is_in_pieces and sample_noise is not None:
-        raise ValueError(
-            "sample_noise is given beside a table in pieces; give it with the pieces: open_chunks(..., noise=COLUMN), "
-            "or (X, y, noise)."
-        )
+        words = "sample_noise is given beside a table in pieces; give it with the pieces"
+        raise ValueError(f"{words}: open_chunks(..., noise=COLUMN), or (X, y, noise).")
     in_memory = not is_in_pieces and not recipe.shards
     fit.kind.check(y, sample_noise, ranks, in_memory)
     if in_memory:

@@ -209,9 +209,7 @@ def _rows(chunks: Chunks, scan: _Scan) -> Iterator[tuple[int, TrainingRows]]:
             codes, places = scan.encoder.codes(inputs, chunk.rows_from), chunk.rows_from + np.flatnonzero(kept)
             yield first - len(values), TrainingRows(codes, values, noise, 0, places)
     if first != scan.num_rows:
-        raise ValueError(
-            f"{chunks.words} changed while it was read: it had {scan.num_rows:,} rows with a target before."
-        )
+        raise ValueError(f"{chunks.words} changed while it was read: {scan.num_rows:,} rows had a target before.")
 
 
 class _Moments(NamedTuple):
@@ -336,10 +334,8 @@ def _train(recipe: Recipe, task: Task, part: Data, num_rows: int) -> Fitted:
     """Learn hyperparameters together from a sample of all rows and the part of this process; condition on a region."""
     ranks, neighbours = task.ranks, nearest.Neighbours.of(recipe.n_neighbors, recipe.objective)
     if task.kernel.decays(part.X.shape[1]) is False:
-        raise ValueError(
-            "the kernel does not decay with distance, and no process has rows that are far apart; with shards=True "
-            "use one that does, e.g. matern32."
-        )
+        words = "the kernel does not decay with distance, and no process has rows that are far apart; with shards=True"
+        raise ValueError(f"{words} use one that does, e.g. matern32.")
     priors = task.priors()
     (method,) = nearest.local_methods(task, priors, neighbours)
     shard = _shard(ranks, num_rows, method.num_neighbours_predict, None, *part)[0]

@@ -181,8 +181,7 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
             raise ValueError("conformal intervals are of new observations; noise=False asks for the function.")
         if method == "conformal" and self.likelihood_ is not None:
             raise ValueError(
-                f'method is "conformal", which is for Gaussian noise; the likelihood is {self.likelihood!r}: use '
-                '"model".'
+                f'method is "conformal", which is not for the likelihood {self.likelihood!r}; use "model".'
             )
 
     def _scores_of(self, calibration: Any) -> list[np.ndarray]:

@@ -75,7 +75,7 @@ class Labels(NamedTuple):
             raise ValueError(f"y has labels of types that cannot be sorted ({error}); make all text.") from error
         if len(classes) < 2:
             raise ValueError(
-                f"y has one class, {classes.tolist()[0]!r}, in all {len(values):,} rows; expected at least 2 classes."
+                f"y has one class, {classes.tolist()[0]!r}, in all {len(values):,} rows; expected at least two."
             )
         name = y.columns[0] if isinstance(y, pd.DataFrame) else getattr(y, "name", None)
         return cls(classes, name if isinstance(name, str) else "y"), codes.reshape(-1)
@@ -102,9 +102,8 @@ class Labels(NamedTuple):
 
     def indicators(self, codes: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n q"]:
         """A column that is one for the second of two classes; a column for each of several."""
-        if len(self.classes) == 2:
-            return codes[:, None].astype(float)
-        return (codes[:, None] == np.arange(len(self.classes))).astype(float)
+        first = 1 if len(self.classes) == 2 else 0
+        return (codes[:, None] == np.arange(first, len(self.classes))).astype(float)
 
     # ---- files ----
 
@@ -291,11 +290,9 @@ class TargetKind:
 
     def _scale(self, rows: TrainingRows) -> tuple[float, float]:
         """What are zero and one for a likelihood: of numbers, the median and the median absolute deviation."""
-        num_targets = rows.targets.shape[1]
-        if num_targets > 1:
-            raise ValueError(
-                f"y has {num_targets} targets; with a likelihood that is not Gaussian, fit one model for each."
-            )
+        q = rows.targets.shape[1]
+        if q > 1:
+            raise ValueError(f"y has {q} targets; with a likelihood that is not Gaussian, fit one model for each.")
         check_neighbours(self.recipe(rows.num_rows).n_neighbors, rows.num_rows)
         y = rows.targets[:, 0]
         likelihood_class(self.likelihood)().check(torch.from_numpy(y))

@@ -204,10 +204,8 @@ class Units:
         if exposure is not None and not isinstance(X, EncodedTable):
             encoder = encoder.with_exposure(exposure, inputs)
         if len(values) != len(inputs):
-            raise ValueError(
-                "Found input variables with inconsistent numbers of samples: "
-                f"X has {len(inputs):,} rows, y has {len(values):,}."
-            )
+            words = "Found input variables with inconsistent numbers of samples"
+            raise ValueError(f"{words}: X has {len(inputs):,} rows, y has {len(values):,}.")
         noise = known_variances(sample_noise, values.shape)
         kept = np.flatnonzero(~empty)
         if len(kept) < len(inputs):
@@ -327,10 +325,9 @@ class Units:
         """Targets to compare with, (n, q), none missing, in the user's units."""
         target = encode_target(y)
         values = target.values.reshape(len(target.empty), -1)
-        if values.shape != (points.num_rows, self.num_targets):
-            raise ValueError(
-                f"y has shape {np.shape(y)}, expected {points.num_rows} rows and {self.num_targets} target(s)."
-            )
+        n, q = points.num_rows, self.num_targets
+        if values.shape != (n, q):
+            raise ValueError(f"y has shape {np.shape(y)}, expected {n} rows and {q} target(s).")
         if target.missing.any():
             raise ValueError(f"y has {int(target.missing.sum())} missing values; remove these rows from X and y.")
         return values
