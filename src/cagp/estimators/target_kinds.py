@@ -219,26 +219,21 @@ class TargetKind:
     @classmethod
     def of(cls, parameters: Mapping[str, Any], is_classifier: bool = False) -> "TargetKind":
         """The kind that the parameters of an estimator ask for; ValueError for those that are not right."""
-        name, method, exposure = parameters["likelihood"], parameters["method"], parameters.get("exposure")
+        name, method = parameters["likelihood"], parameters["method"]
         allowed = likelihoods_of("classes") if is_classifier else REGRESSION
         if not isinstance(name, str) or name not in allowed:
             own = "" if is_classifier else " For a likelihood of your own, use cagp.WithLikelihood."
             raise ValueError(f"likelihood is {name!r}, expected one of {', '.join(allowed)}.{own}")
         kind = kind_of(name)
-        if exposure is not None and kind != "counts":
+        for option in not_for(kind, parameters):
+            value, able = parameters[option.name], [other for other in REGRESSION if kind_of(other) in option.targets]
             raise ValueError(
-                f"exposure is {exposure!r}, but the likelihood is {name!r}; it is for counts "
-                f"({', '.join(likelihoods_of('counts'))}). Remove it, or choose one of these."
+                f"{option.name} is {value!r}, which is for likelihood={' or '.join(map(repr, able))} alone; with "
+                f"{name!r}, leave it out."
             )
-        if kind != GAUSSIAN:
-            for option in not_for(kind, parameters):
-                raise ValueError(
-                    f"{option.name} is {parameters[option.name]!r}, which is for likelihood={GAUSSIAN!r} alone; with "
-                    f"{name!r}, leave it out."
-                )
-            if method not in methods_for(kind):
-                listed = ", ".join(methods_for(kind))
-                raise ValueError(f"method is {method!r}, with likelihood={name!r} expected one of {listed}.")
+        if kind != GAUSSIAN and method not in methods_for(kind):
+            listed = ", ".join(methods_for(kind))
+            raise ValueError(f"method is {method!r}, with likelihood={name!r} expected one of {listed}.")
         used = (key for key, option in OPTIONS.items() if kind in option.targets and key in parameters)
         made = cls(name, method, {key: parameters[key] for key in used})
         made.recipe(0)  # checks the options
