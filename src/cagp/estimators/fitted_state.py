@@ -142,10 +142,8 @@ def fitted_from_state(state: Any, posteriors: list[Posterior]) -> FittedModel:
     fitted = FittedModel(units=units, posteriors=posteriors, **fields.checked(state, FITTED, sizes), **likelihood)
     trees = fitted.trees
     if trees is not None and (trees.num_targets, trees.num_inputs) != (q, encoder.num_columns):
-        raise ValueError(
-            f"the model has trees for {trees.num_targets} targets and {trees.num_inputs} columns, it predicts {q} from "
-            f"{encoder.num_columns}."
-        )
+        words = f"the model has trees for {trees.num_targets} targets and {trees.num_inputs} columns"
+        raise ValueError(f"{words}, it predicts {q} from {encoder.num_columns}.")
     need(q == 1 or is_matrix, "'target_is_matrix'")
     each = scales, posteriors, fitted.target_rows, fitted.row_noise
     need(all(len(values) == q for values in each), "a value for each target")

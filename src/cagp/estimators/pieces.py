@@ -169,10 +169,9 @@ def _agreed_scan(scan: _Scan, ranks: Ranks) -> _Scan:
     names, targets = first["names"], first["targets"]
 
     def check() -> None:
-        other = [column for column in columns.values() if column.kind != NUMBER]
-        if other:
+        for column in (column for column in columns.values() if column.kind != NUMBER):
             raise ValueError(
-                f"column {other[0].name!r} holds {WORDS[other[0].kind]}; with shards=True every input is a number, "
+                f"column {column.name!r} holds {WORDS[column.kind]}; with shards=True every input is a number, "
                 "since no process sees all rows. Encode the column, or drop it."
             )
         if sorted(columns) != sorted(names) or list(scan.target_names) != targets:
@@ -181,8 +180,7 @@ def _agreed_scan(scan: _Scan, ranks: Ranks) -> _Scan:
                 f"part {', '.join([*names, *targets])}; expected the same columns in all parts."
             )
         if len(targets) > 1:
-            words = ", ".join(targets)
-            raise ValueError(f"the targets are {words}; with shards=True a model has one: fit each alone.")
+            raise ValueError(f"the targets are {', '.join(targets)}; with shards=True a model has one: fit each alone.")
 
     ranks.together(check, FAILURES)
     missing = ranks.any(*(columns[name].missing for name in names))
