@@ -69,6 +69,10 @@ class Data:
         """The same rows with other targets and noise, which the caller has made of checked ones."""
         return Data(self.X, y, row_noise, True, self.search)
 
+    def with_inputs(self, X: Float[Tensor, "n d"]) -> "Data":
+        """The same targets and noise at other inputs, which the caller has made of checked ones."""
+        return Data(X, self.y, self.row_noise, True)
+
     def column(self, j: int) -> "Data":
         """The same rows with the j-th target alone."""
         noise = None if self.row_noise is None else self.row_noise[:, j].contiguous()

@@ -1,5 +1,6 @@
 """What all estimators share: parameters of every fit, attributes of the fitted model, files and reports."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ class GPEstimator(BaseEstimator, ABC):
 
     def _learn(self, table: Table, kind: TargetKind) -> None:
         """Learn from a table and keep what was learned."""
-        fitted = learn(table, Fit(self, kind, seed_of(self.random_state), Ranks.here()))
+        fitted = learn(table, Fit(self, kind, seed_of(self.random_state), Ranks.here(), time.perf_counter()))
         encoder = fitted.units.encoder
         if isinstance(table.X, Chunks | EncodedTable):
             self.n_features_in_ = encoder.num_columns

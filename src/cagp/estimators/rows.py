@@ -1,7 +1,6 @@
 """The rows to learn from: in memory or in files, with one interface; and what a table source makes of a table."""
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -124,7 +123,7 @@ class Fit:
     kind: "TargetKind"
     seed: int  # of everything random
     ranks: Ranks  # the processes that train together
-    began: float = field(default_factory=time.perf_counter)  # ``max_time`` counts from there
+    began: float  # on the clock ``time.perf_counter()``; ``max_time`` counts from there
 
     @property
     def last(self) -> "FittedModel | None":
