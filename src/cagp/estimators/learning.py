@@ -24,7 +24,7 @@ from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import Likelihood
 from cagp.memory import peak_memory
 from cagp.posteriors import InducingPosterior
-from cagp.posteriors.storing import DTYPES
+from cagp.posteriors.base import DTYPES
 from cagp.quantities import seconds_of, size
 from cagp.recipes import Recipe, tried_in_words
 from cagp.recipes.task import Fitted, Task

@@ -23,7 +23,7 @@ from cagp.estimators.target_kinds import choose_transforms
 from cagp.estimators.units import Units, is_matrix, known_variances, target_dtype
 from cagp.mapped import check_room, mapped_tensor
 from cagp.memory import current_memory
-from cagp.posteriors.storing import DTYPES
+from cagp.posteriors.base import DTYPES
 from cagp.quantities import size
 from cagp.ranks import Ranks
 from cagp.recipes import Recipe

@@ -107,9 +107,6 @@ class AveragedPosterior(Posterior):
         scale = torch.where(own > 0, (squares * noise).sum(0) / own, 1.0)
         return (shares * mean).sum(0), (squares * variance).sum(0), scale, shares[list(self.offset_of)].sum(0)
 
-    def _with_offset(self, moments: tuple[Tensor, ...], offset: Tensor) -> Tensor:
-        return moments[0] + moments[3] * offset
-
     def mean(self, X: Points, offset: Values | None = None) -> Values:
         return self.predict(X, offset=offset).mean
 

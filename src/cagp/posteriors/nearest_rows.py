@@ -22,8 +22,7 @@ from cagp.local_inference import (
     local_weights,
 )
 from cagp.neighbours import NeighbourIndex
-from cagp.posteriors.base import LeftOut, Points, Posterior
-from cagp.posteriors.storing import Rounding, Sharing
+from cagp.posteriors.base import LeftOut, Points, Posterior, Rounding, Sharing
 from cagp.prior import GP, ZeroMean
 from cagp.storage import State
 
@@ -111,7 +110,15 @@ class LocalPosterior(Posterior):
             "num_neighbours": self.num_neighbours,
             "local_scale": self.local_scale,
             "search": {"method": index.kind, "lengthscale": index.lengthscale, "origin": index.origin},
-            "shared": None if shared is None else _shared_state(shared, rows),
+            "shared": None
+            if shared is None
+            else {
+                "support": shared.support,
+                "W": rows(shared.W, "W"),
+                "chol": shared.chol,
+                "targets": shared.targets,
+                "max_bytes": int(shared.max_bytes),
+            },
         }
 
     @classmethod
@@ -136,11 +143,6 @@ class LocalPosterior(Posterior):
         alone = self.shared is None and self.num_neighbours > 0
         return alone and self.local_scale is None and isinstance(self.prior.mean, ZeroMean)
 
-    def with_neighbours(self, num_neighbours: int) -> "LocalPosterior":
-        """The same posterior with another number of rows for each test point."""
-        given = (self.prior, self.X, self.y, self.row_noise, min(num_neighbours, len(self.X)), self.index, self.shared)
-        return LocalPosterior(*given, self.max_bytes, self.local_scale, shares_rows=True)
-
     def _neighbours(self, X: Tensor) -> Tensor:
         if self.num_neighbours == 0:
             return torch.full((X.shape[0], 1), -1, device=X.device)
@@ -157,9 +159,7 @@ class LocalPosterior(Posterior):
     @torch.no_grad()
     def left_out(self, rows: Int[Tensor, " r"]) -> LeftOut | None:
         """Each row from its own neighbours, and from shared actions without its weight in them."""
-        tile = max(1, self.max_bytes // (4 * 8 * self._width))
-        parts = [self._left_out(part) for part in rows.split(tile)]
-        return LeftOut(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        return LeftOut(*self._in_tiles(self._left_out, rows))
 
     def _left_out(self, rows: Tensor) -> LeftOut:
         X, k = self.X[rows], min(self.num_neighbours, len(self.X) - 1)
@@ -211,16 +211,6 @@ class LocalPosterior(Posterior):
         return self._joint(torch.cat([X, Z])).covariance[: len(X), len(X) :]
 
 
-def _shared_state(shared: SharedActions, rows: Rounding) -> State:
-    return {
-        "support": shared.support,
-        "W": rows(shared.W, "W"),
-        "chol": shared.chol,
-        "targets": shared.targets,
-        "max_bytes": int(shared.max_bytes),
-    }
-
-
 def _shared_from_state(state: State, prior: GP, X: Tensor, sharing: Sharing) -> SharedActions:
     def are_different_rows(rows: Tensor) -> bool:
         return bool(((rows >= 0) & (rows < len(X))).all()) and len(rows.unique()) == len(rows)
@@ -248,17 +238,11 @@ def predict_columns(posteriors: Sequence[Posterior], X: Points) -> tuple[Float[T
     gradients depend on the targets, and so do their variances: the largest counts.
     """
     nearest = [p for p in posteriors if isinstance(p, LocalPosterior) and p.is_plain]
-    if 1 < len(posteriors) == len(nearest):
-        return _from_nearest_rows(nearest, X)
-    means, variances = zip(*(posterior.predict(X) for posterior in posteriors), strict=True)
-    return torch.stack(means, 1).double(), torch.stack(variances, 1).double().amax(1)
-
-
-def _from_nearest_rows(posteriors: Sequence[LocalPosterior], X: Tensor) -> tuple[Tensor, Tensor]:
-    first = posteriors[0]
-    k, targets = first.num_neighbours, torch.stack([posterior.y.double() for posterior in posteriors], 1)
-    noise = first.prior.noise_variance(first.X, first.row_noise)
-    parts = []
+    if len(posteriors) == 1 or len(nearest) < len(posteriors):
+        means, variances = zip(*(posterior.predict(X) for posterior in posteriors), strict=True)
+        return torch.stack(means, 1).double(), torch.stack(variances, 1).double().amax(1)
+    first, targets = nearest[0], torch.stack([posterior.y.double() for posterior in nearest], 1)
+    k, noise, parts = first.num_neighbours, first.prior.noise_variance(first.X, first.row_noise), []
     for points in X.split(max(1, first.max_bytes // (4 * 8 * k * (k + 8 + targets.shape[1])))):
         near = first.index.nearest(points, k)
         flat = near.clamp_min(0)
