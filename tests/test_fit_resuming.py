@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cagp import fit
 from cagp.training import Batch, FitResult, Step
-from cagp.training.checkpoints import load_checkpoint
+from cagp.training.history import load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("global_generator_stays")
 

@@ -17,11 +17,22 @@ from cagp.linalg import NotPositiveDefiniteError
 from cagp.progress import StepProgress
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
-from cagp.storage import State, fingerprint
-from cagp.training.checkpoints import describe, is_like, load_checkpoint, not_whole, save_checkpoint
-from cagp.training.history import FitResult, FitStatus, History, Step, steps_from_state, trend
-from cagp.training.optimizers import Optimizer, copied
-from cagp.training.settings import PRESETS, Settings
+from cagp.storage import State, fingerprint, save_state
+from cagp.training.history import (
+    KIND,
+    VERSION,
+    FitResult,
+    FitStatus,
+    History,
+    Step,
+    describe,
+    is_like,
+    load_checkpoint,
+    not_whole,
+    steps_from_state,
+    trend,
+)
+from cagp.training.optimizers import PRESETS, Optimizer, Settings, copied
 from cagp.training.sharing import StepError, added_up, check_same, part_of_step, words_on_sharing
 from cagp.training.trainable import Batch, Coming, ParameterGroup, StepRows, Trainable
 
@@ -244,7 +255,7 @@ class _Run:
                 self.evaluated = None
                 self.optimizer.forget()
                 best = self.state.best
-                if _shapes(self._parameters()) != _shapes(best["parameters"]):
+                if any(value.shape != best["parameters"][name].shape for name, value in self._parameters().items()):
                     # A different model, with more actions: the best one so far does not stand for it.
                     self._note(best={**best, "value": math.inf})
             rates = self.optimizer.rates(index)
@@ -298,24 +309,23 @@ class _Run:
         return loss, terms
 
     def _computed_loss_and_gradient(self, batch: Batch, weight: float) -> tuple[Tensor, dict[str, float]]:
-        self.optimizer.clear_gradients()
-        parameters, compute = self.optimizer.parameters, lambda: self._weighted_loss_and_gradient(batch, weight)
-        if self.ranks.size == 1:
-            loss, terms = compute()
-        else:
-            loss, terms = added_up(self.ranks, parameters, weight, compute, FAILURES, self.data.X.device)
+        def of_this_process() -> tuple[Tensor, dict[str, float]]:
+            terms = self.method.terms(self.data, batch)
+            loss = torch.stack([term.double() for term in terms.values()]).sum()
+            if not bool(torch.isfinite(loss)):
+                raise StepError(f"the loss is {loss.item()}")
+            loss = weight * loss
+            loss.backward()
+            return loss.detach(), {name: weight * float(term.detach()) for name, term in terms.items()}
+
+        parameters = self.optimizer.parameters
+        for parameter in parameters:
+            parameter.grad = None
+        device = self.data.X.device
+        loss, terms = added_up(self.ranks, parameters, weight, of_this_process, FAILURES, device)
         if not all(bool(torch.isfinite(p.grad).all()) for p in parameters if p.grad is not None):
             raise StepError("a gradient is not finite")
         return loss, terms
-
-    def _weighted_loss_and_gradient(self, batch: Batch, weight: float) -> tuple[Tensor, dict[str, float]]:
-        terms = self.method.terms(self.data, batch)
-        loss = torch.stack([term.double() for term in terms.values()]).sum()
-        if not bool(torch.isfinite(loss)):
-            raise StepError(f"the loss is {loss.item()}")
-        loss = weight * loss
-        loss.backward()
-        return loss.detach(), {name: weight * float(term.detach()) for name, term in terms.items()}
 
     def _gradient_norm(self) -> float:
         gradients = [p.grad.double() for p in self.optimizer.parameters if p.grad is not None]
@@ -432,7 +442,7 @@ class _Run:
         assert self.folder is not None
         self.saved_at = (len(self.history.steps), self.state.seconds)
         self.history.sync()
-        save_checkpoint(self.folder / CHECKPOINT, self._checkpoint())
+        save_state(self.folder / CHECKPOINT, self._checkpoint(), KIND, VERSION)
 
     def _check(self, path: Path, state: State) -> None:
         """Raise ValueError unless the state is one that this fit writes."""
@@ -473,7 +483,3 @@ class _Run:
         self._check(path, state)
         self.history.load(state["steps"])
         return {**state, "history": [asdict(step) for step in self.history.steps]}
-
-
-def _shapes(parameters: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in parameters.items()}

@@ -58,6 +58,8 @@ def added_up(
         compute: the weighted loss and terms of this process, and its gradients; not called without a weight.
         failures: what it may raise; all processes then raise ``StepError``.
     """
+    if ranks.size == 1:
+        return compute()
     terms: dict[str, float] = {}
     problem: Exception | None = None
     try:
