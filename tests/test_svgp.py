@@ -79,7 +79,7 @@ def test_a_natural_step_is_the_natural_gradient_by_automatic_differentiation():
     eta = [w.clone().requires_grad_(), (covariance + torch.outer(w, w)).requires_grad_()]
 
     def bound(first: Tensor, second: Tensor) -> Tensor:
-        s = see_through(method.prior, method.inducing_points(), X, y, row_noise)
+        s = see_through(method.prior, method.inducing_points(), Data(X, y, row_noise))
         sigma = second - torch.outer(first, first)
         errors = -2 * first @ s.targets + first @ s.gram @ first
         kl = 0.5 * (sigma.trace() + first @ first - torch.logdet(sigma))

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cagp.checks import check_count, check_data, check_matrix
+from cagp.checks import check_count, check_matrix
+from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES, kernel_product, precise_product
 from cagp.linalg import pivoted_cholesky, safe_cholesky, whitened_gram
 from cagp.prior import GP
@@ -44,6 +45,12 @@ class InducingPoints(nn.Module):
         """New points at these places, or those of another method, to share them."""
         return Z if isinstance(Z, InducingPoints) else cls(Z)
 
+    def check(self, X: Float[Tensor, "n d"]) -> None:
+        """Raise ValueError unless the points have as many columns as ``X``."""
+        if X.shape[1] != self.points.shape[1]:
+            found = f"X has {X.shape[1]} columns, the inducing points have {self.points.shape[1]}"
+            raise ValueError(f"{found}; choose them from X.")
+
     def forward(self) -> Float[Tensor, "m d"]:
         """Z in float64 and in the units of the inputs."""
         return self.points * self.scale
@@ -64,22 +71,10 @@ class InducingStatistics(NamedTuple):
 
 
 def see_through(
-    prior: GP,
-    Z: Float[Tensor, "m d"],
-    X: Float[Tensor, "n d"],
-    y: Float[Tensor, " n"],
-    row_noise: Float[Tensor, " n"] | None = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
-    *,
-    check: bool = True,
+    prior: GP, Z: Float[Tensor, "m d"], data: Data, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> InducingStatistics:
-    """Sums over the rows of ``X``, differentiable in hyperparameters and Z. Time O(n m (d + m) + m³), memory O(n m).
-
-    Args:
-        check: False if ``check_inducing`` has seen these data.
-    """
-    if check:
-        check_inducing(prior, Z, X, y, row_noise)
+    """Sums over the rows, differentiable in hyperparameters and Z. Time O(n m (d + m) + m³), memory O(n m)."""
+    X, y, row_noise = data
     noise = prior.noise(X, row_noise)
     residual = y.double() - prior.mean(X.double())
     chol = inducing_cholesky(prior, Z, X.dtype)
@@ -93,19 +88,6 @@ def see_through(
         (prior.kernel.diag(X.double()) / noise).sum(),
         torch.log(2 * math.pi * noise).sum(),
     )
-
-
-def check_inducing(prior: GP, Z: Tensor, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
-    """Raise ValueError unless the data fit together, and suit the prior's noise and the inducing points ``Z``."""
-    check_data(X, y, row_noise)
-    prior.noise.check(row_noise)
-    check_columns(Z, X)
-
-
-def check_columns(Z: Tensor, X: Tensor) -> None:
-    """Raise ValueError unless the inducing points have as many columns as ``X``."""
-    if X.shape[1] != Z.shape[1]:
-        raise ValueError(f"X has {X.shape[1]} columns, the inducing points have {Z.shape[1]}; choose them from X.")
 
 
 def inducing_cholesky(prior: GP, Z: Float[Tensor, "m d"], dtype: torch.dtype) -> Float[Tensor, "m m"]:

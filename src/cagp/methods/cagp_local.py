@@ -34,7 +34,6 @@ KEPT_NEIGHBOURS = 2**19
 """Up to this many, the neighbours of all rows are looked up where units change, and not those of each step: steps draw
 most rows several times. A heuristic."""
 
-
 LOCAL_SCALES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 """What ``CaGPLocal.choose_local_scale`` tries."""
 
@@ -88,7 +87,6 @@ class CaGPLocal(Method):
     not depend on n. With shared actions (learned or constant ones of CaGP-Opt) it is the hybrid.
 
     Args:
-        prior: mean, kernel and noise, learned.
         num_neighbours: rows for each row predicted in training; fewer if there are fewer.
         num_neighbours_predict: rows for each test point; None for twice as many as in training.
         shared: actions that all test points condition on first; None for none.
@@ -103,7 +101,6 @@ class CaGPLocal(Method):
         refresh_at: steps of a fit, counted from 0, before which neighbours are looked up again, besides the first;
             None for never: neighbours stay those of ``search_lengthscale``.
         own_rows: of a process that holds a part of the table; None where every process has all rows.
-        max_bytes: limit for temporaries.
     """
 
     search_lengthscale: Tensor
@@ -206,9 +203,8 @@ class CaGPLocal(Method):
         return outside.nonzero()[:, 0]
 
     def terms(self, data: Data, batch: Batch) -> Terms:
-        """The mean negative log predictive density of rows, each predicted from others.
-
-        All rows are, with shared actions, those whose targets no action touches.
+        """The mean negative log predictive density of rows, each predicted from others; with shared actions, of rows
+        whose targets no action touches.
         """
         num_actions = 0 if self.shared is None else self.shared.num_actions
         tile = max(1, self.max_bytes // (8 * 8 * self.num_neighbours * (self.num_neighbours + 8 + num_actions)))
@@ -250,15 +246,17 @@ class CaGPLocal(Method):
             raise ValueError(f"num_neighbours is {k}, expected 0 (shared actions alone) or more.")
         prior = copy.deepcopy(self.prior).requires_grad_(False)
         index = self._index(data, prior.kernel.lengthscales())
-        given = prior, *data.tensors, min(k, data.num_rows), index, self._seen(prior, data)
+        given = prior, data, min(k, data.num_rows), index, self._seen(prior, data)
         return LocalPosterior(*given, self.max_bytes, self.local_scale, shares_rows=shares_rows)
 
     @torch.no_grad()
     def marginals(self, data: Data) -> Prediction:
         """From as many nearest rows as in training and the row itself, by the index of training."""
         index, k = self._index(data, self.search_lengthscale), min(self.num_neighbours + 1, data.num_rows)
-        given = self.prior, *data.tensors, k, index, self._seen(self.prior, data)
-        return LocalPosterior(*given, self.max_bytes, shares_rows=True).predict(data.X)
+        posterior = LocalPosterior(
+            self.prior, data, k, index, self._seen(self.prior, data), self.max_bytes, shares_rows=True
+        )
+        return posterior.predict(data.X)
 
     @torch.no_grad()
     def choose_local_scale(

@@ -130,20 +130,16 @@ class ScoreRegression(Trainable):
         noise = self._noise() / self.weight[flat]
         scores = self.likelihood.score(y[flat].double(), self.offset[flat])  # (t, k, q)
         weights, variance = local_weights(self.prior, X, noise.detach(), own, near)
-        mean = self.step.detach() * (weights[:, None, :] @ scores)[:, 0]
-        loss, of_mean, of_variance = self._with_slopes(y[rows].double(), mean + self.offset[rows], variance, rows)
+        mean = self.step.detach() * (weights[:, None, :] @ scores)[:, 0] + self.offset[rows]
+        with torch.enable_grad():
+            mean, variance = mean.requires_grad_(True), variance.requires_grad_(True)
+            loss = self.weight[rows] @ self.likelihood.row_loss(y[rows].double(), mean, variance)
+            of_mean, of_variance = torch.autograd.grad(loss, (mean, variance))
         single = (scores @ of_mean[:, :, None])[:, :, 0]
         found = local_moments(self.prior.kernel, own, X, near, noise, single)
         left = self.prior.kernel.diag(own.double()) - found.explained
         change = self.step * found.mean.sum() + of_variance @ left
-        return loss + change - change.detach()
-
-    def _with_slopes(self, y: Tensor, mean: Tensor, variance: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        with torch.enable_grad():
-            mean, variance = mean.requires_grad_(True), variance.requires_grad_(True)
-            loss = self.weight[rows] @ self.likelihood.row_loss(y, mean, variance)
-            of_mean, of_variance = torch.autograd.grad(loss, (mean, variance))
-        return loss.detach(), of_mean, of_variance
+        return loss.detach() + change - change.detach()
 
     def rows(self, step: int, num_rows: int) -> StepRows:
         return self.local.rows(step, num_rows)._replace(divisible=False)

@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp import fields
-from cagp.checks import check_data, check_new_inputs
+from cagp.checks import check_new_inputs
+from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.local_inference import (
     Joint,
@@ -28,13 +29,6 @@ from cagp.storage import State
 
 KEPT_BYTES = 2**31
 """What the hybrid posterior may keep of the shared actions for all rows; otherwise it is computed when needed."""
-
-SEARCH: fields.Fields = {
-    "method": fields.text,
-    "lengthscale": fields.optional(fields.that(lambda values: bool((values > 0).all()), fields.numbers("d"))),
-    "origin": fields.float64("d"),
-}
-"""What is stored of the index of nearest rows."""
 
 
 def checked_scale(local_scale: float | None) -> float | None:
@@ -77,9 +71,7 @@ class LocalPosterior(Posterior):
     def __init__(
         self,
         prior: GP,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None,
+        data: Data,
         num_neighbours: int,
         index: NeighbourIndex,
         shared: SharedActions | None = None,
@@ -88,6 +80,7 @@ class LocalPosterior(Posterior):
         *,
         shares_rows: bool = False,
     ):
+        X, y, row_noise = data
         super().__init__(prior, X, None, max_bytes, shares_rows=shares_rows)
         self.local_scale = checked_scale(local_scale)
         self.has_local_scale, self.never_below_exact = local_scale is not None, local_scale is None
@@ -123,25 +116,20 @@ class LocalPosterior(Posterior):
 
     @classmethod
     def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "LocalPosterior":
+        positive = fields.that(lambda values: bool((values > 0).all()), fields.numbers("d"))
+        of_index = {"method": fields.text, "lengthscale": fields.optional(positive), "origin": fields.float64("d")}
         table = {
             "y": fields.numbers("n"),
             "row_noise": fields.optional(fields.numbers("n")),
             "num_neighbours": fields.integer(0, len(X)),
             "local_scale": fields.optional(fields.real(above=0.0)),
-            "search": fields.record(SEARCH),
+            "search": fields.record(of_index),
             "shared": fields.optional(fields.made_by(lambda stored: _shared_from_state(stored, prior, X, sharing))),
         }
         y, noise, k, scale, search, shared = fields.checked(state, table, {"n": len(X), "d": X.shape[1]}).values()
-        y, noise = y.to(X.dtype), None if noise is None else noise.to(X.dtype)
-        check_data(X, y, noise)
+        data = Data(X, y.to(X.dtype), None if noise is None else noise.to(X.dtype))
         index = sharing.index(X, search["lengthscale"], search["method"], search["origin"])
-        return cls(prior, X, y, noise, k, index, shared, max_bytes, scale, shares_rows=True)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nearest rows alone predict, with one scale and prior mean zero."""
-        alone = self.shared is None and self.num_neighbours > 0
-        return alone and self.local_scale is None and isinstance(self.prior.mean, ZeroMean)
+        return cls(prior, data, k, index, shared, max_bytes, scale, shares_rows=True)
 
     def _neighbours(self, X: Tensor) -> Tensor:
         if self.num_neighbours == 0:
@@ -237,7 +225,12 @@ def predict_columns(posteriors: Sequence[Posterior], X: Points) -> tuple[Float[T
     With nearest rows alone, one factorisation for each test point serves all of them. The actions of conjugate
     gradients depend on the targets, and so do their variances: the largest counts.
     """
-    nearest = [p for p in posteriors if isinstance(p, LocalPosterior) and p.is_plain]
+    nearest = [
+        p
+        for p in posteriors
+        if isinstance(p, LocalPosterior) and p.shared is None and p.num_neighbours > 0  # nearest rows alone
+        if p.local_scale is None and isinstance(p.prior.mean, ZeroMean)
+    ]
     if len(posteriors) == 1 or len(nearest) < len(posteriors):
         means, variances = zip(*(posterior.predict(X) for posterior in posteriors), strict=True)
         return torch.stack(means, 1).double(), torch.stack(variances, 1).double().amax(1)

@@ -237,13 +237,15 @@ class _Run:
         coming = Coming(index, index / self.settings.num_steps, flat, rows.drawn, part, last)
 
         def loss_and_gradient() -> Tensor:
-            if first and index and self._is_late():
+            late = self.ranks.is_first and time.perf_counter() >= self.deadline
+            if first and index and self.ranks.any(late)[0]:
                 raise _OutOfTimeError
             assert self.batch is not None
             loss, terms = self._loss_and_gradient(self.batch, weight)
             if not first:  # a line search evaluates more than once
-                hyperparameters = dict(self.method.hyperparameters())
-                first.update(terms=terms, norm=self._gradient_norm(), hyperparameters=hyperparameters)
+                gradients = [p.grad.double() for p in self.optimizer.parameters if p.grad is not None]
+                norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
+                first.update(terms=terms, norm=norm, hyperparameters=dict(self.method.hyperparameters()))
                 self._note(good={"parameters": before.parameters, "optimizer": before.optimizer})
                 self._consider("loss", float(loss), index + 1, rows)
             return loss
@@ -278,15 +280,11 @@ class _Run:
         if self.callback is not None:
             self.callback(step)
         bar.update(step.number, step.loss, step.seconds)
-        if self.folder is not None and self._checkpoint_is_due():
+        (saved, at), settings = self.saved_at, self.settings
+        due = number - saved >= settings.checkpoint_steps or seconds - at >= settings.checkpoint_seconds
+        if self.folder is not None and due:
             self._save()
         return None
-
-    def _is_late(self) -> bool:
-        """Whether the deadline has passed, by the clock of process 0."""
-        if self.deadline == math.inf:
-            return False
-        return self.ranks.any(self.ranks.is_first and time.perf_counter() >= self.deadline)[0]
 
     def _rows(self, index: int) -> StepRows:
         """The rows of the step with this number, counted from 0."""
@@ -326,10 +324,6 @@ class _Run:
         if not all(bool(torch.isfinite(p.grad).all()) for p in parameters if p.grad is not None):
             raise StepError("a gradient is not finite")
         return loss, terms
-
-    def _gradient_norm(self) -> float:
-        gradients = [p.grad.double() for p in self.optimizer.parameters if p.grad is not None]
-        return math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
 
     def _take_back(self, before: _State, seconds: float, error: Exception) -> _End | None:
         """Return to the last good parameters with half the learning rates."""
@@ -421,11 +415,6 @@ class _Run:
             pass  # the best so far stays the best
 
     # ---- checkpoints ----
-
-    def _checkpoint_is_due(self) -> bool:
-        (step, seconds), settings = self.saved_at, self.settings
-        many = len(self.history.steps) - step >= settings.checkpoint_steps
-        return many or self.state.seconds - seconds >= settings.checkpoint_seconds
 
     def _fingerprint(self) -> str:
         ignored = {"max_time", "checkpoint_steps", "checkpoint_seconds", "patience", "min_improvement", "min_gain"}

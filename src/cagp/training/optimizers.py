@@ -225,13 +225,9 @@ class Optimizer:
         if not isinstance(parts, dict) or not parts.keys() <= parameters.keys():
             return False
         if isinstance(self.rule, Adam):
-            return all(_is_adam(part, parameters[key]) for key, part in parts.items())
+            like = all(is_like(part, _first(parameters[key])) and part["step"] >= 1 for key, part in parts.items())
+            return like and all(bool((part["exp_avg_sq"] >= 0).all()) for part in parts.values())
         return all(_is_lbfgs(part, sum(p.numel() for p in self.parameters)) for part in parts.values())
-
-
-def _is_adam(part: Any, parameter: nn.Parameter) -> bool:
-    alike = is_like(part, _first(parameter))
-    return alike and float(part["step"]) >= 1 and bool((part["exp_avg_sq"] >= 0).all())
 
 
 def _number(value: Any, sizes: Sizes) -> Any:

@@ -69,18 +69,16 @@ def added_up(
         problem = error
     if len(terms) > MOST_TERMS:
         raise ValueError(f"the loss has {len(terms)} terms; several processes add up at most {MOST_TERMS}.")
-    head = torch.zeros(ranks.size + MOST_TERMS + len(parameters), dtype=torch.float64, device=device)
-    failed, sums, known = head.split([ranks.size, MOST_TERMS, len(parameters)])
+    sizes = [ranks.size, MOST_TERMS, len(parameters), *(parameter.numel() for parameter in parameters)]
+    flat = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
+    failed, sums, known, *gradients = flat.split(sizes)
     failed[ranks.rank] = float(problem is not None)
     sums[: len(terms)] = torch.tensor(list(terms.values()), dtype=torch.float64)
-    gradients = []
     for j, parameter in enumerate(parameters):
-        known[j] = float(parameter.grad is not None)
-        gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-    flat = torch.cat([head, *(gradient.detach().double().flatten().to(device) for gradient in gradients)])
-    failed, sums, known, *gradients = ranks.add_up(flat).split(
-        [ranks.size, MOST_TERMS, len(parameters), *(p.numel() for p in parameters)]
-    )
+        if parameter.grad is not None:
+            known[j] = 1.0
+            gradients[j].copy_(parameter.grad.flatten())
+    failed, sums, known, *gradients = ranks.add_up(flat).split(sizes)
     if bool(failed.any()):
         words = ranks.words_of(int(failed.nonzero()[0, 0]), "" if problem is None else str(problem))
         raise StepError(words)
@@ -93,18 +91,15 @@ def check_same(ranks: Ranks, data: Data, method: Trainable) -> None:
     """Raise ValueError on all processes unless each was given the same data and the same method. Time O(n d)."""
     if ranks.size == 1:
         return
-    numbers = {
+    numbers: dict[str, int | float] = {
         "the number of inputs": data.X.shape[1],
         "the number of parameters": sum(p.numel() for p in method.parameters()),
     }
     if method.rows(0, data.num_rows).share is not None:
         ranks.check_same(numbers, "give every process the same options")
         return
-    sums = {"all inputs": data.X, "all targets": data.y, "the known noise": data.row_noise}
-    numbers = {"the number of rows": data.num_rows, **numbers} | {
-        f"the sum of {what}, without their signs": 0.0
-        if values is None
-        else float(values.abs().sum(dtype=torch.float64))
-        for what, values in sums.items()
-    }
+    numbers = {"the number of rows": data.num_rows, **numbers}
+    for what, values in (("all inputs", data.X), ("all targets", data.y), ("the known noise", data.row_noise)):
+        total = 0.0 if values is None else float(values.abs().sum(dtype=torch.float64))
+        numbers[f"the sum of {what}, without their signs"] = total
     ranks.check_same(numbers, "give every process the whole table and the same options")
