@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cagp.checks import check_count, check_matrix
 from cagp.dataset import Data
-from cagp.engine import DEFAULT_MAX_BYTES, kernel_product, precise_product
+from cagp.engine import kernel_product, precise_product
 from cagp.linalg import pivoted_cholesky, safe_cholesky, whitened_gram
 from cagp.prior import GP
 
@@ -18,13 +18,21 @@ INDUCING_NOISE = {torch.float64: 1e-12, torch.float32: 1e-6}
 """Inducing variables are u = f(Z) + independent noise of this share of the prior variance, by the dtype of the data:
 k(Z, Z) stays well enough conditioned for kernels of that precision when points come close. Bounds remain bounds."""
 
-INDUCING_RATE = 0.1
-"""Adam's learning rate of inducing points, in units of their own spread."""
-
 CHOICE_ROWS = 20_000
 """Inducing points are chosen among this many rows, drawn at random if there are more."""
 
 Choice = Literal["greedy", "kmeans"]
+
+
+class InducingStatistics(NamedTuple):
+    """What SGPR and SVGP need of some rows; LLᵀ = k(Z, Z), u = L⁻¹k(Z, x), r = y - m(x), all float64."""
+
+    chol: Float[Tensor, "m m"]  # L
+    gram: Float[Tensor, "m m"]  # Σ u uᵀ / D
+    targets: Float[Tensor, " m"]  # Σ u r / D
+    squares: Float[Tensor, ""]  # Σ r² / D
+    prior_variance: Float[Tensor, ""]  # Σ k(x, x) / D
+    log_noise: Float[Tensor, ""]  # Σ log 2πD
 
 
 class InducingPoints(nn.Module):
@@ -58,36 +66,22 @@ class InducingPoints(nn.Module):
     def __len__(self) -> int:
         return self.points.shape[0]
 
-
-class InducingStatistics(NamedTuple):
-    """What SGPR and SVGP need of some rows; LLᵀ = k(Z, Z), u = L⁻¹k(Z, x), r = y - m(x), all float64."""
-
-    chol: Float[Tensor, "m m"]  # L
-    gram: Float[Tensor, "m m"]  # Σ u uᵀ / D
-    targets: Float[Tensor, " m"]  # Σ u r / D
-    squares: Float[Tensor, ""]  # Σ r² / D
-    prior_variance: Float[Tensor, ""]  # Σ k(x, x) / D
-    log_noise: Float[Tensor, ""]  # Σ log 2πD
-
-
-def see_through(
-    prior: GP, Z: Float[Tensor, "m d"], data: Data, max_bytes: int = DEFAULT_MAX_BYTES
-) -> InducingStatistics:
-    """Sums over the rows, differentiable in hyperparameters and Z. Time O(n m (d + m) + m³), memory O(n m)."""
-    X, y, row_noise = data
-    noise = prior.noise(X, row_noise)
-    residual = y.double() - prior.mean(X.double())
-    chol = inducing_cholesky(prior, Z, X.dtype)
-    KZ = precise_product(prior.kernel, X, Z.to(X), max_bytes=max_bytes)
-    gram, targets = whitened_gram(KZ, chol, 1 / noise, residual)
-    return InducingStatistics(
-        chol,
-        gram,
-        targets,
-        (residual.square() / noise).sum(),
-        (prior.kernel.diag(X.double()) / noise).sum(),
-        torch.log(2 * math.pi * noise).sum(),
-    )
+    def see(self, prior: GP, data: Data, max_bytes: int) -> InducingStatistics:
+        """Sums over the rows, differentiable in hyperparameters and Z. Time O(n m (d + m) + m³), memory O(n m)."""
+        X, y, row_noise = data
+        noise, Z = prior.noise(X, row_noise), self()
+        residual = y.double() - prior.mean(X.double())
+        chol = inducing_cholesky(prior, Z, X.dtype)
+        KZ = precise_product(prior.kernel, X, Z.to(X), max_bytes=max_bytes)
+        gram, targets = whitened_gram(KZ, chol, 1 / noise, residual)
+        return InducingStatistics(
+            chol,
+            gram,
+            targets,
+            (residual.square() / noise).sum(),
+            (prior.kernel.diag(X.double()) / noise).sum(),
+            torch.log(2 * math.pi * noise).sum(),
+        )
 
 
 def inducing_cholesky(prior: GP, Z: Float[Tensor, "m d"], dtype: torch.dtype) -> Float[Tensor, "m m"]:

@@ -14,7 +14,7 @@ from cagp.mapped import column_statistics
 from cagp.parameters import named_values
 from cagp.posteriors import Posterior, Prediction
 from cagp.prior import GP, GaussianNoise
-from cagp.training import Batch, ParameterGroup, Trainable
+from cagp.training import ParameterGroup, Trainable
 from cagp.training.trainable import Inputs
 
 Targets = Float[Tensor, " n"]
@@ -109,12 +109,6 @@ def drawn_rows(seed: int, step: int, num_rows: int, batch_size: int) -> Int[Tens
     """
     generator = torch.Generator().manual_seed(seed + 1_000_003 * (step + 1))
     return torch.randint(num_rows, (batch_size,), generator=generator)
-
-
-def check_all_rows(batch: Batch, method: str) -> None:
-    """Raise ValueError if rows are given to a method whose objective needs all of them."""
-    if batch.rows is not None:
-        raise ValueError(f"rows is given, but the objective of {method} needs all rows: leave rows at None.")
 
 
 @torch.no_grad()

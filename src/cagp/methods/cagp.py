@@ -16,16 +16,7 @@ from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.iterative import Iteration, Lanczos, Policy, Stopping, iterate
 from cagp.iterative.policies import check_policy
 from cagp.losses import elbo, leave_one_out_nll, projected_nll
-from cagp.methods.base import (
-    ACTION_RATE,
-    HYPERPARAMETER_RATE,
-    Method,
-    RowNoise,
-    Targets,
-    check_all_rows,
-    drawn_rows,
-    trained,
-)
+from cagp.methods.base import ACTION_RATE, HYPERPARAMETER_RATE, Method, RowNoise, Targets, drawn_rows, trained
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import check_actions, project
@@ -120,7 +111,7 @@ class CaGPOpt(Method):
     def terms(self, data: Data, batch: Batch) -> Terms:
         """The loss of all rows is streamed: besides data and i x i matrices it takes ``max_bytes`` of memory."""
         if self.loss == "projected":
-            check_all_rows(batch, "CaGPOpt with the projected loss")
+            batch.check_all_rows("CaGPOpt with the projected loss")
         return _loss_terms(self.loss, self.prior, self._current(data), data, self.max_bytes, batch.rows)
 
     def _current(self, data: Data) -> Actions:
@@ -269,7 +260,7 @@ class CaGPCG(Method):
         check_count(self.num_actions, "num_actions", data.num_rows, "the number of rows of X")
 
     def terms(self, data: Data, batch: Batch) -> Terms:
-        check_all_rows(batch, "CaGPCG")
+        batch.check_all_rows("CaGPCG")
         found = self._iteration(data)
         actions = found.actions if self.policy.orthogonal else found.orthonormal_actions
         return _loss_terms(self.loss, self.prior, actions, data, self.max_bytes)

@@ -15,7 +15,7 @@ from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES, kernel_product, precise_product
 from cagp.linalg import safe_cholesky
 from cagp.memory import available_memory
-from cagp.methods.base import Method, RowNoise, Targets, check_all_rows
+from cagp.methods.base import Method, RowNoise, Targets
 from cagp.posteriors import CaGPPosterior, CGPosterior
 from cagp.prior import GP
 from cagp.projection import project
@@ -55,7 +55,7 @@ class CholeskyGP(Method):
 
     def terms(self, data: Data, batch: Batch) -> Terms:
         """-log p(y) / n, y ~ Normal(m(X), K̂), of all rows."""
-        check_all_rows(batch, "CholeskyGP")
+        batch.check_all_rows("CholeskyGP")
         X, y, row_noise = data
         residual = y.double() - self.prior.mean(X.double())
         K = precise_product(self.prior.kernel, X, X)
@@ -136,7 +136,7 @@ class CGGP(Method):
         self.max_iterations, self.seed, self.max_bytes = max_iterations, seed, max_bytes
 
     def terms(self, data: Data, batch: Batch) -> Terms:
-        check_all_rows(batch, "CGGP")
+        batch.check_all_rows("CGGP")
         n, (X, y, row_noise) = data.num_rows, data.double()
         solver = self._solver(X, row_noise)
         white = self._probes(solver)

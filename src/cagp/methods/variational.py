@@ -8,24 +8,16 @@ from torch import Tensor, nn
 
 from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.inducing import (
-    INDUCING_RATE,
-    Choice,
-    InducingPoints,
-    InducingStatistics,
-    choose_inducing_points,
-    inducing_cholesky,
-    see_through,
-)
+from cagp.inducing import Choice, InducingPoints, InducingStatistics, choose_inducing_points, inducing_cholesky
 from cagp.linalg import safe_cholesky
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, trained
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, trained
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
 from cagp.training import Batch, Coming, ParameterGroup, StepRows
 from cagp.training.trainable import Inputs, Terms
 
-VARIATIONAL_RATE = 0.1
-"""Adam's learning rate of q, where Adam moves it."""
+INDUCING_RATE, VARIATIONAL_RATE = 0.1, 0.1
+"""Adam's learning rates of inducing points, in units of their own spread, and of q, where Adam moves it."""
 
 Gradient = Literal["natural", "joint"]
 
@@ -58,8 +50,8 @@ class SGPR(Method):
         With U = L⁻¹k(Z, X), LLᵀ = k(Z, Z) and B = I + UD⁻¹Uᵀ: |Q + D| = |D||B|, and the quadratic form is
         rᵀD⁻¹r - cᵀB⁻¹c, c = UD⁻¹r. Of all rows.
         """
-        check_all_rows(batch, "SGPR")
-        s = see_through(self.prior, self.inducing_points(), data, self.max_bytes)
+        batch.check_all_rows("SGPR")
+        s = self.inducing_points.see(self.prior, data, self.max_bytes)
         chol = _inner(s)
         half = torch.linalg.solve_triangular(chol, s.targets[:, None], upper=False)[:, 0]
         nll = 0.5 * (s.log_noise + s.squares - half.square().sum()) + chol.diagonal().log().sum()
@@ -79,9 +71,8 @@ class SGPR(Method):
     @torch.no_grad()
     def posterior(self, data: Data) -> InducingPosterior:
         """The posterior of the best q, v = L⁻¹u ~ Normal(B⁻¹c, B⁻¹)."""
-        Z = self.inducing_points()
-        s = see_through(self.prior, Z, data, self.max_bytes)
-        chol = _inner(s)
+        s = self.inducing_points.see(self.prior, data, self.max_bytes)
+        chol, Z = _inner(s), self.inducing_points()
         mean = torch.cholesky_solve(s.targets[:, None], chol)[:, 0]
         root = torch.linalg.solve_triangular(chol, _eye_like(chol), upper=False).mT
         return InducingPosterior(self.prior, Z.to(data.X), s.chol, mean, root, self.max_bytes)
@@ -170,7 +161,7 @@ class SVGP(Method):
     def _statistics(self, data: Data, rows: Tensor | None) -> tuple[InducingStatistics, float]:
         """Sums over some rows, and what they are multiplied by to stand for all."""
         some = data if rows is None else data.take(rows)
-        return see_through(self.prior, self.inducing_points(), some, self.max_bytes), data.num_rows / some.num_rows
+        return self.inducing_points.see(self.prior, some, self.max_bytes), data.num_rows / some.num_rows
 
     def terms(self, data: Data, batch: Batch) -> Terms:
         """-E_q[log p(y | f)] and KL(q ‖ p) per row, the first estimated from the rows of the batch."""

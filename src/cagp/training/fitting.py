@@ -13,37 +13,18 @@ from torch import Tensor, nn
 
 from cagp.dataset import Data
 from cagp.files import locked_folder
-from cagp.linalg import NotPositiveDefiniteError
 from cagp.progress import StepProgress
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
-from cagp.storage import State, fingerprint, save_state
-from cagp.training.history import (
-    KIND,
-    VERSION,
-    FitResult,
-    FitStatus,
-    History,
-    Step,
-    describe,
-    is_like,
-    load_checkpoint,
-    not_whole,
-    steps_from_state,
-    trend,
-)
+from cagp.storage import State, fingerprint, load_state, save_state
+from cagp.training.history import FitResult, FitStatus, History, Step, describe, is_like, steps_from_state, trend
 from cagp.training.optimizers import PRESETS, Optimizer, Settings, copied
-from cagp.training.sharing import StepError, added_up, check_same, part_of_step, words_on_sharing
-from cagp.training.trainable import Batch, Coming, ParameterGroup, StepRows, Trainable
+from cagp.training.trainable import FAILURES, Batch, Coming, ParameterGroup, StepError, StepRows, Trainable, added_up
 
-LinAlgError: type[Exception] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
-CHECKPOINT = "checkpoint.safetensors"
-HISTORY = "history.jsonl"
+CHECKPOINT, HISTORY = "checkpoint.safetensors", "history.jsonl"
+KIND, VERSION, REMEDY = "checkpoint", 2, "delete it to start from scratch"
 FLAT = 0.01
 """A loss is flat when one window of steps improves on the window before by less than this share of all improvement."""
-
-FAILURES: tuple[type[Exception], ...] = (StepError, NotPositiveDefiniteError, LinAlgError)
-"""What a step that is taken back can raise."""
 
 
 class _OutOfTimeError(Exception):
@@ -154,7 +135,7 @@ class _Run:
             raise ValueError(f"monitor is {settings.monitor!r}, which needs an evaluate function that returns it.")
         if settings.patience is not None and settings.monitor == "loss":
             raise ValueError("patience counts evaluations: it needs evaluate, and monitor set to a name it returns.")
-        check_same(self.ranks, self.data, self.method)
+        self.method.check_same(self.ranks, self.data)
         self.ranks.share(self.method)
         groups = self.method.parameter_groups().items()
         free = {name: [p for p in group.parameters if id(p) not in self.fixed] for name, group in groups}
@@ -212,7 +193,7 @@ class _Run:
             words = f"{end.reason[:-1]}, which made no progress: the starting values are the best."
             end = _End(FitStatus.NO_PROGRESS, words)
         findings = [*trend(steps), *self.method.findings(self.data, self.input_names)]
-        findings += words_on_sharing(self.ranks, self._rows(0))
+        findings += self._rows(0).words(self.ranks)
         ended = (end.reason, best["step"], best["value"], self.state.seconds, self.state.failures, findings, end.status)
         return {"parameters": best["parameters"], "result": FitResult(steps, *ended).state()}
 
@@ -231,7 +212,7 @@ class _Run:
         index, start, before = len(self.history.steps), time.perf_counter(), self.here()
         first: dict[str, Any] = {}
         rows, last = self._rows(index), self.batch
-        part, weight = part_of_step(self.ranks, rows, self.data.num_rows)
+        part, weight = rows.part(self.ranks, self.data.num_rows)
         self.last_index, self.batch = index, None
         flat = self._improves_by_less_than(FLAT, self.state.changed_at)
         coming = Coming(index, index / self.settings.num_steps, flat, rows.drawn, part, last)
@@ -319,8 +300,7 @@ class _Run:
         parameters = self.optimizer.parameters
         for parameter in parameters:
             parameter.grad = None
-        device = self.data.X.device
-        loss, terms = added_up(self.ranks, parameters, weight, of_this_process, FAILURES, device)
+        loss, terms = added_up(self.ranks, parameters, weight, of_this_process, self.data.X.device)
         if not all(bool(torch.isfinite(p.grad).all()) for p in parameters if p.grad is not None):
             raise StepError("a gradient is not finite")
         return loss, terms
@@ -377,7 +357,7 @@ class _Run:
             return None
         try:
             metrics = {name: float(value) for name, value in self.evaluate().items()}
-        except (NotPositiveDefiniteError, LinAlgError) as error:
+        except FAILURES as error:
             failure = f"The evaluation after step {number} failed: {str(error).split('. ')[0]}."
             self._note(events=[*self.state.events, failure])
             return None
@@ -411,7 +391,7 @@ class _Run:
                 self._consider("loss", loss if math.isfinite(loss) else math.inf, number, rows)
             elif self.history.steps and self.history.steps[-1].evaluation is None:
                 self._evaluate(number - 1)
-        except (NotPositiveDefiniteError, LinAlgError):
+        except FAILURES:
             pass  # the best so far stays the best
 
     # ---- checkpoints ----
@@ -440,10 +420,10 @@ class _Run:
             expected["good"] = {name: expected[name] for name in ("parameters", "optimizer")}
         for name, like in expected.items():
             if not is_like(state.get(name), like):
-                raise not_whole(path, f"{name} is not what a fit writes")
+                raise _not_whole(path, f"{name} is not what a fit writes")
         for part in [state] if good is None else [state, good]:
             if not self.optimizer.accepts(part["optimizer"]):
-                raise not_whole(path, "the optimiser remembers other parameters")
+                raise _not_whole(path, "the optimiser remembers other parameters")
 
     def _resume(self) -> None:
         """Continue where the checkpoint of process 0 is, if there is one: the others may not see its disk."""
@@ -454,7 +434,7 @@ class _Run:
         try:
             self._return_to(_State(**{name: state[name] for name in vars(self.state)}))
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-            raise not_whole(CHECKPOINT if self.folder is None else self.folder / CHECKPOINT, str(error)) from error
+            raise _not_whole(CHECKPOINT if self.folder is None else self.folder / CHECKPOINT, str(error)) from error
         self.saved_at = (state["steps"], state["seconds"])
 
     def _loaded(self) -> State:
@@ -465,10 +445,15 @@ class _Run:
         if not path.exists():
             self.history.clear()
             return {}
-        state = load_checkpoint(path)
+        state = load_state(path, KIND, VERSION, remedy=REMEDY)
         if state.get("fingerprint") != self.fingerprint:
             remedy = "choose another folder, or delete it to start from scratch"
             raise ValueError(f"{path} belongs to another fit (other data, settings or starting values); {remedy}.")
         self._check(path, state)
         self.history.load(state["steps"])
         return {**state, "history": [asdict(step) for step in self.history.steps]}
+
+
+def _not_whole(path: Path | str, what: str) -> ValueError:
+    """The error for a checkpoint that a fit cannot have written."""
+    return ValueError(f"{path} cannot be read: it is not what cagp writes ({what}); {REMEDY}.")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cagp.fields import is_finite
 from cagp.files import append_durably, write_atomically
-from cagp.storage import State, fingerprint, load_state
+from cagp.storage import fingerprint
 
 Numbers = float | list  # nested, as a tensor
 
@@ -189,19 +189,6 @@ def trend(steps: list[Step]) -> list[str]:
 
 
 # ---- checkpoints: files that may always be deleted to start from scratch ----
-
-KIND, VERSION = "checkpoint", 2
-REMEDY = "delete it to start from scratch"
-
-
-def load_checkpoint(path: Path) -> State:
-    """The state in a file; ValueError if the file is not a complete checkpoint of this version."""
-    return load_state(path, KIND, VERSION, remedy=REMEDY)
-
-
-def not_whole(path: Path | str, what: str) -> ValueError:
-    """The error for a checkpoint that a fit cannot have written."""
-    return ValueError(f"{path} cannot be read: it is not what cagp writes ({what}); {REMEDY}.")
 
 
 def is_like(value: Any, like: Any) -> bool:

@@ -57,24 +57,22 @@ class Settings:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        for name, known in (("optimizer", ("adam", "lbfgs")), ("schedule", ("linear", "constant", "cosine"))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}.")
-        for name in ("num_steps", "window", "evaluate_every", "checkpoint_steps", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                none = ", or None" if name == "patience" else ""
-                raise ValueError(f"{name} is {value}, expected at least 1{none}.")
-        for name in ("warmup_steps", "max_failures"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected zero or more.")
-        if not 0 < self.schedule_end <= 1:
-            raise ValueError(f"schedule_end is {self.schedule_end}, expected a fraction above 0, at most 1.")
+        rates = self.lr.values() if isinstance(self.lr, Mapping) else [1.0 if self.lr is None else self.lr]
+        counts = ("num_steps", "window", "evaluate_every", "checkpoint_steps")
+        expected = {
+            "optimizer": (self.optimizer in ("adam", "lbfgs"), "one of adam, lbfgs"),
+            "schedule": (self.schedule in ("linear", "constant", "cosine"), "one of linear, constant, cosine"),
+            **{name: (getattr(self, name) >= 1, "at least 1") for name in counts},
+            "patience": (self.patience is None or self.patience >= 1, "at least 1, or None"),
+            **{name: (getattr(self, name) >= 0, "zero or more") for name in ("warmup_steps", "max_failures")},
+            "schedule_end": (0 < self.schedule_end <= 1, "a fraction above 0, at most 1"),
+            "lr": (all(math.isfinite(rate) and rate >= 0 for rate in rates), "finite rates, zero or above"),
+        }
+        for name, (is_right, words) in expected.items():
+            if not is_right:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected {words}.")
         if self.optimizer == "lbfgs" and isinstance(self.lr, Mapping):
             raise ValueError(f"lr is {self.lr}, L-BFGS takes one rate for all parameters.")
-        rates = self.lr.values() if isinstance(self.lr, Mapping) else [1.0 if self.lr is None else self.lr]
-        if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
-            raise ValueError(f"lr is {self.lr}, expected finite rates, zero or above.")
         seconds_of(self.max_time)
 
     def lr_of(self, group: str, default: float) -> float:
