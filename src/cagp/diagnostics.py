@@ -378,7 +378,7 @@ def exact_reference(
         factor = safe_cholesky(system.kernel_matrix() + torch.diag(system.noise), "K̂")
         solve = partial(_solved_by_factor, factor)
     else:
-        solver = Solver(system, min(precondition_rank, system.num_rows))
+        solver = Solver(system, min(precondition_rank, system.num_rows), tolerance, max_iterations)
         options = {"precondition": solver.precondition, "tolerance": tolerance, "max_iterations": max_iterations}
         solve = partial(_solved_by_cg, system, options)
     return Reference("exact", partial(_by_residuals, system, rows, solve))

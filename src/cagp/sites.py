@@ -112,10 +112,9 @@ class WithLikelihood(Method):
             raise ValueError(f"unsettled is {unsettled}, expected a share of rows, from 0 to below 1.")
         for name, value in (("num_rows", num_rows), ("max_steps", max_steps), ("refresh_every", refresh_every)):
             check_count(value, name, 2**31, "a size that can be computed")
-        self.method, self.likelihood = method, likelihood
+        self.method, self.likelihood, self.refresh_every = method, likelihood, refresh_every
         self.kind: SiteKind = kind
         self.tolerance, self.max_steps, self.unsettled = tolerance, max_steps, unsettled
-        self.refresh_every = refresh_every
         zeros = torch.zeros(num_rows, dtype=torch.float64)
         given = zeros + (0.0 if offset is None else offset)
         if given.shape != zeros.shape or not bool(torch.isfinite(given).all()):

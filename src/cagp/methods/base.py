@@ -31,8 +31,8 @@ class Method(Trainable):
     """Parameters, an objective of the data, and a posterior given them.
 
     A method of your own needs ``terms`` and ``posterior``. A GP called ``prior`` has its noise checked, and the history
-    of a fit shows its hyperparameters. Here, a fit learns the mean, kernel and noise of ``prior``, and ``max_bytes``
-    limits temporaries.
+    of a fit shows its hyperparameters. Here, a fit learns the mean, kernel and noise of ``prior``; ``max_bytes`` limits
+    temporaries, and ``seed`` determines what is drawn at random.
     """
 
     @abstractmethod
@@ -103,9 +103,8 @@ def trained(part: nn.Module | None, lr: float) -> ParameterGroup:
 
 
 def drawn_rows(seed: int, step: int, num_rows: int, batch_size: int) -> Int[Tensor, " b"]:
-    """``batch_size`` of ``num_rows`` row numbers, drawn with replacement: they depend on these numbers alone.
-
-    Time O(b): a permutation would cost O(n), and with many rows drawing one twice is rare and does no harm.
+    """Row numbers drawn with replacement, which depend on these arguments alone. Time O(b): a permutation would cost
+    O(n), and with many rows drawing one twice is rare and does no harm.
     """
     generator = torch.Generator().manual_seed(seed + 1_000_003 * (step + 1))
     return torch.randint(num_rows, (batch_size,), generator=generator)

@@ -47,7 +47,6 @@ class CaGPOpt(Method):
             last doubling comes at ``GROWN_BY`` of all steps at the latest. None: the number stays.
         batch_size: estimate the loss of a step from this many rows; None for all rows. If the actions have a
             ``support_size``, the cost of a step does not depend on the number of rows.
-        seed: of the minibatches.
     """
 
     def __init__(
@@ -286,11 +285,8 @@ def _checked_loss(loss: Loss) -> Loss:
 def _loss_terms(
     loss: Loss, prior: GP, actions: Actions, data: Data, max_bytes: int, rows: Int[Tensor, " b"] | None = None
 ) -> Terms:
-    """Terms per row whose sum is the loss of these actions, to be minimised.
-
-    Args:
-        rows: the rows to estimate a sum over rows from; None for all rows. The projected-data loss sees none but the
-            support.
+    """Terms per row whose sum is the loss of these actions, estimated from ``rows``, or from all; the projected-data
+    loss sees none but the support.
     """
     if loss == "elbo":
         bound = elbo(prior, actions, *data.tensors, max_bytes, rows=rows, check=False)

@@ -95,8 +95,6 @@ class CaGPLocal(Method):
             neighbours. See ``choose_local_scale``.
         objective: "loo" predicts each row from its nearest others; "ordered" from its nearest among the rows before
             it in a random order, which makes the sum a proper log density of all targets (Vecchia).
-        batch_size: rows in a step.
-        seed: of the minibatches and the order.
         index_kind: how neighbours are found, see ``cagp.neighbours``.
         refresh_at: steps of a fit, counted from 0, before which neighbours are looked up again, besides the first;
             None for never: neighbours stay those of ``search_lengthscale``.
@@ -139,8 +137,6 @@ class CaGPLocal(Method):
         lengthscale = prior.kernel.lengthscales()
         # Neighbours are those of these lengthscales; a checkpoint holds them, so that a resumed fit finds the same.
         self.register_buffer("search_lengthscale", torch.ones(0) if lengthscale is None else lengthscale.clone())
-
-    # ---- training ----
 
     def check(self, data: Data) -> None:
         super().check(data)
@@ -230,8 +226,6 @@ class CaGPLocal(Method):
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         actions = trained(self.shared, ACTION_RATE)
         return {"hyperparameters": trained(self.prior, HYPERPARAMETER_RATE), "actions": actions}
-
-    # ---- answers ----
 
     @torch.no_grad()
     def posterior(self, data: Data, *, num_neighbours: int | None = None, shares_rows: bool = False) -> LocalPosterior:

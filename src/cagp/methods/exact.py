@@ -111,8 +111,6 @@ class CGGP(Method):
         tolerance: of the residuals of conjugate gradients, relative to the right-hand sides.
         num_probes: random vectors for the log-determinant; its standard error falls with their square root.
         precondition_rank: columns of the pivoted Cholesky factor in the preconditioner.
-        max_iterations: of conjugate gradients.
-        seed: of the probes.
         max_bytes: limit for temporaries, and for keeping k(X, X).
     """
 
@@ -139,8 +137,7 @@ class CGGP(Method):
         batch.check_all_rows("CGGP")
         n, (X, y, row_noise) = data.num_rows, data.double()
         solver = self._solver(X, row_noise)
-        white = self._probes(solver)
-        quadratic, log_det = self.estimates(solver, X, y, row_noise, white)
+        quadratic, log_det = self.estimates(solver, X, y, row_noise, self._probes(solver))
         return {
             "quadratic": 0.5 * quadratic / n,
             "log_determinant": 0.5 * log_det / n,
@@ -161,7 +158,7 @@ class CGGP(Method):
         Z = solver.color(white)
         residual = y - self.prior.mean(X)
         B = torch.cat([residual.detach()[:, None], Z], 1)
-        result = solver.solve(B, self.tolerance, self.max_iterations, "right-hand sides of the loss")
+        result = solver.solve(B, "right-hand sides of the loss")
         right = torch.cat([result.solution[:, :1], solver.precondition(Z)], 1)
         kernel_part = kernel_product(self.prior.kernel, X, X, right, max_bytes=self.max_bytes)
         noise = self.prior.noise(X, row_noise)
@@ -172,7 +169,8 @@ class CGGP(Method):
         return quadratic, value + (slope - slope.detach())
 
     def _solver(self, X: Tensor, row_noise: Tensor | None) -> Solver:
-        return Solver(System(self.prior, X, row_noise, self.max_bytes, check=False), self.precondition_rank)
+        system = System(self.prior, X, row_noise, self.max_bytes, check=False)
+        return Solver(system, self.precondition_rank, self.tolerance, self.max_iterations)
 
     def _probes(self, solver: Solver) -> Tensor:
         """Signs at random: of covariance I, and of less variance in quadratic forms than normal ones."""
@@ -186,10 +184,8 @@ class CGGP(Method):
         """The posterior with K̂⁻¹(y - m) computed, as a snapshot; ``representer_status`` says how the solve ended."""
         inputs, (_, y, row_noise) = data.X.to(torch.float64, copy=True), data.double()
         solver = self._solver(inputs, row_noise)
-        residual = y - self.prior.mean(inputs)
-        representer = solver.solve(residual[:, None], self.tolerance, self.max_iterations, "representer weights")
-        limits = {"tolerance": self.tolerance, "max_iterations": self.max_iterations, "max_bytes": self.max_bytes}
-        return CGPosterior(data.X, solver, representer, **limits)
+        representer = solver.solve((y - self.prior.mean(inputs))[:, None], "representer weights")
+        return CGPosterior(data.X, solver, representer, self.max_bytes)
 
     def words(self, data: Data) -> str:
         return (

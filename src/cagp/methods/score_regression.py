@@ -46,7 +46,6 @@ class ScoreRegression(Trainable):
 
     Args:
         local: how rows are drawn and their neighbours found; its prior has zero mean and ``GaussianNoise``.
-        likelihood: of the labels.
         offset: m_c at each row.
         weight: of each row in the log likelihood; None for one each.
         step: where Δ starts.

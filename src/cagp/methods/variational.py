@@ -98,7 +98,6 @@ class SVGP(Method):
         gradient: "natural", or "joint": the optimiser moves w and R like the other parameters.
         natural_rate: step size of natural gradients in (0, 1]; at 1 and with all rows, one step finds the best q.
         batch_size: rows of a step, or all rows if there are fewer.
-        seed: of the rows drawn.
     """
 
     def __init__(
@@ -143,9 +142,10 @@ class SVGP(Method):
         # torch seeds with 32 bits.
         generator = torch.Generator().manual_seed((1_000_003 * self.seed + step) % 2**32)
         # A permutation costs O(n). With many rows, drawing a row twice is rare and does no harm.
-        few = num_rows <= 100 * b
-        every = torch.randperm(num_rows, generator=generator) if few else None
-        drawn = torch.randint(num_rows, (b,), generator=generator) if every is None else every[:b]
+        if num_rows <= 100 * b:
+            drawn = torch.randperm(num_rows, generator=generator)[:b]
+        else:
+            drawn = torch.randint(num_rows, (b,), generator=generator)
         return StepRows(drawn, stochastic=True, divisible=True)
 
     @torch.no_grad()

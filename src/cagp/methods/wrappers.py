@@ -124,10 +124,7 @@ def _values(prior: GP, name: str) -> list[Tensor]:
 class MultiTarget(Trainable):
     """A method for each column of targets; what the methods share (kernel, actions, inducing points) is one object.
 
-    The loss is the mean of theirs. A step costs as much as one step of each.
-
-    Args:
-        methods: one for each column, of the same kind.
+    They are of the same kind. The loss is the mean of theirs, and a step costs as much as one step of each.
     """
 
     def __init__(self, methods: Sequence[Method]):

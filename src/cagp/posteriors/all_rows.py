@@ -91,7 +91,6 @@ class InducingPosterior(Posterior):
         Z: the inducing points, in the dtype of the data.
         chol: L in float64.
         whitened_root: R, any square root of the covariance of v.
-        shares_rows: hold the tensors themselves, which must not be changed, instead of copies.
     """
 
     FIELDS: ClassVar[Fields] = {
@@ -166,27 +165,20 @@ class CGPosterior(Posterior):
         X: Float[Tensor, "n d"],
         solver: Solver,
         representer: CGResult,
-        *,
-        tolerance: float,
-        max_iterations: int,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        *,
         shares_rows: bool = False,
     ):
         super().__init__(solver.system.prior, X, representer.solution[:, 0], max_bytes, shares_rows=shares_rows)
-        self.representer_status = representer
-        self.tolerance, self.max_iterations = tolerance, max_iterations
-        self._solver = solver
+        self.solver, self.representer_status = solver, representer
         self._width = 2 * X.shape[0]  # the iteration holds five vectors for every test point
 
     REPRESENTER: ClassVar[Fields] = {
         "solution": float64("n", 1),
         "num_iterations": integer(),
-        "converged": tensor(1, dtype=torch.bool),
-        "broke_down": tensor(1, dtype=torch.bool),
-        "residual_norms": float64(1),
-        "squared_norms": float64(1),
-        "diagonal": float64("iterations", 1),
-        "off_diagonal": float64("iterations", 1),
+        **dict.fromkeys(("converged", "broke_down"), tensor(1, dtype=torch.bool)),
+        **dict.fromkeys(("residual_norms", "squared_norms"), float64(1)),
+        **dict.fromkeys(("diagonal", "off_diagonal"), float64("iterations", 1)),
     }
     FIELDS: ClassVar[Fields] = {
         "row_noise": optional(numbers("n")),
@@ -198,26 +190,23 @@ class CGPosterior(Posterior):
     }
 
     def _state(self, rows: Rounding) -> State:
-        system = self._solver.system
+        solver, system = self.solver, self.solver.system
         return {
             "X": rows(self.X, "X"),
             "row_noise": rows(system.row_noise, "row_noise"),
-            "rank": self._solver.rank,
+            "rank": solver.rank,
             "system_max_bytes": int(system.max_bytes),
-            "tolerance": float(self.tolerance),
-            "max_iterations": self.max_iterations,
+            "tolerance": float(solver.tolerance),
+            "max_iterations": solver.max_iterations,
             "representer": self.representer_status._asdict(),
         }
 
     @classmethod
     def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "CGPosterior":
-        parts = checked(state, cls.FIELDS, {"n": len(X)})
-        row_noise = None if parts["row_noise"] is None else parts["row_noise"].double()
-        solver = Solver(
-            System(prior, sharing.rows(X, torch.float64), row_noise, parts["system_max_bytes"]), parts["rank"]
-        )
-        limits = {"tolerance": parts["tolerance"], "max_iterations": parts["max_iterations"], "max_bytes": max_bytes}
-        return cls(X, solver, CGResult(**parts["representer"]), **limits, shares_rows=True)
+        row_noise, rank, kept_bytes, *limits, found = checked(state, cls.FIELDS, {"n": len(X)}).values()
+        row_noise = None if row_noise is None else row_noise.double()
+        solver = Solver(System(prior, sharing.rows(X, torch.float64), row_noise, kept_bytes), rank, *limits)
+        return cls(X, solver, CGResult(**found), max_bytes, shares_rows=True)
 
     def solve(self, X: Float[Tensor, "t d"]) -> CGResult:
         """K̂⁻¹k(X_train, X), what the variance at ``X`` is made of, with its status."""
@@ -227,7 +216,7 @@ class CGPosterior(Posterior):
     def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         cross = self._cross(X)
         S = self._solve(cross).solution
-        explained = (S * (2 * cross - self._solver.system.products(S))).sum(0)
+        explained = (S * (2 * cross - self.solver.system.products(S))).sum(0)
         mean = self.prior.mean(X.double()) + self.representer_status.solution[:, 0] @ cross
         return mean, self.prior.kernel.diag(X.double()) - explained
 
@@ -237,11 +226,11 @@ class CGPosterior(Posterior):
         other = cross if Z is None else self._cross(Z)
         T = S if Z is None else self._solve(other).solution
         K = kernel_product(self.prior.kernel, X.double(), (X if Z is None else Z).double())
-        return K - cross.mT @ T - S.mT @ other + S.mT @ self._solver.system.products(T)
+        return K - cross.mT @ T - S.mT @ other + S.mT @ self.solver.system.products(T)
 
     def _cross(self, X: Tensor) -> Tensor:
         """k(X_train, X), float64."""
-        return kernel_product(self.prior.kernel, X.double(), self._solver.system.X).mT
+        return kernel_product(self.prior.kernel, X.double(), self.solver.system.X).mT
 
     def _solve(self, cross: Tensor) -> CGResult:
-        return self._solver.solve(cross.detach(), self.tolerance, self.max_iterations, "columns of the variance")
+        return self.solver.solve(cross.detach(), "columns of the variance")

@@ -245,13 +245,10 @@ class Sharing:
     """What posteriors made from one file share, so that they take memory in proportion to the file.
 
     A file can refer to the same rows as often as it likes: they are converted once, and searched through one index.
-
-    Args:
-        max_bytes: what all parameters may take, which are copied for each posterior.
     """
 
     def __init__(self, max_bytes: int = 2**62):
-        self.left = max_bytes
+        self.left = max_bytes  # for all parameters, which are copied for each posterior
         self._rows: dict[Any, tuple[Tensor, Tensor]] = {}
         self._indices: dict[Any, NeighbourIndex] = {}
 

@@ -215,9 +215,6 @@ def _shared_from_state(state: State, prior: GP, X: Tensor, sharing: Sharing) -> 
     return SharedActions(prior, X[support], W, chol, targets, support, max_bytes)
 
 
-# ---- several targets that share kernel and noise ----
-
-
 @torch.no_grad()
 def predict_columns(posteriors: Sequence[Posterior], X: Points) -> tuple[Float[Tensor, "t q"], Float[Tensor, " t"]]:
     """The mean of each function and the variance of all, float64, of posteriors that differ in their targets alone.

@@ -140,9 +140,8 @@ class _Run:
         groups = self.method.parameter_groups().items()
         free = {name: [p for p in group.parameters if id(p) not in self.fixed] for name, group in groups}
         self.optimizer = Optimizer({name: ParameterGroup(free[name], group.lr) for name, group in groups}, settings)
-        parameters = self._parameters()
-        best = {"value": math.inf, "step": 0, "parameters": parameters}
-        self.state = _State(parameters, self.optimizer.state(), best)
+        best = {"value": math.inf, "step": 0, "parameters": self._parameters()}
+        self.state = _State(best["parameters"], self.optimizer.state(), best)
         self.folder = self.checkpoint_dir if self.ranks.is_first else None
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -210,7 +209,7 @@ class _Run:
     def _attempt(self, bar: StepProgress) -> _End | None:
         """One step, or its failure taken back; a reason where the fit cannot continue."""
         index, start, before = len(self.history.steps), time.perf_counter(), self.here()
-        first: dict[str, Any] = {}
+        first: dict[str, Any] = {}  # what a step is recorded by, where it began
         rows, last = self._rows(index), self.batch
         part, weight = rows.part(self.ranks, self.data.num_rows)
         self.last_index, self.batch = index, None
@@ -228,7 +227,7 @@ class _Run:
                 norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
                 first.update(terms=terms, norm=norm, hyperparameters=dict(self.method.hyperparameters()))
                 self._note(good={"parameters": before.parameters, "optimizer": before.optimizer})
-                self._consider("loss", float(loss), index + 1, rows)
+                self._consider("loss", float(loss), index + 1, rows.stochastic)
             return loss
 
         try:
@@ -365,14 +364,13 @@ class _Run:
         if monitor != "loss":
             if monitor not in metrics:
                 raise ValueError(f"monitor is {monitor!r}, evaluate returned {', '.join(metrics)}.")
-            better = self._consider(monitor, metrics[monitor], number + 1, StepRows())
+            better = self._consider(monitor, metrics[monitor], number + 1)
             self._note(without_gain=0 if better else self.state.without_gain + 1)
         return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
-    def _consider(self, name: str, value: float, number: int, rows: StepRows) -> bool:
+    def _consider(self, name: str, value: float, number: int, estimated: bool = False) -> bool:
         """Keep the current parameters, which step ``number`` starts from, if the monitored quantity is better there."""
         # A minibatch's loss says little about the parameters: keep the last ones, unless their loss is not finite.
-        estimated = name == "loss" and rows.stochastic
         better = math.isfinite(value) if estimated else value < self.state.best["value"]
         if name != self.settings.monitor or not better:
             return False
@@ -388,7 +386,7 @@ class _Run:
                 batch = Batch(rows.drawn) if self.batch is None or self.ranks.size > 1 else self.batch
                 with torch.no_grad():
                     loss = sum(float(term) for term in self.method.terms(self.data, batch).values())
-                self._consider("loss", loss if math.isfinite(loss) else math.inf, number, rows)
+                self._consider("loss", loss if math.isfinite(loss) else math.inf, number, rows.stochastic)
             elif self.history.steps and self.history.steps[-1].evaluation is None:
                 self._evaluate(number - 1)
         except FAILURES:

@@ -229,7 +229,6 @@ class Optimizer:
 
 
 def _number(value: Any, sizes: Sizes) -> Any:
-    """A number, or a tensor that holds one."""
     return numbers()(value, sizes) if isinstance(value, Tensor) else real()(value, sizes)
 
 

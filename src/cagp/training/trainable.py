@@ -153,8 +153,6 @@ class Trainable(nn.Module, ABC):
             numbers[f"the sum of {what}, without their signs"] = total
         ranks.check_same(numbers, "give every process the whole table and the same options")
 
-    # ---- words ----
-
     def hyperparameters(self) -> dict[str, Any]:
         """Readable values for the history of a fit."""
         return {}
