@@ -16,9 +16,7 @@ class CGWarning(UserWarning):
 
 class Solver:
     """Solves with K̂ = k(X, X) + D, preconditioned by M = LLᵀ + D, L the first ``rank`` columns of a pivoted Cholesky
-    factor of k(X, X), up to a tolerance of the residuals relative to the right-hand sides.
-
-    Time O(n rank (d + rank)) to make, memory O(n rank).
+    factor of k(X, X). Time O(n rank (d + rank)) to make, memory O(n rank).
     """
 
     @torch.no_grad()

@@ -42,9 +42,7 @@ class Method(Trainable):
     def condition(
         self, X: Inputs | Data, y: Targets | None = None, row_noise: RowNoise = None, **options: Any
     ) -> Posterior:
-        """The posterior given the data, as a snapshot that further training does not change; see ``posterior`` of the
-        method for its options.
-        """
+        """The posterior given the data, as a snapshot; ``options`` are those of ``posterior`` of the method."""
         return self.posterior(self.checked(X, y, row_noise), **options)
 
     def marginals(self, data: Data) -> Prediction:

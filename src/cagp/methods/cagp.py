@@ -285,9 +285,7 @@ def _checked_loss(loss: Loss) -> Loss:
 def _loss_terms(
     loss: Loss, prior: GP, actions: Actions, data: Data, max_bytes: int, rows: Int[Tensor, " b"] | None = None
 ) -> Terms:
-    """Terms per row whose sum is the loss of these actions, estimated from ``rows``, or from all; the projected-data
-    loss sees none but the support.
-    """
+    """Terms per row whose sum is the loss of these actions, estimated from ``rows``; "projected" uses the support."""
     if loss == "elbo":
         bound = elbo(prior, actions, *data.tensors, max_bytes, rows=rows, check=False)
         terms = {"negative_log_likelihood": -bound.expected_log_likelihood, "kl": bound.kl}

@@ -27,9 +27,6 @@ from cagp.training.trainable import Inputs, Rows, Terms
 Objective = Literal["loo", "ordered"]
 OBJECTIVES: dict[Objective, str] = {"loo": "leave-one-out", "ordered": "ordered"}
 
-DEFAULT_REFRESH_AT = (5, 10, 20, 40, 80, 160)
-"""Steps before which neighbours are looked up again, in units of the lengthscales learned so far; see docs/local.md."""
-
 KEPT_NEIGHBOURS = 2**19
 """Up to this many, the neighbours of all rows are looked up where units change, and not those of each step: steps draw
 most rows several times. A heuristic."""
@@ -96,8 +93,8 @@ class CaGPLocal(Method):
         objective: "loo" predicts each row from its nearest others; "ordered" from its nearest among the rows before
             it in a random order, which makes the sum a proper log density of all targets (Vecchia).
         index_kind: how neighbours are found, see ``cagp.neighbours``.
-        refresh_at: steps of a fit, counted from 0, before which neighbours are looked up again, besides the first;
-            None for never: neighbours stay those of ``search_lengthscale``.
+        refresh_at: steps of a fit, counted from 0, before which neighbours are looked up again in units of the present
+            lengthscales, besides the first; None for never: neighbours stay those of ``search_lengthscale``.
         own_rows: of a process that holds a part of the table; None where every process has all rows.
     """
 
@@ -115,7 +112,7 @@ class CaGPLocal(Method):
         batch_size: int = 1024,
         seed: int = 0,
         index_kind: IndexKind = "auto",
-        refresh_at: Sequence[int] | None = DEFAULT_REFRESH_AT,
+        refresh_at: Sequence[int] | None = (5, 10, 20, 40, 80, 160),
         own_rows: OwnRows | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ):
@@ -159,9 +156,7 @@ class CaGPLocal(Method):
         return StepRows(rows, stochastic=True, divisible=True)
 
     def before_step(self, data: Data, coming: Coming) -> Batch:
-        """The rows of the step and how their neighbours are found: where that is due, in units of the present
-        lengthscales.
-        """
+        """The rows of the step, and how neighbours are found: where that is due, by the present lengthscales."""
         lengthscale = self.prior.kernel.lengthscales()
         if self.refresh_at is not None and coming.step in (0, *self.refresh_at) and lengthscale is not None:
             self.search_lengthscale = lengthscale.clone()
@@ -199,9 +194,7 @@ class CaGPLocal(Method):
         return outside.nonzero()[:, 0]
 
     def terms(self, data: Data, batch: Batch) -> Terms:
-        """The mean negative log predictive density of rows, each predicted from others; with shared actions, of rows
-        whose targets no action touches.
-        """
+        """The mean of -log p of rows, each predicted from others; of none whose target a shared action touches."""
         num_actions = 0 if self.shared is None else self.shared.num_actions
         tile = max(1, self.max_bytes // (8 * 8 * self.num_neighbours * (self.num_neighbours + 8 + num_actions)))
         shared = self._seen(self.prior, data)

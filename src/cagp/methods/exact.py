@@ -1,6 +1,4 @@
-"""The exact Gaussian process: by a factorisation of the n x n matrix K̂ (CholeskyGP), or with every solve by
-preconditioned conjugate gradients (CGGP; Gardner et al., 2018).
-"""
+"""The exact Gaussian process: by factorising the matrix K̂, or by conjugate gradients (CGGP; Gardner et al., 2018)."""
 
 import math
 from typing import final

@@ -36,9 +36,6 @@ PRIOR_STD = 1.0
 """Logarithms of hyperparameters have a normal prior about their start, with this standard deviation. It keeps the
 left-out loss of a hundred rows from being fitted by chance, and fades with thousands."""
 
-RATE = 0.1
-"""Adam's learning rate."""
-
 
 @final
 class ScoreRegression(Trainable):
@@ -147,7 +144,7 @@ class ScoreRegression(Trainable):
         return self.local.before_step(data, coming)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
-        return {"hyperparameters": trained(self, RATE)}
+        return {"hyperparameters": trained(self, lr=0.1)}
 
     def hyperparameters(self) -> dict[str, Any]:
         return {**named_values(self.prior), "step": self.step.item()}

@@ -122,9 +122,8 @@ def _values(prior: GP, name: str) -> list[Tensor]:
 
 @final
 class MultiTarget(Trainable):
-    """A method for each column of targets; what the methods share (kernel, actions, inducing points) is one object.
-
-    They are of the same kind. The loss is the mean of theirs, and a step costs as much as one step of each.
+    """A method of the same kind for each column of targets; what they share (kernel, actions, inducing points) is one
+    object. The loss is the mean of theirs, and a step costs as much as one step of each.
     """
 
     def __init__(self, methods: Sequence[Method]):

@@ -93,11 +93,7 @@ class InducingPosterior(Posterior):
         whitened_root: R, any square root of the covariance of v.
     """
 
-    FIELDS: ClassVar[Fields] = {
-        "chol": factor("m"),
-        "whitened_mean": float64("m"),
-        "whitened_root": float64("m", "m"),
-    }
+    FIELDS: ClassVar[Fields] = {"chol": factor("m"), "whitened_mean": float64("m"), "whitened_root": float64("m", "m")}
 
     def __init__(
         self,

@@ -100,9 +100,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
-        """Mean and variance of the function at a tile of test points, float64; their ``scale``, if it is not one; then
-        also what an offset counts for, if that is not one.
-        """
+        """Mean and variance of the function at test points, float64; optionally their scale, and an offset's share."""
 
     def scale(self, X: Points) -> Values | None:
         """What learned kernel and noise are multiplied by around each test point; None if it is one everywhere."""
@@ -218,9 +216,6 @@ def _check_row_noise(noise: bool, row_noise: Tensor | None) -> None:
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
-MODULE_BYTES = 10_000
-"""About what a kernel takes besides its parameters."""
-
 
 class Rounding(NamedTuple):
     """How rows are stored."""
@@ -255,7 +250,8 @@ class Sharing:
     def spend(self, module: Any) -> None:
         """Count a stored module and those inside it; ValueError if there are more than a file of this size can mean."""
         held = entry(module, "tensors", mapping).values()
-        self.left -= MODULE_BYTES + sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
+        # A kernel takes about 10 kB besides its parameters.
+        self.left -= 10_000 + sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
         if self.left < 0:
             raise ValueError("its kernels have far more parameters than cagp writes into a file of this size.")
         for part in module.get("parts") or []:

@@ -95,7 +95,10 @@ class LocalPosterior(Posterior):
         self.index, self.shared = index, shared
 
     def _state(self, rows: Rounding) -> State:
-        index, shared = self.index, self.shared
+        index, shared = self.index, None
+        if self.shared is not None:
+            shared = {name: getattr(self.shared, name) for name in ("support", "W", "chol", "targets", "max_bytes")}
+            shared |= {"W": rows(self.shared.W, "W"), "max_bytes": int(self.shared.max_bytes)}
         return {
             "X": rows(self.X, "X"),
             "y": rows(self.y, "y"),
@@ -103,15 +106,7 @@ class LocalPosterior(Posterior):
             "num_neighbours": self.num_neighbours,
             "local_scale": self.local_scale,
             "search": {"method": index.kind, "lengthscale": index.lengthscale, "origin": index.origin},
-            "shared": None
-            if shared is None
-            else {
-                "support": shared.support,
-                "W": rows(shared.W, "W"),
-                "chol": shared.chol,
-                "targets": shared.targets,
-                "max_bytes": int(shared.max_bytes),
-            },
+            "shared": shared,
         }
 
     @classmethod

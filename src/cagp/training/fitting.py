@@ -92,10 +92,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _State:
-    """Where a fit stands, and what a checkpoint holds of it: steps make new ones, and a failure returns to an old one.
-
-    ``parameters`` and ``optimizer`` are those at the time of ``_Run.here``.
-    """
+    """Where a fit stands, as a checkpoint holds it; ``parameters`` and ``optimizer`` are those of ``_Run.here``."""
 
     parameters: dict[str, Tensor]
     optimizer: dict[str, Any]
@@ -326,10 +323,9 @@ class _Run:
         if len(steps) >= settings.num_steps:
             words = "Took 1 step." if settings.num_steps == 1 else f"Took all {settings.num_steps} steps."
             return _End(FitStatus.ALL_STEPS, words)
-        if self.state.seconds >= seconds_of(settings.max_time):
-            return _End(FitStatus.TIME_LIMIT, f"Reached the time limit ({settings.max_time}) {after}.")
-        if steps and time.perf_counter() >= self.deadline:
-            return _End(FitStatus.TIME_LIMIT, f"Reached the time limit {after}.")
+        limit = f" ({settings.max_time})" if self.state.seconds >= seconds_of(settings.max_time) else ""
+        if limit or (steps and time.perf_counter() >= self.deadline):
+            return _End(FitStatus.TIME_LIMIT, f"Reached the time limit{limit} {after}.")
         if settings.patience is not None and without_gain >= settings.patience:
             words = f"No better {settings.monitor} in {without_gain} evaluations; stopped {after}."
             return _End(FitStatus.NO_BETTER, words)

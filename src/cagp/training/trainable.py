@@ -1,6 +1,4 @@
-"""What ``fit`` needs of a method: an objective, and what to do before each step; and how processes share a step. It
-knows no Gaussian process.
-"""
+"""What ``fit`` needs of a method, and how processes share a step. Nothing here knows a Gaussian process."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,8 +12,6 @@ from cagp.checks import check_vector
 from cagp.dataset import AnyTargets, Data
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.ranks import Ranks
-
-DEFAULT_RATE = 0.2
 
 Inputs = Float[Tensor, "n d"]
 AnyNoise = AnyTargets | None  # known noise variances
@@ -105,7 +101,7 @@ class Trainable(nn.Module, ABC):
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """The parameters to train, by the learning rate they share."""
-        return {"parameters": ParameterGroup([p for p in self.parameters() if p.requires_grad], DEFAULT_RATE)}
+        return {"parameters": ParameterGroup([p for p in self.parameters() if p.requires_grad], lr=0.2)}
 
     def rows(self, step: int, num_rows: int) -> StepRows:
         """The rows of a step, counted from 0. They depend on this object's own seed, the step and ``num_rows``."""
