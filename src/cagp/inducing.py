@@ -114,23 +114,16 @@ def choose_inducing_points(
     check_count(num_inducing, "num_inducing", X.shape[0], "the number of rows of X")
     generator = torch.Generator().manual_seed(seed)
     if X.shape[0] > CHOICE_ROWS:
-        most = max(CHOICE_ROWS, num_inducing)
-        X = X[torch.randperm(X.shape[0], generator=generator)[:most].to(X.device)]
+        X = X[torch.randperm(X.shape[0], generator=generator)[: max(CHOICE_ROWS, num_inducing)].to(X.device)]
     if how == "greedy":
-        diagonal = prior.kernel.diag(X)
         column = lambda row: kernel_product(prior.kernel, X, X[row : row + 1])[:, 0]  # noqa: E731
-        return X[pivoted_cholesky(diagonal, column, num_inducing, 0.0).pivots]
+        return X[pivoted_cholesky(prior.kernel.diag(X), column, num_inducing, 0.0).pivots]
     if how == "kmeans":
+        from sklearn.cluster import KMeans  # slow to import, and few models need it
+
         scale = torch.ones_like(X[0]) if lengthscale is None else lengthscale.to(X)
-        return _kmeans(X / scale, num_inducing, seed) * scale
+        rows = (X / scale).cpu().numpy()
+        num_centres = min(num_inducing, len(np.unique(rows, axis=0)))
+        centres = KMeans(num_centres, n_init="auto", random_state=seed).fit(rows).cluster_centers_
+        return torch.from_numpy(centres).to(X) * scale
     raise ValueError(f'how is {how!r}, expected "greedy" or "kmeans".')
-
-
-def _kmeans(X: Tensor, num_centres: int, seed: int) -> Tensor:
-    """Centres of clusters of the rows, by scikit-learn; one for each distinct row if there are fewer of these."""
-    from sklearn.cluster import KMeans  # slow to import, and few models need it
-
-    rows = X.cpu().numpy()
-    num_centres = min(num_centres, len(np.unique(rows, axis=0)))
-    centres = KMeans(num_centres, n_init="auto", random_state=seed).fit(rows).cluster_centers_
-    return torch.from_numpy(centres).to(X)

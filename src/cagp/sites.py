@@ -158,8 +158,7 @@ class WithLikelihood(Method):
         for step in range(1, max_steps + 1):
             began = time.perf_counter()
             marginals = self.method.marginals(self._regression(data, precision, shift))
-            mean, variance = (part.double() for part in marginals)
-            mean = mean + offset
+            mean, variance = marginals.mean.double() + offset, marginals.variance.double()
             new_precision, new_shift = self._towards(y, mean, variance)
             changes = torch.maximum(_relative(new_precision, precision), _relative(new_shift, shift))
             change, num_moving = float(changes.max()), int((changes >= self.tolerance).sum())

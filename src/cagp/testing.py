@@ -128,8 +128,7 @@ def _check_noise(posterior: Posterior, X: Tensor, tolerance: float) -> None:
     difference = noisy.variance.double() - plain.variance
     _close(difference, expected, tolerance, "noise=True does not add learned and known noise to the variance")
     difference = posterior.covariance(X, noise=True, row_noise=row_noise).double() - posterior.covariance(X)
-    words = "noise=True does not add noise to the diagonal of the covariance"
-    _close(difference, torch.diag(expected), tolerance, words)
+    _close(difference, torch.diag(expected), tolerance, "noise=True does not add noise to the covariance's diagonal")
     _raises(lambda: posterior.predict(X, row_noise=row_noise), "predict with row_noise, but without noise=True,")
     _raises(lambda: posterior.covariance(X, row_noise=row_noise), "covariance with row_noise, but without noise=True,")
     _raises(lambda: posterior.covariance(X, X, noise=True), "covariance of two sets of test points with noise=True")
@@ -210,8 +209,7 @@ def check_method(
         of = "all rows" if rows is None else "a minibatch"
         value = _value(method, data, rows)
         _require(math.isfinite(value), f"the objective of {of} is {value}, expected a finite number.")
-        terms = method.terms(checked, Batch(rows))
-        total = torch.stack(list(terms.values())).sum().item()
+        total = torch.stack(list(method.terms(checked, Batch(rows)).values())).sum().item()
         _require(total == value, f"the terms of {of} add up to {total!r}, objective says {value!r}.")
         _require(_value(method, data, rows) == value, f"the objective of {of} is another number when evaluated again.")
         if gradients:

@@ -186,8 +186,7 @@ class CaGPOpt(Method):
         assert isinstance(grown.actions, BlockActions)
         grown.actions.grow(data.X, num_actions, self.prior.kernel.lengthscales(data.X.shape[1]))
         if refit_steps:
-            rates = {"hyperparameters": REFIT_RATE, "actions": 0.0}
-            fit(grown, data, num_steps=refit_steps, lr=rates)
+            fit(grown, data, num_steps=refit_steps, lr={"hyperparameters": REFIT_RATE, "actions": 0.0})
         return grown
 
     def words(self, data: Data) -> str:

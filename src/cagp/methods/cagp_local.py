@@ -164,8 +164,7 @@ class CaGPLocal(Method):
         if lookup is None or not _is_unit(lookup.index.lengthscale, self.search_lengthscale):
             lookup = self.lookup(data)
             if self.own_rows is None and lookup.k * data.num_rows <= KEPT_NEIGHBOURS:
-                everything = torch.arange(data.num_rows, device=data.X.device)
-                lookup = lookup._replace(every=lookup.found(data.X, everything))
+                lookup = lookup._replace(every=lookup.found(data.X, torch.arange(data.num_rows, device=data.X.device)))
         return Batch(coming.part, lookup)
 
     def lookup(self, data: Data) -> Lookup:

@@ -155,8 +155,7 @@ class CGGP(Method):
         """
         Z = solver.color(white)
         residual = y - self.prior.mean(X)
-        B = torch.cat([residual.detach()[:, None], Z], 1)
-        result = solver.solve(B, "right-hand sides of the loss")
+        result = solver.solve(torch.cat([residual.detach()[:, None], Z], 1), "right-hand sides of the loss")
         right = torch.cat([result.solution[:, :1], solver.precondition(Z)], 1)
         kernel_part = kernel_product(self.prior.kernel, X, X, right, max_bytes=self.max_bytes)
         noise = self.prior.noise(X, row_noise)

@@ -87,8 +87,7 @@ class MAP(Method):
 
     def terms(self, data: Data, batch: Batch) -> Terms:
         """The method's terms and "log_prior"."""
-        log_prior = -self.log_prior(data.X.shape[1]) / data.num_rows
-        return {**self.method.terms(data, batch), "log_prior": log_prior}
+        return {**self.method.terms(data, batch), "log_prior": -self.log_prior(data.X.shape[1]) / data.num_rows}
 
     def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
         names = ", ".join(name for name, _ in self.priors) or "nothing"
@@ -168,13 +167,12 @@ class MultiTarget(Trainable):
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """The parameters to train, by the learning rate they share; each parameter once."""
-        groups: dict[str, dict[int, nn.Parameter]] = {}
-        rates: dict[str, float] = {}
+        groups: dict[str, ParameterGroup] = {}
         for part in self.parts:
             for name, group in part.parameter_groups().items():
-                groups.setdefault(name, {}).update({id(p): p for p in group.parameters})
-                rates.setdefault(name, group.lr)
-        return {name: ParameterGroup(list(found.values()), rates[name]) for name, found in groups.items()}
+                known = groups.setdefault(name, ParameterGroup([], group.lr)).parameters
+                known += [p for p in group.parameters if all(p is not other for other in known)]
+        return groups
 
     def hyperparameters(self) -> dict[str, object]:
         """The parameters of the first method's prior, and those of the other priors that are not shared."""
@@ -188,11 +186,10 @@ class MultiTarget(Trainable):
 
     def condition(self, X: Inputs | Data, y: AnyTargets | None = None, row_noise: AnyNoise = None) -> list[Posterior]:
         """The posterior of each column."""
-        data = self.checked(X, y, row_noise)
-        return [part.posterior(column) for part, column in self._columns(data)]
+        return [part.posterior(column) for part, column in self._columns(self.checked(X, y, row_noise))]
 
     def findings(self, data: Data, input_names: tuple[str, ...] | None = None) -> list[str]:
-        every = [line for part, column in self._columns(data) for line in part.findings(column, input_names)]
+        every = (line for part, column in self._columns(data) for line in part.findings(column, input_names))
         lines = list(dict.fromkeys(every))
         if len(self.parts) == 1:
             return lines

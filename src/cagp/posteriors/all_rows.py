@@ -71,8 +71,7 @@ class CaGPPosterior(Posterior):
         """k(X, Z) - k(X, X_train) S (SᵀK̂S)⁻¹ Sᵀ k(X_train, Z)."""
         root = self._root(X)
         other = root if Z is None else self._root(Z)
-        K = precise_product(self.prior.kernel, X, X if Z is None else Z)
-        return K - root.mT @ other
+        return precise_product(self.prior.kernel, X, X if Z is None else Z) - root.mT @ other
 
     def _root(self, X: Tensor) -> Tensor:
         """L⁻¹ Sᵀk(X_train, X), float64."""
@@ -118,8 +117,7 @@ class InducingPosterior(Posterior):
 
     @classmethod
     def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "InducingPosterior":
-        parts = checked(state, cls.FIELDS, {"m": len(X)})
-        return cls(prior, X, **parts, max_bytes=max_bytes, shares_rows=True)
+        return cls(prior, X, **checked(state, cls.FIELDS, {"m": len(X)}), max_bytes=max_bytes, shares_rows=True)
 
     def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
         U = self._whitened(X)

@@ -148,12 +148,11 @@ class LocalPosterior(Posterior):
         X, k = self.X[rows], min(self.num_neighbours, len(self.X) - 1)
         near = rows.new_full((len(rows), 1), -1) if k == 0 else self.index.nearest(X, k, left_out=rows)
         found = left_out_answers(self.prior, self.X, self.y, self.row_noise, rows, near, self.shared)
-        error = self.y[rows].double() - found.mean
         known = 0.0 if self.row_noise is None else self.row_noise[rows].double()
         variance = found.variance.clamp_min(0) + self.prior.noise.learned(X)
         if self.local_scale is not None:  # it multiplies all but what is known of the noise
             variance = scale_around(found, closeness(self.prior, X, self.X, near), self.local_scale) * variance
-        return LeftOut(error, variance + known)
+        return LeftOut(self.y[rows].double() - found.mean, variance + known)
 
     def order(self, X: Points) -> Int[Tensor, " t"] | None:
         """By place, if what shared actions say about a row is computed when needed.

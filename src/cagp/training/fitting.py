@@ -214,8 +214,7 @@ class _Run:
         coming = Coming(index, index / self.settings.num_steps, flat, rows.drawn, part, last)
 
         def loss_and_gradient() -> Tensor:
-            late = self.ranks.is_first and time.perf_counter() >= self.deadline
-            if first and index and self.ranks.any(late)[0]:
+            if first and index and self.ranks.any(self.ranks.is_first and time.perf_counter() >= self.deadline)[0]:
                 raise _OutOfTimeError
             assert self.batch is not None
             loss, terms = self._loss_and_gradient(self.batch, weight)

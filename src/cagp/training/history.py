@@ -15,8 +15,6 @@ from cagp.fields import is_finite
 from cagp.files import append_durably, write_atomically
 from cagp.storage import fingerprint
 
-Numbers = float | list  # nested, as a tensor
-
 
 @dataclass(frozen=True)
 class Step:
@@ -27,7 +25,7 @@ class Step:
     terms: dict[str, float]  # the parts of the loss
     lr: dict[str, float]  # of each group of parameters
     gradient_norm: float
-    hyperparameters: dict[str, Numbers]
+    hyperparameters: dict[str, float | list]  # lists nested, as a tensor
     seconds: float  # of training, up to the end of this step; evaluations do not count
     events: list[str] = field(default_factory=list)  # what changed before the step: blocks, failures
     evaluation: dict[str, float | None] | None = None  # None for a metric that is not finite

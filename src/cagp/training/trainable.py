@@ -219,8 +219,7 @@ def added_up(
             gradients[j].copy_(parameter.grad.flatten())
     failed, sums, known, *gradients = ranks.add_up(flat).split(sizes)
     if bool(failed.any()):
-        words = ranks.words_of(int(failed.nonzero()[0, 0]), "" if problem is None else str(problem))
-        raise StepError(words)
+        raise StepError(ranks.words_of(int(failed.nonzero()[0, 0]), "" if problem is None else str(problem)))
     for j, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
         parameter.grad = gradient.view(parameter.shape).to(parameter) if known[j] else None
     return sums.sum(), dict(zip(terms, sums.tolist(), strict=False))
