@@ -130,8 +130,6 @@ class WithLikelihood(Method):
         assert prior is not None
         return prior
 
-    # ---- sites ----
-
     @torch.no_grad()
     def infer(
         self, X: Inputs | Data, y: Targets | None = None, max_steps: int | None = None, until: float = math.inf
@@ -207,8 +205,6 @@ class WithLikelihood(Method):
         other = WithLikelihood(method, self.likelihood, len(self.offset), **options)
         other.precision, other.shift = self.precision.clone(), self.shift.clone()
         return other
-
-    # ---- what a method does ----
 
     def check(self, data: Data) -> None:
         check_vector(data.y, "y", data.X)

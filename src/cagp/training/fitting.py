@@ -145,8 +145,6 @@ class _Run:
             self.fingerprint = self._fingerprint()
         self.history = History(None if self.folder is None else self.folder / HISTORY)
 
-    # ---- where it stands ----
-
     def here(self) -> _State:
         """The state with the present parameters and optimiser."""
         return replace(self.state, parameters=self._parameters(), optimizer=self.optimizer.state())

@@ -122,9 +122,6 @@ def _line(step: Step) -> bytes:
     return json.dumps(asdict(step)).encode() + b"\n"
 
 
-# ---- the end ----
-
-
 class FitStatus(str, Enum):
     """Why a fit ended; ``FitResult.reason`` says it in words."""
 
