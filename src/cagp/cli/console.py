@@ -7,6 +7,7 @@ import os
 import sys
 import textwrap
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 
@@ -94,3 +95,9 @@ class HelpFormatter(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = text.split("\n\n")
         return "\n\n".join(part if "\n " in part else textwrap.fill(part, width) for part in parts)
+
+
+def help_texts(name: str, **values: object) -> tuple[str, ...]:
+    """The description and the epilog of a parser, from the file ``texts/NAME.txt`` with these values filled in."""
+    text = (Path(__file__).parent / "texts" / f"{name}.txt").read_text(encoding="utf-8")
+    return tuple(text.format(**values).strip().split("\n---\n"))
