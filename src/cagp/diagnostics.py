@@ -106,11 +106,7 @@ def mutual_information(projection: Projection) -> Float[Tensor, ""]:
 
 @torch.no_grad()
 def posterior_entropy(
-    posterior: Posterior,
-    X: Float[Tensor, "t d"],
-    *,
-    noise: bool = False,
-    row_noise: Float[Tensor, " t"] | None = None,
+    posterior: Posterior, X: Float[Tensor, "t d"], *, noise: bool = False, row_noise: Float[Tensor, " t"] | None = None
 ) -> Float[Tensor, ""]:
     """H = ½ (log|Σ| + t log 2πe) in nats. Σ is the covariance of the function at X, or of new targets with ``noise``.
 
@@ -263,10 +259,7 @@ class Reference(NamedTuple):
 
 @torch.no_grad()
 def variance_components(
-    posterior: Posterior,
-    reference: Reference,
-    X: Float[Tensor, "t d"],
-    row_noise: Float[Tensor, " t"] | None = None,
+    posterior: Posterior, reference: Reference, X: Float[Tensor, "t d"], row_noise: Float[Tensor, " t"] | None = None
 ) -> Components:
     """The predictive variance at the rows of ``X`` as noise + latent + computational part, in float64.
 

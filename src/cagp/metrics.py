@@ -264,12 +264,7 @@ class Calibration(NamedTuple):
     error: float  # mean |level - coverage|; lower is better, zero is perfect
 
 
-def calibration(
-    y: Rows,
-    mean: Rows,
-    variance: Rows,
-    levels: int | Sequence[float] | np.ndarray = 19,
-) -> Calibration:
+def calibration(y: Rows, mean: Rows, variance: Rows, levels: int | Sequence[float] | np.ndarray = 19) -> Calibration:
     """Nominal and observed coverage of central intervals.
 
     An interval of probability p contains y if |2 PIT - 1| ≤ p. Time O(n log n), whatever the number of levels.

@@ -10,15 +10,7 @@ from typing import Any, NamedTuple
 from cagp.cli.console import help_texts
 from cagp.cli.plugins import table
 from cagp.recipes import OPTIONS, RECIPES, users_of
-from cagp.recipes.options import (
-    DTYPE,
-    EXPOSURE,
-    LIKELIHOOD,
-    PARAMETERS,
-    RANDOM_STATE,
-    WARM_START,
-    Option,
-)
+from cagp.recipes.options import DTYPE, EXPOSURE, LIKELIHOOD, PARAMETERS, RANDOM_STATE, WARM_START, Option
 
 COMPARED = ("local", "hybrid", "opt", "sgpr", "svgp")
 MOST_EXACT_ROWS = 5000

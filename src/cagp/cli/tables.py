@@ -110,11 +110,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(
-    model: Model,
-    frame: pd.DataFrame,
-    arguments: argparse.Namespace,
-    rows_from: int = 0,
-    fraction: float | None = None,
+    model: Model, frame: pd.DataFrame, arguments: argparse.Namespace, rows_from: int = 0, fraction: float | None = None
 ) -> Rows:
     """Rows of a table, from a given number on; an input that the model cannot take is an error with row and column."""
     matrix = model.encoder_.codes(inputs_of(model, frame, arguments), rows_from)

@@ -127,10 +127,7 @@ def worst_of(target: Target) -> list[tuple[str, list[int]]]:
     )
     if set(by_std) == set(by_unit):
         return [("The rows with the largest errors of both kinds.", by_unit)]
-    return [
-        ("Largest errors in standard deviations.", by_std),
-        ("Largest errors in the unit of the target.", by_unit),
-    ]
+    return [("Largest errors in standard deviations.", by_std), ("Largest errors in the unit of the target.", by_unit)]
 
 
 def uncertainty_of(parts: Mapping[str, Any], j: int) -> dict[str, Any]:
