@@ -12,7 +12,7 @@ from cagp.cli.scores import tally_of, write_report
 from cagp.cli.tables import held_out_rows, pieces, targets_of, warn_of_levels, warn_of_missing, warn_of_noise
 from cagp.estimators import CaGPClassifier, load
 from cagp.estimators.overlap import KnownRows
-from cagp.progress import TableProgress
+from cagp.progress import Progress
 
 REPORT_ROWS = 20_000
 """A report is on at most this many rows, drawn at random."""
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     known_rows, common = None if is_classifier else KnownRows.of_model(model.fitted), None
     unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
     start = time.perf_counter()
-    with TableProgress("evaluate", enabled=not arguments.quiet) as progress:
+    with Progress("evaluate", enabled=not arguments.quiet) as progress:
         for piece in pieces(model, arguments) if arguments.split is None else [held_out_rows(model, arguments)]:
             y = targets_of(model, piece.frame, arguments.table)
             known = np.asarray(~np.isnan(y).all(axis=1))

@@ -21,7 +21,7 @@ from cagp.data.table_files import CSV_ENDINGS, ending_of
 from cagp.data.text_values import COMMA_NUMBER, PLAIN_NUMBER
 from cagp.estimators import CaGPClassifier, GPRegressor, load
 from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
-from cagp.progress import TableProgress
+from cagp.progress import Progress
 from cagp.ranks import Ranks
 from cagp.shards import RegionPosterior
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     formulas, written = Counter(), []
     as_it_is = arguments.keep_formulas or arguments.out.lower().endswith(".parquet")
-    with TableProgress("predict", enabled=not quiet) as progress, TableWriter(arguments.out) as writer:
+    with Progress("predict", enabled=not quiet) as progress, TableWriter(arguments.out) as writer:
         for piece, values in answered:
             unknown += Counter(model.encoder_.num_unknown(piece.inputs.matrix))
             lacking += Counter(model.encoder_.num_missing(piece.inputs.matrix))

@@ -15,7 +15,7 @@ from cagp.data.transforms import TRANSFORMS, Transform
 from cagp.estimators.rows import Rows as AnyRows
 from cagp.estimators.rows import TrainingRows
 from cagp.posteriors import Posterior
-from cagp.progress import RowProgress
+from cagp.progress import Progress
 from cagp.ranks import Ranks
 
 PREDICT_ROWS = 16_384
@@ -218,7 +218,7 @@ class Units:
         many, order = num_rows > PREDICT_ROWS, None
         if many:
             order = posterior.order(self.standard(points.inputs, posterior))
-        with RowProgress(num_rows, enabled=points.verbose and many) as progress:
+        with Progress("predict", points.verbose and many, num_rows) as progress:
             for start in range(0, num_rows, PREDICT_ROWS):
                 part = slice(start, min(start + PREDICT_ROWS, num_rows))
                 rows = part if order is None else order[part].cpu().numpy()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cagp.dataset import Data
 from cagp.files import locked_folder
-from cagp.progress import StepProgress
+from cagp.progress import Progress
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
 from cagp.storage import State, fingerprint, load_state, save_state
@@ -86,7 +86,7 @@ def fit(
     deadline, held = math.inf if deadline is None else deadline, {id(parameter) for parameter in fixed}
     run = _Run(method, data, settings, ranks, evaluate, callback, folder, input_names, deadline, held)
     progress = progress and ranks.is_first
-    with run.resources, StepProgress(settings.num_steps, enabled=progress) as bar, ranks.listening():
+    with run.resources, Progress("fit", progress, settings.num_steps) as bar, ranks.listening():
         return run.run(bar)
 
 
@@ -162,7 +162,7 @@ class _Run:
 
     # ---- the loop ----
 
-    def run(self, bar: StepProgress) -> FitResult:
+    def run(self, bar: Progress) -> FitResult:
         if self.checkpoint_dir is not None:
             self._resume()
         end: _End | None = None
@@ -201,7 +201,7 @@ class _Run:
             raise KeyboardInterrupt
         return None
 
-    def _attempt(self, bar: StepProgress) -> _End | None:
+    def _attempt(self, bar: Progress) -> _End | None:
         """One step, or its failure taken back; a reason where the fit cannot continue."""
         index, start, before = len(self.history.steps), time.perf_counter(), self.here()
         first: dict[str, Any] = {}  # what a step is recorded by, where it began
@@ -253,7 +253,7 @@ class _Run:
         self.history.append(step)
         if self.callback is not None:
             self.callback(step)
-        bar.update(step.number, step.loss, step.seconds)
+        bar.step(step.number, step.loss, step.seconds)
         (saved, at), settings = self.saved_at, self.settings
         due = number - saved >= settings.checkpoint_steps or seconds - at >= settings.checkpoint_seconds
         if self.folder is not None and due:
