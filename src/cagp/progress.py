@@ -53,7 +53,7 @@ class Progress:
         share = "" if fraction is None else f", {100 * fraction:.0f} % of the table"
         self._show(fraction or 0.0, f"{self.done:,} {rate}{share}", is_due, None if fraction is None else 1.0)
 
-    def _show(self, done: float, words: str, line_is_due: bool, total: float | None = None) -> None:
+    def _show(self, done: int | float, words: str, line_is_due: bool, total: float | None = None) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, words=words)
         elif self.enabled and line_is_due:
