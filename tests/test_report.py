@@ -15,10 +15,8 @@ from cagp.estimators import CaGPRegressor
 from cagp.kernels import ActiveDims, Linear, Matern32, Scale
 from cagp.metrics import calibration, scaled
 from cagp.report import write_report
-from cagp.report.model import varying
-from cagp.report.page import number
-from cagp.report.subject import subject_of
-from cagp.report.svg import PALETTE, Drawing
+from cagp.report.page import PALETTE, Drawing, number
+from cagp.report.subject import subject_of, varying
 from cagp.report.targets import error_by_chance
 
 

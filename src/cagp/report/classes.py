@@ -8,10 +8,9 @@ from sklearn.metrics import average_precision_score, confusion_matrix, precision
 
 from cagp.class_metrics import ClassScores, class_scores, reliability
 from cagp.estimators.classifier import CaGPClassifier
-from cagp.report.importance import SHUFFLES, importance_of
-from cagp.report.model import model_values
+from cagp.report.columns import SHUFFLES, importance_of
 from cagp.report.page import checked_path, page_words, sections_of, write_page
-from cagp.report.subject import Subject, class_subject_of
+from cagp.report.subject import Subject, class_subject_of, model_values
 
 SHOWN_CLASSES = 4
 """Classes that have curves of their own, the most frequent ones."""

@@ -10,13 +10,10 @@ from markupsafe import Markup
 from cagp import plots
 from cagp.estimators.overlap import MANY_IN_GROUPS, group_words, overlap_with
 from cagp.plots import shortened
-from cagp.report.effects import Surface, effects_of, limits_of
-from cagp.report.errors import NUM_INPUTS, farthest, groups_of, maps_of, places_of, residuals_of
-from cagp.report.importance import SHUFFLES, importance_of
-from cagp.report.model import model_values
+from cagp.report.columns import SHUFFLES, Surface, effects_of, importance_of, limits_of
 from cagp.report.page import Section, checked_path, counted, listed, page_words, sections_of, text, write_page
-from cagp.report.subject import Subject, as_matrix, subject_of
-from cagp.report.targets import Target, targets_of
+from cagp.report.subject import Subject, as_matrix, model_values, subject_of
+from cagp.report.targets import NUM_INPUTS, Target, farthest, groups_of, maps_of, places_of, residuals_of, targets_of
 
 MAX_TARGETS = 12
 """Targets with sections of their own; the others are in the table of all targets."""

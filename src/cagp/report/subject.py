@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from cagp.estimators.labels import codes_of, column_of
 from cagp.estimators.predictive import Observations, Predictive
 from cagp.estimators.units import known_variances
 from cagp.plots import Vector
+from cagp.recipes import method_words
 
 SEED = 0
 
@@ -267,3 +269,60 @@ def checked(predicted: Predictive | Observations) -> Predictive | Observations:
 def as_matrix(values: Any, num_rows: int) -> Matrix:
     """Answers of the model as (rows, targets)."""
     return np.asarray(values, float).reshape(num_rows, -1)
+
+
+# ---- what the sections on the fitted model show ----
+
+
+def model_values(subject: Subject, goal: str, **values: Any) -> dict[str, dict[str, Any]]:
+    """The values of the sections on the data, the lengthscales, the training and the fit.
+
+    Args:
+        goal: what is predicted, in words.
+        values: of the section on the data, where there are such: overlap with the training rows, ranges and trees.
+    """
+    model = subject.model
+    data = {"subject": subject, "goal": goal, "method": method_words(model.method_)}
+    return {
+        "data": data | {"overlap": None, "ranges": [], "trees": []} | values,
+        "relevance": relevance_of(subject),
+        "learning": learning_of(model.fit_result_),
+        "fit": {"model": model, "version": version("cagp")},
+    }
+
+
+def varying(subject: Subject) -> np.ndarray:
+    """Which encoded inputs vary among the test rows; all of them if none does.
+
+    The lengthscale of an input that is constant in training remains at its starting value and means nothing.
+    """
+    encoder, codes = subject.encoded_rows
+    inputs = encoder.expand(codes)
+    varies = np.array([len(np.unique(column[np.isfinite(column)])) > 1 for column in inputs.T])
+    return varies if varies.any() else np.ones_like(varies)
+
+
+def relevance_of(subject: Subject) -> dict[str, Any]:
+    """Inputs that vary and their lengthscales, the shortest first, and the parts of the kernel."""
+    model, kept = subject.model, varying(subject)
+    lengthscales = np.asarray(model.lengthscales_, float).ravel()[kept]
+    order = np.argsort(lengthscales, kind="stable")
+    return {
+        "names": [str(name) for name in np.asarray(model.feature_names_out_)[kept][order]],
+        "lengthscales": lengthscales[order] if np.isfinite(lengthscales).all() else None,
+        "num_constant": int((~kept).sum()),
+        "kernel": model.kernel_parts_,
+    }
+
+
+def learning_of(result: Any) -> dict[str, Any]:
+    """The loss and the evaluations against training time."""
+    steps = [] if result is None else [step for step in result.steps if np.isfinite(step.loss)]
+    evaluated = [(step.seconds, name, value) for step in steps for name, value in (step.evaluation or {}).items()]
+    evaluations: dict[str, tuple[Vector, Vector]] = {}
+    for name in dict.fromkeys(name for _, name, _ in evaluated):
+        points = np.array([(at, value) for at, other, value in evaluated if other == name and value is not None], float)
+        if len(points):
+            evaluations[name] = points[:, 0], points[:, 1]
+    seconds, losses = (np.array([getattr(step, name) for step in steps], float) for name in ("seconds", "loss"))
+    return {"result": result, "seconds": seconds, "losses": losses, "evaluations": evaluations}
