@@ -16,9 +16,8 @@ from matplotlib.figure import Figure
 from cagp import memory, notices
 from cagp.cli.commands import COMPARED, MOST_EXACT_ROWS
 from cagp.cli.console import Console, UsageError, on_one_line, print_json
-from cagp.cli.scores import TargetTally
 from cagp.cli.sources import WholeTable, check_model, estimator, read_table_of
-from cagp.cli.tables import as_target, targets_of
+from cagp.cli.tables import TargetTally, as_target, targets_of
 from cagp.estimators import CopiesWarning
 from cagp.metrics import METRICS
 from cagp.plots import Point, methods_against_time, write_figure

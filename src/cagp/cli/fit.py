@@ -13,7 +13,6 @@ from typing import Any
 from cagp import notices
 from cagp.cli.commands import parameters_of
 from cagp.cli.console import Console, UsageError, check_shared_table, count, print_json, warn
-from cagp.cli.scores import tally_of, write_report
 from cagp.cli.sources import (
     CLASSES,
     Source,
@@ -25,7 +24,7 @@ from cagp.cli.sources import (
     read_table_of,
     reason_for_pieces,
 )
-from cagp.cli.tables import Model, targets_of
+from cagp.cli.tables import Model, tally_of, targets_of, write_report
 from cagp.data.table_files import READABLE
 from cagp.estimators import CopiesWarning
 from cagp.files import checked_destination, locked_folder, write_atomically

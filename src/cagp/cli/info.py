@@ -1,16 +1,12 @@
 """``cagp info``: what is in a model file; ``texts/model.txt`` has the words."""
 
 import argparse
-import math
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from cagp.cli.console import count, names, print_json
+from cagp.cli.console import filled, print_json
 from cagp.column_kinds import WORDS
 from cagp.likelihood_registry import LIKELIHOODS
-from cagp.quantities import number, size
+from cagp.quantities import number
 from cagp.recipes import method_words
 from cagp.saved_summary import saved_summary
 
@@ -23,16 +19,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(record)
     else:
-        print(_template().render(record))
+        print(filled("model", method_words, stored, **record, KINDS=WORDS, LIKELIHOODS=LIKELIHOODS))
     return 0
-
-
-def _template() -> Any:
-    loader = FileSystemLoader(Path(__file__).parent / "texts")
-    made = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {function.__name__: function for function in (count, method_words, names, number, size, stored)}
-    made.tests["finite"] = math.isfinite
-    return made.get_template("model.txt", globals={"KINDS": WORDS, "LIKELIHOODS": LIKELIHOODS})
 
 
 def stored(value: Any) -> str:
