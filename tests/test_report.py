@@ -191,7 +191,7 @@ def test_characters_without_a_glyph_are_kept_and_leave_warnings_alone():
 
 @pytest.mark.slow
 def test_several_targets_have_a_section_each_up_to_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("cagp.report.regression.MAX_TARGETS", 1)
+    monkeypatch.setattr("cagp.report.pages.MAX_TARGETS", 1)
     model, X, y = strange(num_targets=2)
     path = write_report(model, X, y, tmp_path / "r.html")
     page, html = read(path), path.read_text(encoding="utf-8")

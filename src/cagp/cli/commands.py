@@ -49,28 +49,25 @@ class SplitRule(NamedTuple):
         return {} if self.column is None else {self.kind: table[self.column]}
 
 
-# ---- commands ----
+# ---- commands, each a function that adds its options to a parser ----
 
 
 def fit(command: argparse.ArgumentParser) -> None:
-    """The options of ``cagp fit``."""
-    _describe(command, "fit", methods=METHODS)
+    command.description, command.epilog = help_texts("fit", methods=METHODS)
     _add(command, *TABLE, "--method", "--classify", "--likelihood", "--exposure", *MODEL)
     _add_out(command, Path("model.cagp"), "the model")
     _add(command, "--resume", "--report", "--store-float32", "--rows-beside", "--json", "--quiet")
 
 
 def predict(command: argparse.ArgumentParser) -> None:
-    """The options of ``cagp predict``."""
-    _describe(command, "predict")
+    command.description, command.epilog = help_texts("predict")
     _add(command, *PIECES)
     _add_out(command, "predictions.csv", '.csv, .csv.gz or .parquet; "-" for CSV on stdout')
     _add(command, "--level", "--interval", "--columns", "--quantiles", "--keep", "--keep-formulas", "--quiet")
 
 
 def evaluate(command: argparse.ArgumentParser) -> None:
-    """The options of ``cagp evaluate``."""
-    _describe(command, "evaluate")
+    command.description, command.epilog = help_texts("evaluate")
     _add(command, *PIECES)
     _add(command, "--split", default=None, help="the split of cagp fit, to test on the rows that it held out")
     share = "with --split: the share of the rows that was held out (default: 0.1)"
@@ -80,8 +77,8 @@ def evaluate(command: argparse.ArgumentParser) -> None:
 
 
 def compare(command: argparse.ArgumentParser) -> None:
-    """The options of ``cagp compare``."""
-    _describe(command, "compare", methods=METHODS, compared=", ".join(COMPARED), most_exact_rows=MOST_EXACT_ROWS)
+    words = {"methods": METHODS, "compared": ", ".join(COMPARED), "rows": MOST_EXACT_ROWS}
+    command.description, command.epilog = help_texts("compare", **words)
     _add(command, *TABLE, "--methods", *(flag for flag in MODEL if flag != "--max-time"))
     _add(command, "--max-time", default="10min")
     _add_out(command, Path("compare.png"), "the picture", type=_path("a picture", ".png", ".pdf", ".svg"))
@@ -90,8 +87,7 @@ def compare(command: argparse.ArgumentParser) -> None:
 
 
 def info(command: argparse.ArgumentParser) -> None:
-    """The options of ``cagp info``."""
-    _describe(command, "info")
+    command.description, command.epilog = help_texts("info")
     _add(command, "model")
     _add(command, "--json", help="print one JSON object on stdout")
 
@@ -100,10 +96,6 @@ def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The parameters of estimators that the user set, by their names in Python."""
     places = {name: option.flag[2:].replace("-", "_") for name, option in PARAMETERS.items()}
     return {name: getattr(arguments, place) for name, place in places.items() if hasattr(arguments, place)}
-
-
-def _describe(command: argparse.ArgumentParser, name: str, **values: object) -> None:
-    command.description, command.epilog = help_texts(name, **values)
 
 
 def _add(command: argparse.ArgumentParser, *names: str, **changed: Any) -> None:
@@ -125,7 +117,7 @@ def _add_out(command: argparse.ArgumentParser, default: str | Path, what: str, *
 def _of_parameter(option: Option, default: Any = None, **_: Any) -> dict[str, Any]:
     users = f"; for {', '.join(users_of(option.name))}" if option.name in OPTIONS else ""
     if option.is_switch:
-        return {"default": argparse.SUPPRESS, **_switch(option.help + users)}
+        return _switch(option.help + users, default=argparse.SUPPRESS)
     shown = option.default if default is None else default
     words = f"{option.help}{'' if shown is None else f' (default: {shown})'}{users}"
     return _value(option.metavar, words, _reader_of(option), default=argparse.SUPPRESS)
@@ -171,8 +163,8 @@ def _value(metavar: str, help: str, type: Check = str, **more: Any) -> dict[str,
     return {"metavar": metavar, "help": help, "type": type, **more}
 
 
-def _switch(help: str) -> dict[str, Any]:
-    return {"action": "store_true", "help": help}
+def _switch(help: str, **more: Any) -> dict[str, Any]:
+    return {"action": "store_true", "help": help, **more}
 
 
 TABLE_HELP = (

@@ -90,23 +90,19 @@ def _measure(method: str, arguments: argparse.Namespace, table: WholeTable, held
         tally.add(targets_of(model, test.frame, arguments.table), test.inputs, test.noise)
         predict_s = time.perf_counter() - start
         scores = [of_target["model"] for of_target in tally.record().values() if of_target["model"] is not None]
+        # Of each target; where a score has no unit of theirs, its mean over the targets is shown.
+        values = {field: [of_target[field] for of_target in scores] for field in METRICS}
     except Exception as error:
         return {"method": method, "error": on_one_line(f"{type(error).__name__}: {error}")}
     return {
         "method": method,
         "used": model.method_,
-        **{field: _over_targets(field, scores) for field in METRICS},
+        **{field: float(np.mean(v)) if METRICS[field].unit in ("nats", "share") else v for field, v in values.items()},
         "fit_s": fit_s,
         "predict_s": predict_s,
         "memory_bytes": max(memory.peak_memory() - held, 0) if peak_is_known else None,
         "fit_report": model.fit_report_,
     }
-
-
-def _over_targets(field: str, scores: list[dict[str, float]]) -> float | list[float]:
-    """A score of each target; its mean over the targets where it has no unit of theirs."""
-    values = [of_target[field] for of_target in scores]
-    return float(np.mean(values)) if METRICS[field].unit in ("nats", "share") else values
 
 
 def _reset_peak() -> bool:
@@ -157,7 +153,6 @@ def _show(console: Console, records: list[dict[str, Any]]) -> None:
 
 
 def _draw(done: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    """Write the picture."""
     points = [Point(record["method"], record["fit_s"], record["nll"]) for record in done]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = methods_against_time(figure.subplots(), points, "test NLL (nats per row), lower is better")

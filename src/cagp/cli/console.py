@@ -45,7 +45,6 @@ def leave_pipe(stream: Any) -> None:
 
 
 def warn(text: str) -> None:
-    """One line on stderr."""
     print(f"cagp: warning: {text}", file=sys.stderr)
 
 
@@ -61,7 +60,6 @@ def complain(error: BaseException | str) -> None:
 
 
 def on_one_line(text: object) -> str:
-    """The text without line breaks."""
     return " ".join(str(text).split())
 
 

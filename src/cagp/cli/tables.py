@@ -109,7 +109,6 @@ class Rows(NamedTuple):
     fraction: float | None = None  # of the table that was read so far
 
     def where(self, mask: np.ndarray) -> "Rows":
-        """Some of them."""
         noise = None if self.noise is None else self.noise[mask]
         return self._replace(frame=self.frame.loc[mask], inputs=self.inputs.take(mask), noise=noise)
 
@@ -186,12 +185,10 @@ class Unseen:
         self._levels, self._missing = Counter(), Counter()
 
     def add(self, inputs: EncodedTable) -> None:
-        """Count more rows."""
         self._levels += Counter(inputs.encoder.num_unknown(inputs.matrix))
         self._missing += Counter(inputs.encoder.num_missing(inputs.matrix))
 
     def warn(self) -> None:
-        """Say what was found."""
         for name, rows in self._levels.items():
             warn(
                 f"{count(rows, 'row')} of column {name!r} {'has a level' if rows == 1 else 'have levels'} that no "
@@ -255,17 +252,14 @@ class ClassTally:
         self._model, self._codes, self._probabilities = model, [], []
 
     def add(self, y: np.ndarray, inputs: EncodedTable, sample_noise: np.ndarray | None = None) -> None:
-        """Predict the probabilities of rows."""
         if len(y):
             self._codes.append(y[:, 0].astype(np.int64))
             self._probabilities.append(self._model.predict_proba(inputs))
 
     def record(self) -> dict[str, Any]:
-        """The metrics of all rows."""
         return class_scores(np.concatenate(self._codes), np.concatenate(self._probabilities))._asdict()
 
     def words(self) -> str:
-        """A line for each metric."""
         metrics = self.record()
         return (
             f"  log loss           {metrics['log_loss']:.4f} nats per row\n"
@@ -276,7 +270,6 @@ class ClassTally:
 
 
 def tally_of(model: Model) -> TargetTally | ClassTally:
-    """Nothing tested yet."""
     return ClassTally(model) if isinstance(model, CaGPClassifier) else TargetTally(model)
 
 

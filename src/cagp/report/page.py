@@ -132,7 +132,6 @@ def fixed(value: float, digits: int, sign: str = "-") -> str:
 
 
 def share(value: float) -> str:
-    """A share in percent."""
     return f"{100 * value:.1f} %"
 
 

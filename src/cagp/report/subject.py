@@ -1,6 +1,6 @@
 """What a report is about: a fitted model, alone, behind a pipeline's steps or found by a search, and its test rows."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -42,7 +42,6 @@ class InputColumn(NamedTuple):
 
     @classmethod
     def of(cls, name: str, place: int, series: pd.Series) -> "InputColumn":
-        """A column of a frame."""
         types = pd.api.types
         if types.is_numeric_dtype(series.dtype) and not types.is_bool_dtype(series.dtype):
             kind = "number"
@@ -100,31 +99,19 @@ class Subject:
 
     @property
     def column_names(self) -> list[str]:
-        """The names of all columns."""
         return [str(name) for name in self.X.columns]
 
     @property
     def is_classifier(self) -> bool:
-        """Whether the model predicts classes."""
         return hasattr(self.model, "classes_")
 
     @property
     def num_rows(self) -> int:
-        """The number of test rows."""
         return len(self.y)
-
-    def take(self, rows: Rows) -> "Subject":
-        """The same on some of the rows."""
-        noise = None if self.noise is None else self.noise[rows]
-        return replace(self, X=self.X.iloc[rows], y=self.y[rows], noise=noise)
 
     def replaced(self, column: InputColumn, rows: Rows, donors: Rows) -> pd.DataFrame:
         """Some of the inputs, with the values that the rows ``donors`` have in one column, which keeps its type."""
         return with_values(self.X.iloc[rows], column.place, self.X.iloc[donors, column.place].array)
-
-    def label(self, row: int) -> str:
-        """What the user calls a row."""
-        return str(self.X.index[row])
 
     def sample(self, size: int) -> Rows:
         """``size`` of the rows, drawn at random, in their order; all rows if there are no more."""
@@ -237,7 +224,8 @@ def _drawn(
         raise ValueError(f"max_rows is {max_rows}, expected at least 1, or None for all rows.")
     kept = np.flatnonzero(~missing)
     kept = kept if max_rows is None else kept[sample(len(kept), max_rows)]
-    return Subject(model, steps, table, is_array, y, noise, len(y), int(missing.sum())).take(kept)
+    noise = None if noise is None else noise[kept]
+    return Subject(model, steps, table.iloc[kept], is_array, y[kept], noise, len(y), int(missing.sum()))
 
 
 def sample(num_rows: int, size: int) -> Rows:

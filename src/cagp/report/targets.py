@@ -114,21 +114,18 @@ class Target:
 
 
 def targets_of(subject: Subject) -> list[Target]:
-    """All targets of a regressor."""
     predicted, model = subject.predicted, subject.model
     constant = model.fitted.constant_prediction(subject.num_rows, predicted)
     mean, std, z = predicted.mean(), predicted.std(), predicted.standardized(subject.y)
     ends = predicted.quantiles([0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
-    counts = None
+    counts, outliers, targets = None, isinstance(predicted, Observations), []
     if isinstance(predicted, Observations) and predicted.likelihood.are_counts:
-        counts = _count_shares(predicted, subject.y[:, 0])
-    targets = []
+        counts, outliers = _count_shares(predicted, subject.y[:, 0]), False
     for j, name in enumerate(model.target_names_):
         y, interval = np.ascontiguousarray(subject.y[:, j]), (ends[:, j, 0], ends[:, j, 1])
         scores = predicted.scores(j, y), constant.scores(j, y)
-        outliers = isinstance(predicted, Observations) and counts is None
-        values = y, mean[:, j], std[:, j], z[:, j], interval, *scores
-        targets.append(Target(str(name), j, *values, model.fitted.constant_words, counts, outliers))
+        values = y, mean[:, j], std[:, j], z[:, j], interval, *scores, model.fitted.constant_words, counts
+        targets.append(Target(str(name), j, *values, outliers))
     return targets
 
 
