@@ -62,12 +62,7 @@ class CheckpointFolder:
             )
 
     def memory_limit(self, fit: str, asked: int | None) -> int:
-        """The memory limit in bytes: a resumed run has that of the run it continues, however much is free by now.
-
-        Args:
-            fit: what the fit depends on, as a short text; ValueError where the folder belongs to a different fit.
-            asked: the limit that the user asks for.
-        """
+        """The limit in bytes: a resumed run has that of the run it continues; ValueError if that was another fit."""
         path = self.path / RUN
         if not path.exists() or not self.is_begun:
             limit = default_memory_limit() if asked is None else asked

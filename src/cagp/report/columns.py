@@ -185,12 +185,9 @@ class Surface(NamedTuple):
 
 
 def effects_of(subject: Subject, ranked: Sequence[InputColumn]) -> list[Effect] | Surface:
-    """What the inputs do: a map if there are two columns of numbers, else the effects of the first columns.
+    """What the inputs do: a map if there are two columns of numbers, else the effects of the most important columns.
 
     It takes predictions of at most 6 · 2,000 further rows, or of 48² for a map.
-
-    Args:
-        ranked: the columns that vary, the most important first.
     """
     num_columns = len(subject.column_names)
     if num_columns == len(ranked) == 2 and all(c.kind == "number" and np.isfinite(c.values).all() for c in ranked):
@@ -297,9 +294,6 @@ def _similarity(codes: Rows, others: Sequence[tuple[Vector, bool]]) -> Matrix:
 
     Alike are two samples of a column by 1 minus the largest distance of their distribution functions, or the total
     variation of their levels; of all columns the least alike one counts. The power is a heuristic.
-
-    Args:
-        others: the values of each other column, and whether they are ordered.
     """
     num_rows = np.bincount(codes)
     alike = np.ones((len(num_rows), len(num_rows)))

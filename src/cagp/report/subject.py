@@ -263,12 +263,7 @@ def as_matrix(values: Any, num_rows: int) -> Matrix:
 
 
 def model_values(subject: Subject, goal: str, **values: Any) -> dict[str, dict[str, Any]]:
-    """The values of the sections on the data, the lengthscales, the training and the fit.
-
-    Args:
-        goal: what is predicted, in words.
-        values: of the section on the data, where there are such: overlap with the training rows, ranges and trees.
-    """
+    """The values of the sections on the data, with ``values``, on the lengthscales, the training and the fit."""
     model = subject.model
     data = {"subject": subject, "goal": goal, "method": method_words(model.method_)}
     return {
