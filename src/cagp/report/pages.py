@@ -146,7 +146,7 @@ def uncertainty_of(parts: Mapping[str, Any], j: int) -> dict[str, Any]:
 SHOWN_CLASSES = 4
 """Classes that have curves of their own, the most frequent ones."""
 
-LISTED_CLASSES, WORST_ROWS = 30, 12
+LISTED_CLASSES, UNLIKELY_ROWS = 30, 12
 
 
 class Tested(NamedTuple):
@@ -249,5 +249,5 @@ def curves_of(tested: Tested) -> dict[str, Any]:
 def least_likely(tested: Tested) -> list[int]:
     """The wrong rows whose class had the lowest probability."""
     of_class = tested.probabilities[np.arange(len(tested.codes)), tested.codes]
-    order = np.argsort(of_class, kind="stable")[:WORST_ROWS]
+    order = np.argsort(of_class, kind="stable")[:UNLIKELY_ROWS]
     return order[tested.predicted[order] != tested.codes[order]].tolist()
