@@ -21,9 +21,7 @@ def kernel_parts(kernel: State, names: Sequence[str], input_std: np.ndarray) -> 
     "inputs" it sees, its "outputscale" (the product of the scales around it, in units of the targets' variance), its
     "lengthscales" along the inputs and its "periods", each None where it has none, and all its "parameters".
 
-    Args:
-        names: of the inputs.
-        input_std: their standard deviations, in which lengthscales are learned.
+    ``names`` are those of the inputs, ``input_std`` their standard deviations, in which lengthscales are learned.
     """
     return [
         _part(path, part, [names[j] for j in columns], input_std[columns], scale)

@@ -16,8 +16,7 @@ LINE_SECONDS = 10.0
 class Progress:
     """The progress of one computation in steps or rows; use it as a context manager.
 
-    Args:
-        total: what is to be done; None for a table of unknown length, whose bar does not stay on the terminal.
+    ``total`` is None for a table of unknown length, whose bar does not stay on the terminal.
     """
 
     def __init__(self, label: str, enabled: bool, total: int | None = None):

@@ -196,9 +196,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "--noise": _value("COLUMN", "the known noise variance of each row, in squared units of the target; not an input"),
     "--split": _value("RULE", SPLIT_HELP, _checked(SPLITS, SplitRule.parse), default="random"),
     "--test-fraction": _value("SHARE", "share of the rows to test on (default: %(default)s)", _SHARE, default=0.1),
-    "--seed": _value(
-        "N", f"{RANDOM_STATE.help} (default: %(default)s)", _reader_of(RANDOM_STATE), default=RANDOM_STATE.default
-    ),
+    "--seed": {**_of_parameter(RANDOM_STATE), "default": RANDOM_STATE.default},
     "--rows-at-a-time": _value("N", "rows held in memory (default: %(default)s)", _POSITIVE, default=65_536),
     "--method": _value("METHOD", "one of those below (default: %(default)s)", choices=RECIPES, default="auto"),
     "--methods": _value("METHOD", f"any of {', '.join(RECIPES)}; see below", choices=RECIPES, nargs="+"),
@@ -226,10 +224,6 @@ MODEL = tuple(flag for flag, option in BY_FLAG.items() if option not in NOT_SHAR
 """The options of methods, and the parameters of estimators that every command that fits models has."""
 
 
-METHODS = "\n".join(
-    ["methods:"]
-    + [
-        textwrap.fill(f"  {name:<8}{recipe.summary}", 78, subsequent_indent=" " * 10)
-        for name, recipe in RECIPES.items()
-    ]
+METHODS = "methods:\n" + "\n".join(
+    textwrap.fill(f"  {name:<8}{recipe.summary}", 78, subsequent_indent=" " * 10) for name, recipe in RECIPES.items()
 )

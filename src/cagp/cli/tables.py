@@ -260,13 +260,7 @@ class ClassTally:
         return class_scores(np.concatenate(self._codes), np.concatenate(self._probabilities))._asdict()
 
     def words(self) -> str:
-        metrics = self.record()
-        return (
-            f"  log loss           {metrics['log_loss']:.4f} nats per row\n"
-            f"  wrong              {metrics['error']:.2%}\n"
-            f"  Brier score        {metrics['brier']:.4f}\n"
-            f"  calibration error  {metrics['calibration_error']:.4f}"
-        )
+        return filled("class_scores", **self.record())
 
 
 def tally_of(model: Model) -> TargetTally | ClassTally:
