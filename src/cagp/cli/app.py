@@ -1,6 +1,7 @@
 """``cagp``: finds the command, and turns what goes wrong into one line and an exit code."""
 
 import argparse
+import re
 import signal
 import sys
 import threading
@@ -60,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             complain(f"{who}{error}")
             return 1
         except (MemoryError, RuntimeError) as error:
-            if not _is_memory(error):
+            # torch has no class of its own for an allocation that failed
+            if isinstance(error, RuntimeError) and not re.search("allocate memory|out of memory", str(error)):
                 raise
             complain(f"{who}not enough memory: {str(error).splitlines()[0] if str(error) else 'an allocation failed'}")
             return 1
@@ -99,8 +101,3 @@ def _show_warning(message: Warning | str, *_: Any) -> None:
     """One line on stderr; only process 0 shows warnings."""
     if launched_rank() == 0:
         warn(on_one_line(message))
-
-
-def _is_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; torch has no class of its own for that."""
-    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)

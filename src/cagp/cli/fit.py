@@ -54,7 +54,8 @@ class CheckpointFolder:
         """Make the folder for this process alone, until ``resources`` are closed; UsageError if another fit began."""
         self.path.mkdir(exist_ok=True)
         resources.enter_context(locked_folder(self.path, "another fit"))
-        resources.callback(self._remove_unless_begun)
+        # Without a checkpoint there is nothing in the folder to continue from.
+        resources.callback(lambda: self.is_begun or shutil.rmtree(self.path, ignore_errors=True))
         if self.is_begun and not resume:
             raise UsageError(
                 f"{self.path} contains checkpoints of an unfinished fit. Run the same command with --resume to "
@@ -85,11 +86,6 @@ class CheckpointFolder:
         for checkpoint in self.path.glob(f"**/{CHECKPOINT}"):
             checkpoint.unlink()
         shutil.rmtree(self.path)
-
-    def _remove_unless_begun(self) -> None:
-        """Remove a folder without a checkpoint: there is nothing in it to continue from."""
-        if not self.is_begun:
-            shutil.rmtree(self.path, ignore_errors=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
