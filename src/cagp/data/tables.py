@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -57,7 +56,7 @@ def read_table(path: PathLike, text: Sequence[str] = ()) -> pd.DataFrame:
             (``Encoder.text_names``), so that the level "007" does not become 7.
     """
     parts = table_parts(path)
-    frames = [chunk.frame for chunk in _chunks(parts, None, text)]
+    frames = [chunk.frame for chunk in stream_parts(parts, None, text)]
     frame = frames[0] if len(frames) == 1 else pd.concat(frames)
     return with_dates(frame, text) if ending_of(parts[0]) in CSV_ENDINGS else frame
 
@@ -69,14 +68,32 @@ def stream_table(path: PathLike, rows: int = 65536, text: Sequence[str] = ()) ->
     if its levels are read as ``text``. Memory O(piece), except for an NPZ array in Fortran order, which is read at
     once, and row groups of Parquet files, which are held in their compressed form.
     """
+    if rows < 1:
+        raise ValueError(f"rows is {rows}, expected at least 1.")
     return stream_parts(table_parts(path), rows, text)
 
 
-def stream_parts(parts: Sequence[PathLike], rows: int, text: Sequence[str] = ()) -> Iterator[Chunk]:
-    """The same for a table whose files are known: a file that has vanished since is an error."""
-    if rows < 1:
-        raise ValueError(f"rows is {rows}, expected at least 1.")
-    return _chunks(parts, rows, text)
+def stream_parts(parts: Sequence[PathLike], rows: int | None, text: Sequence[str]) -> Iterator[Chunk]:
+    """The same for files that are known, each in one piece for None; one that is gone or has no rows is an error."""
+    rows_from, names = 0, []
+    for number, path in enumerate(parts):
+        before = rows_from
+        for frame, fraction in pieces_of_file(_checked(path), rows, text):
+            if len(frame) == 0:
+                continue
+            names = names or list(frame.columns)
+            if set(frame.columns) != set(names):
+                raise ValueError(
+                    f"{path} has the columns {listed(frame.columns)}, {parts[0]} has {listed(names)}; the files of "
+                    "a table have the same columns."
+                )
+            if len(parts) > 1:
+                fraction = (number + (0.5 if fraction is None else fraction)) / len(parts)
+            index = pd.RangeIndex(rows_from, rows_from + len(frame))
+            yield Chunk(frame.set_axis(index, axis=0).loc[:, names], rows_from, fraction)
+            rows_from += len(frame)
+        if rows_from == before:
+            raise ValueError(f"{path} has no rows.")
 
 
 def table_size(path: PathLike) -> int | None:
@@ -92,9 +109,8 @@ def table_rows(path: PathLike) -> int | None:
 
 def is_several_files(path: PathLike) -> bool:
     """Whether a path is a folder or a pattern, rather than the name of a file."""
-    if is_standard(path) or Path(path).is_file():
-        return False
-    return Path(path).is_dir() or glob.has_magic(os.fspath(path))
+    is_one = is_standard(path) or Path(path).is_file()
+    return not is_one and (Path(path).is_dir() or glob.has_magic(os.fspath(path)))
 
 
 def table_parts(path: PathLike) -> Sequence[PathLike]:
@@ -137,7 +153,7 @@ class TableWriter:
     """
 
     def __init__(self, path: PathLike):
-        self._path = path
+        self._path, self._ending = path, ending_of(path)
         if not is_standard(path):
             _check_ending(path, WRITABLE, "written")
             checked_destination(path)
@@ -147,16 +163,16 @@ class TableWriter:
         self._stack = ExitStack()  # what must be closed, in reverse order
         self._parquet: pq.ParquetWriter | None = None
         if is_standard(self._path):
-            self._text: Any = sys.stdout
+            self._file: Any = sys.stdout
             self._stack.callback(sys.stdout.flush)
             return self
-        self._file: Any = self._stack.enter_context(replacing(self._path))
-        if ending_of(self._path) != ".parquet":
-            binary = self._file
-            if ending_of(self._path).endswith(".gz"):
-                binary = self._stack.enter_context(gzip.GzipFile(filename="", fileobj=binary, mode="wb", mtime=0))
-            self._text = io.TextIOWrapper(binary, encoding="utf-8", newline="")
-            self._stack.callback(self._text.detach)
+        self._file = self._stack.enter_context(replacing(self._path))
+        if self._ending.endswith(".gz"):
+            self._file = self._stack.enter_context(gzip.GzipFile("", "wb", fileobj=self._file, mtime=0))
+        if self._ending != ".parquet":
+            self._file = io.TextIOWrapper(self._file, encoding="utf-8", newline="")
+            self._stack.callback(self._file.detach)
+        self._stack.push(self._refuse_no_rows)
         return self
 
     def write(self, frame: pd.DataFrame) -> None:
@@ -173,13 +189,13 @@ class TableWriter:
                 f"{listed(self._columns)}; all frames must have the same columns."
             )
         frame = frame.loc[:, self._columns]
-        if ending_of(self._path) == ".parquet":
+        if self._ending == ".parquet":
             self._write_parquet(frame)
         else:
-            frame.to_csv(self._text, index=False, header=first, lineterminator="\n")
+            frame.to_csv(self._file, index=False, header=first, lineterminator="\n")
 
     def _write_parquet(self, frame: pd.DataFrame) -> None:
-        frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
+        frame = frame.set_axis(names_of(frame), axis=1)
         schema = None if self._parquet is None else self._parquet.schema
         try:
             table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
@@ -192,14 +208,13 @@ class TableWriter:
             self._parquet = self._stack.enter_context(pq.ParquetWriter(self._file, table.schema))
         self._parquet.write_table(table)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None and not self._columns and not is_standard(self._path):
-            nothing = ValueError(f"{self._path} is not written: there were no rows.")
-            self._stack.__exit__(ValueError, nothing, None)
-            raise nothing
-        self._stack.__exit__(kind, error, trace)
+    def _refuse_no_rows(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Raise ValueError at the end of a block in which nothing was written."""
+        if kind is None and not self._columns:
+            raise ValueError(f"{self._path} is not written: there were no rows.")
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
 
 # ---- paths ----
@@ -223,29 +238,3 @@ def _checked(path: PathLike) -> PathLike:
     if Path(path).is_file() and Path(path).stat().st_size == 0:
         raise ValueError(f"{path} is empty (0 bytes).")
     return path
-
-
-# ---- reading ----
-
-
-def _chunks(parts: Sequence[PathLike], rows: int | None, text: Sequence[str]) -> Iterator[Chunk]:
-    """The pieces of all files, none of them empty; every file has rows, and the columns of the first."""
-    rows_from, names = 0, []
-    for number, path in enumerate(parts):
-        before = rows_from
-        for frame, fraction in pieces_of_file(_checked(path), rows, text):
-            if len(frame) == 0:
-                continue
-            names = names or list(frame.columns)
-            if set(frame.columns) != set(names):
-                raise ValueError(
-                    f"{path} has the columns {listed(frame.columns)}, {parts[0]} has {listed(names)}; the files of "
-                    "a table have the same columns."
-                )
-            if len(parts) > 1:
-                fraction = (number + (0.5 if fraction is None else fraction)) / len(parts)
-            index = pd.RangeIndex(rows_from, rows_from + len(frame))
-            yield Chunk(frame.set_axis(index, axis=0).loc[:, names], rows_from, fraction)
-            rows_from += len(frame)
-        if rows_from == before:
-            raise ValueError(f"{path} has no rows.")
