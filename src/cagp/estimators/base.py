@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from cagp.data.chunks import Chunks
+from cagp.data.tables import Chunks
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.learning import learn
 from cagp.estimators.rows import Fit

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from cagp import fields, notices
 from cagp.data.encoding import Encoder
-from cagp.data.scaling import Standardizer
-from cagp.data.transforms import TRANSFORMS
+from cagp.data.transforms import TRANSFORMS, Standardizer
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.labels import Labels

@@ -12,16 +12,14 @@ import numpy as np
 import torch
 
 from cagp.column_kinds import NUMBER, WORDS
-from cagp.data.chunks import Chunks
 from cagp.data.column_values import MixedKindsError, quantile_stride
-from cagp.data.encoding import Encoder, EncoderScan
-from cagp.data.scaling import ColumnMoments, Standardizer
-from cagp.data.targets import encode_target_rows
-from cagp.data.transforms import TRANSFORMS
+from cagp.data.encoding import Encoder, EncoderScan, encode_target_rows
+from cagp.data.tables import Chunks
+from cagp.data.transforms import TRANSFORMS, ColumnMoments, Standardizer
+from cagp.dataset import check_room, mapped_tensor
 from cagp.estimators.rows import Fit, MappedRows, Prepared, TrainingRows, missing_words
 from cagp.estimators.target_kinds import choose_transforms
 from cagp.estimators.units import Units, is_matrix, known_variances, target_dtype
-from cagp.mapped import check_room, mapped_tensor
 from cagp.memory import current_memory
 from cagp.posteriors.base import DTYPES
 from cagp.quantities import size

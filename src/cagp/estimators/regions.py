@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cagp.data.chunks import Chunks
+from cagp.data.tables import Chunks
 from cagp.dataset import Data
 from cagp.estimators.pieces import learn_chunks
 from cagp.estimators.rows import Fit, MappedRows, Prepared

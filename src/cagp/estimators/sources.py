@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from cagp.data.chunks import Chunks, open_chunks
 from cagp.data.splits import validation_rule
+from cagp.data.tables import Chunks, open_chunks
 from cagp.estimators.pieces import learn_chunks
 from cagp.estimators.regions import learn_regions
 from cagp.estimators.rows import Fit, Prepared, missing_words

@@ -14,7 +14,7 @@ import torch
 from sklearn.exceptions import DataConversionWarning
 
 from cagp import limits
-from cagp.data.duplicates import distinct_rows
+from cagp.data.splits import distinct_rows
 from cagp.data.transforms import TRANSFORMS
 from cagp.estimators.labels import Labels
 from cagp.estimators.predictive import learned_parameters

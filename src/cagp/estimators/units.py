@@ -8,10 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cagp.data.encoding import Encoder
-from cagp.data.scaling import ColumnMoments, Standardizer
-from cagp.data.targets import encode_target
-from cagp.data.transforms import TRANSFORMS, Transform
+from cagp.data.encoding import Encoder, encode_target
+from cagp.data.transforms import TRANSFORMS, ColumnMoments, Standardizer, Transform
 from cagp.estimators.rows import Rows as AnyRows
 from cagp.estimators.rows import TrainingRows
 from cagp.posteriors import Posterior

@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cagp.dataset import Data
+from cagp.dataset import Data, column_statistics
 from cagp.engine import backend_for
 from cagp.kernels import Kernel
-from cagp.mapped import column_statistics
 from cagp.parameters import named_values
 from cagp.posteriors import Posterior, Prediction
 from cagp.prior import GP, GaussianNoise
