@@ -9,7 +9,7 @@ import numpy as np
 from cagp.column_kinds import EXPOSURE, Column
 from cagp.kernel_summary import input_lengthscales, kernel_parts, kernel_words, modules, values_of
 from cagp.recipes import guarantee_words
-from cagp.storage import State, read_state
+from cagp.storage import State, load_state
 
 KIND, VERSION = "cagp model", 1
 
@@ -21,7 +21,7 @@ def saved_summary(path: str | Path) -> dict[str, Any]:
     it: the name of its class, its plain attributes and its raw parameters.
     """
     path = Path(path)
-    state = read_state(path, KIND, VERSION)
+    state = load_state(path, KIND, VERSION, tensors=False)
     try:
         about = path.stat()
         return {
