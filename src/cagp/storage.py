@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from cagp.files import write_atomically
+from cagp.files import PathLike, write_atomically
 
 State = dict[str, Any]
 """Nested dicts (keys are text or integers) and lists of tensors, arrays, numbers, text, booleans and None."""
@@ -92,7 +92,7 @@ class _UnreadableError(ValueError):
 # ---- writing ----
 
 
-def save_state(path: str | os.PathLike[str], state: State, kind: str, version: int) -> None:
+def save_state(path: PathLike, state: State, kind: str, version: int) -> None:
     """Write a state so that ``load_state`` returns it exactly; the file is never half written.
 
     Tensors and arrays keep their bits, dtype and order in memory; equal ones are written once. Floats are the shortest
@@ -117,7 +117,7 @@ def _pieces(state: State, kind: str, version: int) -> list[bytes | memoryview]:
     specs = [_Spec(array.dtype, array.shape) for array in arrays]
     header = _header({"kind": kind, "version": str(version), "state": tree}, specs)
     num_bytes = len(header) + sum(spec.num_bytes for spec in specs)
-    if len(header) > MAX_HEADER_BYTES or _tree_bytes(header) > _most_tree_bytes(num_bytes):
+    if len(header) > MAX_HEADER_BYTES or _tree_is_large(header, num_bytes):
         raise ValueError(
             f"the state has {len(header):,} bytes besides its arrays, which is too much to be read back; at most "
             f"{MAX_HEADER_BYTES:,} fit. Store many numbers as an array."
@@ -220,14 +220,10 @@ def _bytes_of(array: np.ndarray) -> memoryview:
     return np.asarray(array, order="C").reshape(-1).view(np.uint8).data
 
 
-def _tree_bytes(header: bytes) -> int:
-    """About the memory that a header takes once it is parsed, or a little more; known before it is parsed."""
-    return LIST_BYTES * header.count(b"[") + DICT_BYTES * header.count(b"{") + ITEM_BYTES * header.count(b",")
-
-
-def _most_tree_bytes(file_size: int) -> int:
-    """What a header may take in memory: a short text like "[[],[],[]" must not become gigabytes."""
-    return 2**26 + 20 * file_size
+def _tree_is_large(header: bytes, file_size: int) -> bool:
+    """Whether a header would take too much memory once parsed: text like "[[],[],[]" must not become gigabytes."""
+    num_bytes = LIST_BYTES * header.count(b"[") + DICT_BYTES * header.count(b"{") + ITEM_BYTES * header.count(b",")
+    return num_bytes > 2**26 + 20 * file_size
 
 
 def _digest(header: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
@@ -241,20 +237,14 @@ def _digest(header: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
 # ---- reading ----
 
 
-def stored_digest(path: str | os.PathLike[str]) -> str:
+def stored_digest(path: PathLike) -> str:
     """The digest that a file says it has, without a look at the rest of it."""
     with Path(path).open("rb") as file:
         return file.read(DIGEST.stop)[DIGEST].decode("ascii", "replace")
 
 
 def load_state(
-    path: str | os.PathLike[str],
-    kind: str,
-    version: int,
-    remedy: str | None = None,
-    *,
-    mapped: bool = False,
-    tensors: bool = True,
+    path: PathLike, kind: str, version: int, remedy: str | None = None, *, mapped: bool = False, tensors: bool = True
 ) -> State:
     """The state in a file; ValueError if the file is not a complete one of this kind and version.
 
@@ -318,8 +308,7 @@ def _read(file: BinaryIO, kind: str, version: int, mapped: bool = False, tensors
     stored = _mapped_array if mapped else _array
     arrays = {number: stored(file, specs[number]) for number in _file_order(specs)}
     try:
-        tree = json.loads(metadata["state"], parse_constant=_no_constant)
-        state = _unflatten(tree, arrays, _tensor if tensors else np.asarray, 0)
+        state = _unflatten(json.loads(metadata["state"]), arrays, _tensor if tensors else np.asarray, 0)
     except _UnreadableError:
         raise
     except (ValueError, RecursionError) as error:
@@ -345,7 +334,7 @@ def _checked_header(file: BinaryIO, size: int, kind: str) -> bytes:
         raise _damaged("it changed while it was read")
     if start[DIGEST] != _digest(header, iter(lambda: file.read(2**20), b"")):
         raise _damaged("its contents do not match its digest, or it was cut short")
-    if _tree_bytes(header) > _most_tree_bytes(size):
+    if _tree_is_large(header, size):
         raise _damaged("its tree is far larger than cagp writes one for a file of this size")
     file.seek(len(header))
     return header
@@ -418,16 +407,14 @@ def _tensor(array: np.ndarray) -> Any:
     return torch.from_numpy(array)
 
 
-def _no_constant(text: str) -> None:
-    raise _damaged(f"its tree holds {text}")
-
-
 def _unflatten(node: Any, arrays: dict[int, np.ndarray], made: Callable[[np.ndarray], Any], depth: int) -> Any:
     """The value of a node, with what is made of the arrays that it refers to."""
     if depth > MAX_DEPTH:
         raise _damaged("its tree is nested too deep")
-    match node:
-        case None | bool() | int() | float() | str():
+    match node:  # a number that is not finite is no node
+        case None | bool() | int() | str():
+            return node
+        case float() if math.isfinite(node):
             return node
         case {"float": "nan" | "inf" | "-inf" as text} if len(node) == 1:
             return float(text)
