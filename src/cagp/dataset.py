@@ -24,10 +24,7 @@ DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float6
 
 
 def mapped_tensor(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of zeros in a file without a name in this folder: when the last use of the tensor ends, the file does.
-
-    Raises OSError if the disk has no room for it.
-    """
+    """A tensor of zeros in a file without a name, which ends with its last use; OSError if the disk has no room."""
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     with tempfile.TemporaryFile(dir=folder) as file:
         try:
@@ -172,10 +169,7 @@ class Data:
 
 @final
 class Search:
-    """The indices of some rows: one for each unit that is asked for, all with the same tree.
-
-    The last index is kept; two of them may not fit into memory.
-    """
+    """The indices of some rows, all with the same tree; the last one is kept, as two may not fit into memory."""
 
     def __init__(self, X: Float[Tensor, "n d"]):
         self._X, self._asked, self._last = X, "", None

@@ -221,11 +221,7 @@ def _named_errors(path: PathLike) -> Iterator[None]:
 
 @contextmanager
 def locked_folder(folder: Path, user: str) -> Iterator[None]:
-    """No other process may use the folder while the block runs. The lock ends with the process, however it ends.
-
-    Args:
-        user: who could be using it, e.g. "another fit"; the ValueError says so.
-    """
+    """No other process may use the folder in the block; ValueError says who does, e.g. "another fit"."""
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(blocking=False)

@@ -45,12 +45,7 @@ def module_state(module: nn.Module) -> State:
 
 
 def module_from_state(state: Any, role: type[Module], given: Module | None = None) -> Module:
-    """The module of a state.
-
-    Args:
-        role: what it must be, for example ``Kernel``.
-        given: a module with the structure of the stored one, which is copied; needed where it has classes of your own.
-    """
+    """The module of a state, e.g. a ``Kernel``; one of the same structure must be ``given`` for classes of your own."""
     if given is not None:
         words, expected = _words(module_state(given)), _words(state)
         if words != expected:

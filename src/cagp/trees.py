@@ -281,10 +281,7 @@ INTEGERS = re.compile(r"(?:-?\d{1,10}(?: |$))*")
 
 
 def checked_tree_text(text: str) -> str:
-    """The model without what predictions do not need; ValueError unless it is whole and every index is in its range.
-
-    It is a model of one regression target. Time O(length).
-    """
+    """What predictions need of the model of one target; ValueError unless it is whole and every index in its range."""
     head, *blocks = text.partition("\nend of trees\n")[0].split("\nTree=")
     if not head.startswith("tree\n") or not blocks or "\nend of trees\n" not in text:
         raise ValueError("there are no trees, or not all")

@@ -65,11 +65,7 @@ class _Cells:
 
 
 class ColumnScan:
-    """Learns what a column holds from its rows, in one part or in several.
-
-    Args:
-        as_levels: take numbers, too, as levels.
-    """
+    """Learns what a column holds from its rows, in one part or in several; with ``as_levels``, numbers are levels."""
 
     def __init__(self, name: str, as_levels: bool):
         self.name, self._as_levels = name, as_levels
@@ -81,11 +77,7 @@ class ColumnScan:
         self._num_kept = self._num_present = 0  # rows to learn from, and those of them that are not missing
 
     def add(self, values: pd.Series, kept: np.ndarray | None = None, rows_from: int = 0) -> None:
-        """Further rows.
-
-        Args:
-            kept: which of them are rows to learn from; None for all. Others decide what the column holds, no more.
-        """
+        """Further rows; those that are not ``kept`` to learn from decide what the column holds, no more."""
         kind = kind_of(values, self.name)
         if self._as_levels and kind in (DATETIME, TIMEDELTA):
             raise ValueError(

@@ -86,28 +86,18 @@ class Encoder:
     def fit_codes(
         cls, X: Any, categories: Sequence[Any] = (), kept: Bool[np.ndarray, " n"] | None = None
     ) -> tuple["Encoder", Float64[np.ndarray, "n c"]]:
-        """The encoder for tables like ``X``, and the rows of ``X`` as its ``codes`` gives them.
-
-        Args:
-            kept: which rows to learn from; None for all. All rows decide what kind of values a column holds.
-        """
+        """The encoder and its ``codes`` of ``X``; rows not ``kept`` to learn from decide the kinds of columns alone."""
         table, scan = as_table(X), EncoderScan(categories)
-        kept = None if kept is not None and len(kept) == len(table) and kept.all() else kept
         scan.add(table, kept)
         encoder = scan.encoder()
         codes = encoder._read(table, 0)
-        rows = codes if kept is None else codes[kept]
+        rows = codes if kept is None or kept.all() else codes[kept]
         encoder = encoder.with_quantiles(rows[:: quantile_stride(len(rows))])
         check_values(codes, [column.name for column in encoder.columns], 0)
         return encoder, codes
 
     def with_exposure(self, exposure: Any, codes: Float64[np.ndarray, "n c"]) -> "Encoder":
-        """The same encoder with a column of exposures, which is not an input; all must be positive.
-
-        Args:
-            exposure: the name of the column in a frame, its position in an array.
-            codes: of the rows to learn from.
-        """
+        """The same encoder with a column of exposures (its name, or position in an array): positive, and no input."""
         names = [column.name for column in self.columns]
         (place,) = column_places("exposure", [exposure], names, by_position=not self._has_names)
         if len(names) == 1:
@@ -311,9 +301,6 @@ class EncoderScan:
     """Learns the encoder of a table that comes in parts: the one that ``Encoder.fit`` learns from the whole of it.
 
     Of text with more than a million values, the first million decide its format.
-
-    Args:
-        categories: as for ``Encoder.fit``.
     """
 
     def __init__(self, categories: Sequence[Any] = ()):
@@ -322,12 +309,7 @@ class EncoderScan:
         self._scans: dict[str, ColumnScan] = {}
 
     def add(self, X: Any, kept: Bool[np.ndarray, " n"] | None = None, rows_from: int = 0) -> None:
-        """Further rows.
-
-        Args:
-            kept: which of them are rows to learn from; None for all.
-            rows_from: the number of the first one, for error messages.
-        """
+        """Further rows, from the number ``rows_from`` on; those to learn from are ``kept``, or all."""
         table = as_table(X)
         if kept is not None and len(kept) != len(table):
             raise ValueError(

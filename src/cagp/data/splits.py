@@ -56,12 +56,7 @@ class RowRule:
 
     @classmethod
     def of(cls, time: Any = None, group: Any = None, num_rows: int | None = None, kept: Any = slice(None)) -> "RowRule":
-        """The rule for rows with these times or groups; ValueError if both are given, or some are missing.
-
-        Args:
-            num_rows: how many values are expected.
-            kept: the rows to hold out from; the others need no value.
-        """
+        """The rule for the rows that are ``kept``, which all need a time or a group; ValueError if both are given."""
         if time is not None and group is not None:
             raise ValueError("time and group are both given; held-out rows follow one of them.")
         if time is None and group is None:
@@ -194,13 +189,10 @@ larger than one. Rounding to float32 changes less; in a million rows of one colu
 
 
 class RowIndex:
-    """Finds rows that are the same as one of ``rows`` in every column.
+    """Finds rows that differ from one of ``rows`` by at most ``tolerance`` in every column, ``NEAR`` by default.
 
     A k-d tree of the distinct rows, on a scale that is linear up to one and logarithmic beyond: distances there are
     relative ones. Time O(n d log n) to make, and about O(d log n) for each row that is looked up; memory O(n d).
-
-    Args:
-        tolerance: how far the values of each column may differ; ``NEAR`` by default.
     """
 
     def __init__(self, rows: Float64[np.ndarray, "n d"], tolerance: Float64[np.ndarray, " d"] | None = None):

@@ -74,11 +74,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
 
 
 def check_integers(values: np.ndarray, name: str, as_codes: str, rows_from: int = 0) -> None:
-    """Raise ValueError for integers that float64 cannot hold: beyond 2**53 several of them become the same number.
-
-    Args:
-        as_codes: how to take the column as codes, which stay distinct.
-    """
+    """Raise ValueError for integers that float64 cannot hold; ``as_codes`` says how to take them as codes."""
     if values.dtype == object:
         lost = np.array([_is_lost(value) for value in values], dtype=bool)
     elif values.dtype.kind in "iu" and values.dtype.itemsize == 8:

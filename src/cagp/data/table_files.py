@@ -207,10 +207,7 @@ class _TextAgain(io.TextIOBase):
 
 
 def _next_record(stream: io.TextIOWrapper, separator: str = ",") -> tuple[list[str], list[str]]:
-    """The fields of the next record that is not blank, if there is one, and all lines that were read for it.
-
-    Quoted fields may span lines.
-    """
+    """The fields of the next record that is not blank, and all lines read for it: quoted fields may span lines."""
     lines, again = tee(stream)
     records = csv.reader(lines, delimiter=separator)
     fields = next((fields for fields in records if any(field.strip() for field in fields)), [])

@@ -275,20 +275,11 @@ class Chunks:
     share: tuple[int, int] = (0, 1)  # the part of the table that these pieces are, and the number of parts
 
     def read(self, text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
-        """All pieces, in order, from the first row on.
-
-        Args:
-            text: columns to read as text where the table has no types (CSV).
-        """
+        """All pieces, in order, from the first row on; ``text`` are columns to read as text from CSV."""
         return self.reader(text, *self.share)
 
     def where(self, rows: Callable[[int, int], np.ndarray], num_rows: int | None) -> "Chunks":
-        """Some of the rows.
-
-        Args:
-            rows: which rows of those from one number up to another, as booleans.
-            num_rows: how many they are in all.
-        """
+        """Some of the rows, ``num_rows`` in all: ``rows(start, stop)`` says as booleans which of these numbers."""
 
         def reader(text: Sequence[str], part: int, num_parts: int) -> Iterator[ChunkOfRows]:
             for chunk in self.reader(text, part, num_parts):
@@ -302,10 +293,7 @@ class Chunks:
         return replace(self, num_rows=num_rows, reader=reader)
 
     def part(self, part: int, num_parts: int) -> "Chunks":
-        """One of several parts that together have all rows: some files of it, where these are Parquet; else pieces.
-
-        Rows keep their numbers. Parts count from 0.
-        """
+        """One of several parts, from 0, that have all rows: some files, where these are Parquet; else some pieces."""
         if num_parts == 1:
             return self
         words = f"part {part + 1} of {num_parts} of {self.words}"

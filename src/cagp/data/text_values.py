@@ -64,10 +64,7 @@ TEXT_FORMATS = {form.name: form for form in (COMMAS, *DATES)}
 
 
 def format_of(texts: pd.Series, name: str) -> TextFormat | None:
-    """The format of texts, of which none is missing, if all are dates or all are numbers with decimal commas.
-
-    Raises ValueError where they can be read in two ways.
-    """
+    """The format of texts that are all dates, or all numbers with commas; ValueError if they have two readings."""
     if texts.empty:
         return None
     if _has_decimal_commas(texts, name):
