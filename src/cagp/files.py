@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -238,17 +238,10 @@ def locked_folder(folder: Path, user: str) -> Iterator[None]:
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
     """Wait until no other process is in such a block for this folder; where there are no locks, do not wait."""
-    if fcntl is None:
+    with ExitStack() as stack:
+        if fcntl is not None:
+            with suppress(OSError):  # whatever is wrong with the folder, the writer says it
+                descriptor = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-        return
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        yield  # whatever is wrong with the folder, the writer says it
-        return
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -50,7 +50,10 @@ class Trees:
     """
 
     def __init__(self, texts: Sequence[Sequence[str]]):
-        self.texts = tuple(tuple(_checked(text) for text in models) for models in texts)
+        try:
+            self.texts = tuple(tuple(map(_checked_text, models)) for models in texts)
+        except ValueError as error:
+            raise ValueError(f"the stored trees cannot be read: {error}; save the model again.") from error
         if not any(self.texts):
             raise ValueError("texts has no models, expected some for at least one target.")
         self._boosters = [[_lightgbm().Booster(model_str=text) for text in models] for models in self.texts]
@@ -146,7 +149,7 @@ def fit_trees(
             predicted = _predict(booster, inputs[left_out], rounds)
             mean[left_out, j : j + num_classes] = predicted.reshape(-1, num_classes)
         if objective == "multiclass":
-            texts += zip(*(of_classes(model, num_classes) for model in models), strict=True)
+            texts += zip(*(_of_classes(model, num_classes) for model in models), strict=True)
         else:
             texts.append(models)
         finished &= ended
@@ -239,13 +242,6 @@ def _predict(booster: Any, inputs: np.ndarray, rounds: int | None = None) -> np.
     return booster.predict(inputs, num_iteration=rounds, num_threads=1, raw_score=True)
 
 
-def _checked(text: str) -> str:
-    try:
-        return checked_tree_text(text)
-    except ValueError as error:
-        raise ValueError(f"the stored trees cannot be read: {error}; save the model again.") from error
-
-
 # ---- the text of trees ----
 # It is checked before LightGBM reads it: LightGBM trusts it, and a wrong index ends the process. What LightGBM is given
 # is written again from the fields that were checked. It also writes settings and statistics, which predictions do not
@@ -280,7 +276,7 @@ NUMBERS = re.compile(r"(?:[-+]?(?:\d{1,20}(?:\.\d{0,30})?(?:e[-+]?\d{1,3})?|inf|
 INTEGERS = re.compile(r"(?:-?\d{1,10}(?: |$))*")
 
 
-def checked_tree_text(text: str) -> str:
+def _checked_text(text: str) -> str:
     """What predictions need of the model of one target; ValueError unless it is whole and every index in its range."""
     head, *blocks = text.partition("\nend of trees\n")[0].split("\nTree=")
     if not head.startswith("tree\n") or not blocks or "\nend of trees\n" not in text:
@@ -305,7 +301,7 @@ def checked_tree_text(text: str) -> str:
     return HEAD.format(version=version, last=last, names=names, infos=infos, sizes=sizes) + "".join(trees) + TAIL
 
 
-def of_classes(text: str, num_classes: int) -> list[str]:
+def _of_classes(text: str, num_classes: int) -> list[str]:
     """The model of each class from that of all, in which trees of the classes take turns."""
     head, *blocks = text.partition("\nend of trees\n")[0].split("\nTree=")
     models = []
