@@ -47,6 +47,11 @@ class Trees:
     Args:
         texts: the models of each target, one for each fold, in LightGBM's text format. They are data: nothing in them
             can run. A target without models has the mean zero.
+
+    Attributes:
+        num_targets: q.
+        num_inputs: the number of input columns.
+        num_trees: the trees that a prediction of each target adds up, those of one fold.
     """
 
     def __init__(self, texts: Sequence[Sequence[str]]):
@@ -57,21 +62,9 @@ class Trees:
         if not any(self.texts):
             raise ValueError("texts has no models, expected some for at least one target.")
         self._boosters = [[_lightgbm().Booster(model_str=text) for text in models] for models in self.texts]
-
-    @property
-    def num_targets(self) -> int:
-        """q."""
-        return len(self.texts)
-
-    @property
-    def num_inputs(self) -> int:
-        """The number of input columns."""
-        return next(models[0].num_feature() for models in self._boosters if models)
-
-    @property
-    def num_trees(self) -> list[int]:
-        """The trees that a prediction of each target adds up, those of one fold."""
-        return [models[0].num_trees() if models else 0 for models in self._boosters]
+        self.num_targets = len(self.texts)
+        self.num_inputs = next(models[0].num_feature() for models in self._boosters if models)
+        self.num_trees = [models[0].num_trees() if models else 0 for models in self._boosters]
 
     def mean(self, inputs: Float64[np.ndarray, "n p"]) -> Float64[np.ndarray, "n q"]:
         """The mean of the predictions of all folds, a thread for each. Time O(n · trees · depth)."""

@@ -61,10 +61,24 @@ class Encoder:
 
     There are two steps. ``codes`` has one number for each cell, with NaN for missing values and levels as 0, 1, 2, ...,
     for methods that know categories, e.g. trees. ``expand`` turns codes into the inputs of a Gaussian process.
+
+    Attributes:
+        columns: what is known of each column.
+        num_columns: the number of columns of the tables, and of ``codes``.
+        names_in: the names of the columns at fit; None if the table was not a frame.
+        names_out: the names of the columns of ``transform``: "column", "column=level" or "column is missing".
+        text_names: columns to read from a file as text (``cagp.data.read_table``): levels, and numbers with commas.
+        categorical: the positions of the columns of levels in ``codes``.
+        exposure_name: the name of the column of exposures; None where there is none.
     """
 
     def __init__(self, columns: Sequence[Column], has_names: bool):
-        self.columns, self._has_names = tuple(columns), has_names
+        self.columns, self._has_names, self.num_columns = tuple(columns), has_names, len(columns)
+        self.names_in = tuple(column.name for column in columns) if has_names else None
+        self.names_out = tuple(name for column in columns for name in column.names_out)
+        self.text_names = tuple(c.name for c in columns if c.kind == LEVELS or c.format == DECIMAL_COMMA)
+        self.categorical = tuple(j for j, column in enumerate(columns) if column.kind == LEVELS)
+        self.exposure_name = next((column.name for column in columns if column.kind == EXPOSURE), None)
 
     @classmethod
     def fit(cls, X: Any, categories: Sequence[Any] = ()) -> "Encoder":
@@ -90,11 +104,9 @@ class Encoder:
         table, scan = as_table(X), EncoderScan(categories)
         scan.add(table, kept)
         encoder = scan.encoder()
-        codes = encoder._read(table, 0)
+        codes = encoder.codes(table)
         rows = codes if kept is None or kept.all() else codes[kept]
-        encoder = encoder.with_quantiles(rows[:: quantile_stride(len(rows))])
-        check_values(codes, [column.name for column in encoder.columns], 0)
-        return encoder, codes
+        return encoder.with_quantiles(rows[:: quantile_stride(len(rows))]), codes
 
     def with_exposure(self, exposure: Any, codes: Float64[np.ndarray, "n c"]) -> "Encoder":
         """The same encoder with a column of exposures (its name, or position in an array): positive, and no input."""
@@ -108,11 +120,6 @@ class Encoder:
         check_exposure(codes[:, place], column.name, 0)
         columns[place] = Column(column.name, EXPOSURE, format=column.format)
         return Encoder(columns, self._has_names)
-
-    @property
-    def exposure_name(self) -> str | None:
-        """The name of the column of exposures; None where there is none."""
-        return next((column.name for column in self.columns if column.kind == EXPOSURE), None)
 
     def without_exposure(
         self, codes: Float64[np.ndarray, "n c"]
@@ -129,31 +136,6 @@ class Encoder:
         """The same encoder with quantiles, from the codes of every ``quantile_stride``-th row to learn from."""
         return Encoder([with_quantiles(c, codes[:, j]) for j, c in enumerate(self.columns)], self._has_names)
 
-    @property
-    def names_in(self) -> tuple[str, ...] | None:
-        """The names of the columns at fit; None if the table was not a frame."""
-        return tuple(column.name for column in self.columns) if self._has_names else None
-
-    @property
-    def num_columns(self) -> int:
-        """The number of columns of the tables, and of ``codes``."""
-        return len(self.columns)
-
-    @property
-    def names_out(self) -> tuple[str, ...]:
-        """The names of the columns of ``transform``: "column", "column=level" or "column is missing"."""
-        return tuple(name for column in self.columns for name in column.names_out)
-
-    @property
-    def text_names(self) -> tuple[str, ...]:
-        """Columns to read from a file as text (see ``cagp.data.read_table``): levels, and numbers with commas."""
-        return tuple(c.name for c in self.columns if c.kind == LEVELS or c.format == DECIMAL_COMMA)
-
-    @property
-    def categorical(self) -> tuple[int, ...]:
-        """The positions of the columns of levels in ``codes``."""
-        return tuple(j for j, column in enumerate(self.columns) if column.kind == LEVELS)
-
     def transform(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n p"]:
         """The rows of ``X`` as inputs of a Gaussian process: ``expand(codes(X))``, which may be ``X`` itself.
 
@@ -164,7 +146,14 @@ class Encoder:
 
     def codes(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n c"]:
         """A number for each cell: NaN for missing values, 0 to L - 1 for levels, L for one that fit did not see."""
-        codes = self._read(as_table(X), rows_from)
+        table = as_table(X)
+        columns = self._ours(table)
+        if isinstance(table, np.ndarray) and table.dtype.kind == "f" and {c.kind for c in self.columns} <= PLAIN:
+            codes = table
+        else:
+            codes = np.empty((len(table), self.num_columns))
+            for j, (column, values) in enumerate(zip(self.columns, columns, strict=True)):
+                codes[:, j] = column_codes(column, values, rows_from)
         for j, column in enumerate(self.columns):
             if column.kind == EXPOSURE:
                 check_exposure(codes[:, j], column.name, rows_from)
@@ -257,16 +246,6 @@ class Encoder:
         if not columns or len({column.name for column in columns}) < len(columns) or not isinstance(has_names, bool):
             raise ValueError("the state does not have columns as cagp stores them; save the model again.")
         return cls(columns, has_names)
-
-    def _read(self, table: Table, rows_from: int) -> Float64[np.ndarray, "n c"]:
-        """The codes of a table, before any check of values."""
-        columns = self._ours(table)
-        if isinstance(table, np.ndarray) and table.dtype.kind == "f" and {c.kind for c in self.columns} <= PLAIN:
-            return table
-        codes = np.empty((len(table), len(self.columns)))
-        for j, (column, values) in enumerate(zip(self.columns, columns, strict=True)):
-            codes[:, j] = column_codes(column, values, rows_from)
-        return codes
 
     def _ours(self, table: Table) -> list[pd.Series]:
         """The columns of fit in this table."""
