@@ -265,9 +265,6 @@ def first_text(values: pd.Series, rows_from: int) -> str:
     return f", {short(value)} at row {rows_from + row}"
 
 
-# ---- levels ----
-
-
 def _level_codes(column: Column, values: pd.Series) -> np.ndarray:
     codes, distinct = pd.factorize(values)
     _check_codes(column.name, distinct)
@@ -308,9 +305,6 @@ def _check_codes(name: str, levels: Any) -> None:
 def _without_point(label: str) -> str:
     """Another name for a level: "1.0" is how a file may have the code 1 if other rows lack theirs."""
     return re.sub(r"^([+-]?\d+)\.0*$", r"\1", label)
-
-
-# ---- dates and durations ----
 
 
 def one_zone(name: str, zones: set[str]) -> str:

@@ -200,14 +200,13 @@ class Encoder:
 
     def num_unknown(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
         """In how many rows columns have a level that did not occur at fit; only columns with such rows."""
-        return self._counted({j: codes[:, j] == len(self.columns[j].levels) for j in self.categorical})
+        levels = {j: len(self.columns[j].levels) for j in self.categorical}
+        return {self.columns[j].name: n for j, L in levels.items() if (n := int((codes[:, j] == L).sum()))}
 
     def num_missing(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
         """The same of values that are missing in columns that had them all at fit."""
-        return self._counted({j: np.isnan(codes[:, j]) for j, c in enumerate(self.columns) if not c.missing})
-
-    def _counted(self, rows: dict[int, Bool[np.ndarray, " n"]]) -> dict[str, int]:
-        return {self.columns[j].name: int(which.sum()) for j, which in rows.items() if which.any()}
+        counts = zip(self.columns, np.isnan(codes).sum(axis=0).tolist(), strict=True)
+        return {column.name: n for column, n in counts if n and not column.missing}
 
     def typed(self, frame: Any) -> Any:
         """A frame with dates and numbers for text columns that are read as such; any other table as it is."""

@@ -108,9 +108,6 @@ def _rows_at_once(rows: int | None, num_columns: int) -> int | None:
     return None if rows is None else max(1, min(rows, CHUNK_CELLS // num_columns))
 
 
-# ---- CSV ----
-
-
 def _csv_pieces(path: PathLike, rows: int | None, text: Sequence[str], stack: ExitStack) -> Pieces:
     stream, fraction = _open_csv(path, stack)
     separator, names, num_lines = _csv_header(path, stream)
@@ -232,9 +229,6 @@ def with_dates(frame: pd.DataFrame, text: Sequence[str]) -> pd.DataFrame:
     return frame.assign(**columns) if columns else frame
 
 
-# ---- Parquet ----
-
-
 def _parquet_pieces(path: PathLike, rows: int | None, stack: ExitStack) -> Pieces:
     file = stack.enter_context(pq.ParquetFile(os.fspath(path)))
     names = file.schema_arrow.names
@@ -245,9 +239,6 @@ def _parquet_pieces(path: PathLike, rows: int | None, stack: ExitStack) -> Piece
         for table in [file.read()] if at_once is None else file.iter_batches(at_once):
             done += table.num_rows
             yield table.to_pandas(), done / num_rows
-
-
-# ---- arrays ----
 
 
 def open_npy(path: PathLike) -> np.ndarray:

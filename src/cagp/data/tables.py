@@ -224,9 +224,6 @@ class TableWriter:
         self._stack.__exit__(*error)
 
 
-# ---- paths ----
-
-
 def _check_ending(path: PathLike, endings: list[str], done: str) -> None:
     if ending_of(path) not in endings:
         raise ValueError(

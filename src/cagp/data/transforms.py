@@ -77,7 +77,10 @@ class ColumnMoments(NamedTuple):
         n, nothing = len(values), values.new_zeros(values.shape[1:])
         if n == 0:
             return cls(nothing, nothing, nothing, nothing + torch.inf, nothing - torch.inf)
-        mean, std = values.mean(0), _deviation(values) if n > 1 else nothing
+        # Divided by a power of two near their size, no digit changes, and squares neither overflow nor underflow.
+        size = values.abs().amax(0)
+        unit = torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent)
+        mean, std = values.mean(0), unit * (values / unit).std(0) if n > 1 else nothing
         moments = cls(torch.full_like(mean, n), mean, std, values.amin(0), values.amax(0))
         for j in mean.isnan().nonzero().flatten().tolist():
             present = cls.of(values[~values[:, j].isnan(), j])
@@ -94,7 +97,7 @@ class ColumnMoments(NamedTuple):
         n = self.count + other.count
         share = other.count / n.clamp_min(1)
         apart = other.mean - self.mean
-        within = torch.hypot(self._length(), other._length())
+        within = torch.hypot(*(part.std * (part.count - 1).clamp_min(0).sqrt() for part in (self, other)))
         length = torch.hypot(within, apart.abs() * (self.count * share).sqrt())
         only = (self.count == 0) | (other.count == 0)  # then nothing is computed, and no bit changes
         return ColumnMoments(
@@ -104,10 +107,6 @@ class ColumnMoments(NamedTuple):
             torch.minimum(self.least, other.least),
             torch.maximum(self.largest, other.largest),
         )
-
-    def _length(self) -> Tensor:
-        """|x - mean| of each column."""
-        return self.std * (self.count - 1).clamp_min(0).sqrt()
 
     def scale(self) -> tuple[Float[Tensor, "*d"], Float[Tensor, "*d"]]:
         """Mean and standard deviation of each column; the latter is 1 where a column is constant, or has one value."""
@@ -123,17 +122,6 @@ def standardized(
     """The inputs and targets of each part of the rows, in the standard units of the first part: the training rows."""
     scaler = Standardizer.fit(X[parts[0]], y[parts[0]])
     return [(scaler.inputs(X[rows]).to(dtype=dtype), scaler.targets(y[rows]).to(dtype=dtype)) for rows in parts]
-
-
-def _deviation(values: Tensor) -> Tensor:
-    """The standard deviation of each column.
-
-    Columns are first divided by a power of two near their size: this does not change any digit, and the squares of huge
-    and tiny values neither overflow nor underflow.
-    """
-    size = values.abs().amax(0)
-    unit = torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent)
-    return unit * (values / unit).std(0)
 
 
 Array = Float[np.ndarray, "..."]
