@@ -77,7 +77,6 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
     target = checked_destination(path)
     remove_left_behind(target.parent)
     part, descriptor = _new_part(target.parent, path)
-    renamed = False
     try:
         with _Named(descriptor, path) as raw:
             with suppress(OSError):  # there may be no old file, or it may be another user's
@@ -93,12 +92,10 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
             with _named_errors(path):
                 os.fsync(raw.fileno())
                 os.replace(part, target)
-            renamed = True
             sync_folder(target.parent)
     finally:
-        if not renamed:
-            with suppress(OSError):
-                os.unlink(part)
+        with suppress(OSError):  # once it is renamed, nothing has this name
+            os.unlink(part)
 
 
 def write_atomically(path: PathLike, content: bytes | Iterable[bytes | memoryview]) -> None:
@@ -165,14 +162,11 @@ def _remove_if_free(path: str) -> None:
 
 def _new_part(folder: Path, path: PathLike) -> tuple[Path, int]:
     """A new file under a new name, open and locked."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     while True:
-        part = folder / f".cagp-{secrets.token_hex(8)}.part"
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-            with _named_errors(path):
-                descriptor = os.open(part, flags, 0o666)
-        except FileExistsError:
-            continue
+        part = folder / f".cagp-{secrets.token_hex(8)}.part"  # never the same twice
+        with _named_errors(path):
+            descriptor = os.open(part, flags, 0o666)
         if fcntl is None:
             return part, descriptor
         try:

@@ -45,7 +45,7 @@ def _summary(state: State) -> dict[str, Any]:
     columns = [Column.from_state(column) for column in state["encoder"]["columns"]]
     names = [name for column in columns for name in column.names_out]
     parts = kernel_parts(kernel, names, scaler["input_std"])
-    inducing, labels = posterior["class"] == "InducingPosterior", _labels(state)
+    inducing, labels = posterior["class"] == "InducingPosterior", likelihood and likelihood["labels"]
     return {
         "library_version": state["library"],
         "class": state["class"],
@@ -67,7 +67,7 @@ def _summary(state: State) -> dict[str, Any]:
         "stored_dtype": state["stored_dtype"] or posterior["dtype"],
         "inputs": [column.state() for column in columns],
         "encoded_inputs": input_lengthscales(parts, names),
-        "targets": _targets(state),
+        "targets": _targets(state, labels),
         "kernel": kernel_words(kernel, names),
         "kernel_parts": parts,
         "hyperparameters": {
@@ -87,11 +87,6 @@ def _components(posterior: State) -> list[State]:
     return posterior.get("components", [posterior])
 
 
-def _labels(state: State) -> State | None:
-    """The classes and the name of their column; None for a regressor."""
-    return None if state["likelihood"] is None else state["likelihood"]["labels"]
-
-
 def _guarantee(state: State) -> str:
     """What ``guarantee_`` of the loaded model says, also for files whose fit report does not say it."""
     is_average = any("components" in posterior for posterior in state["posteriors"])
@@ -108,9 +103,8 @@ def _num_held(posterior: State) -> int:
     return X["shape"][0] if isinstance(X, dict) else len(X)
 
 
-def _targets(state: State) -> list[dict[str, Any]]:
+def _targets(state: State, labels: State | None) -> list[dict[str, Any]]:
     """Each target: name, number of rows, the scale of its fit, and its mean, standard deviation and noise there."""
-    labels = _labels(state)
     if labels is not None:
         return [{"name": labels["target"], "rows": state["num_rows"]}]
     means, stds = state["scaler"]["target_mean"], state["scaler"]["target_std"]

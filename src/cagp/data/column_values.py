@@ -104,7 +104,7 @@ class ColumnScan:
         if self._text is not None:
             return
         if len(self._cells) > MOST_VALUES:
-            self._text, self._cells = self._read_as(), {}
+            self._text, self._cells = self.without_levels(), {}
             if self._text.kind == LEVELS:
                 raise ValueError(
                     f"column {self.name!r} has more than {MOST_VALUES:,} levels: it looks like an identifier or free "
@@ -122,7 +122,7 @@ class ColumnScan:
             cells.count += int(count)
             cells.count_kept += int(count_kept)
 
-    def _read_as(self) -> Column:
+    def without_levels(self) -> Column:
         """The column but for its levels; one of missing values counts as numbers."""
         if self._text is not None:
             return self._text
@@ -131,7 +131,6 @@ class ColumnScan:
             distinct = list(self._cells)
             text = format_of(pd.Series(distinct, dtype=object).astype(str), self.name) if self._is_text else None
             if text is None:
-                self._check_levels()
                 return Column(self.name, LEVELS)
             kind, form = text.kind, text.name
             if kind == DATETIME:
@@ -141,12 +140,13 @@ class ColumnScan:
 
     def column(self) -> Column:
         """The column as the rows to learn from show it: its kind, levels, and whether values are missing."""
-        column = self._read_as()
+        column = self.without_levels()
         if self._num_present == 0:
             raise ValueError(f"column {self.name!r} has only missing values in the rows to learn from; drop it.")
         column = column._replace(missing=self._num_present < self._num_kept)
         if column.kind != LEVELS:
             return column
+        self._check_levels()
         counts = {_label(value): cells.count_kept for value, cells in self._cells.items() if cells.count_kept}
         levels, common = tuple(sorted(counts)), ()
         if len(levels) > MAX_LEVELS:  # of those that are as frequent, the first by name

@@ -10,10 +10,9 @@ from jaxtyping import Bool, Float64, Int, Shaped
 from scipy.spatial import KDTree
 from torch import Tensor
 
-from cagp.column_kinds import DATETIME, LEVELS, Column
-from cagp.data.column_values import column_codes, first_text, kind_of, one_zone
+from cagp.column_kinds import LEVELS
+from cagp.data.column_values import ColumnScan, column_codes, first_text
 from cagp.data.table_checks import as_array
-from cagp.data.text_values import format_of, time_zones
 
 
 class Split(NamedTuple):
@@ -169,18 +168,15 @@ def _column(values: Any) -> pd.Series:
 
 def _times(series: pd.Series, name: str) -> Float64[np.ndarray, " n"]:
     """Numbers, or days for dates and durations; text is read as the encoder reads it."""
-    title, form = str(series.name), ""
-    kind = kind_of(series, title)
-    if kind == LEVELS and not isinstance(series.dtype, pd.CategoricalDtype):
-        text = format_of(series.astype(str), title)
-        kind, form = (kind, "") if text is None else (text.kind, text.name)
-    if kind == LEVELS:
+    scan = ColumnScan(str(series.name), as_levels=False)
+    scan.add(series)
+    column = scan.without_levels()
+    if column.kind == LEVELS:
         raise ValueError(
             f"{name} holds text or categories{first_text(series, 0)}; time needs numbers or dates. Write dates like "
             "2024-03-31, or convert them with pandas.to_datetime."
         )
-    zone = one_zone(title, time_zones(series)) if kind == DATETIME else ""
-    return column_codes(Column(title, kind, format=form, time_zone=zone), series, 0)
+    return column_codes(column, series, 0)
 
 
 NEAR = 1e-7
