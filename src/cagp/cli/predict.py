@@ -17,8 +17,8 @@ from cagp.cli.commands import PREDICTIONS
 from cagp.cli.console import Console, UsageError, check_shared_table, count, names, warn
 from cagp.cli.tables import Model, Rows, Unseen, check_columns, pieces, warn_of_noise
 from cagp.data import TableWriter, stream_table
+from cagp.data.cells import COMMA_NUMBER, PLAIN_NUMBER
 from cagp.data.table_files import CSV_ENDINGS, ending_of
-from cagp.data.text_values import COMMA_NUMBER, PLAIN_NUMBER
 from cagp.estimators import CaGPClassifier, GPRegressor, load
 from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
 from cagp.progress import Progress

@@ -28,10 +28,10 @@ from cagp.cli.tables import (
     warn_of_missing,
 )
 from cagp.data import MAX_LEVELS, Chunks, Encoder, encode_target, open_chunks, read_table
+from cagp.data.cells import with_decimal_commas_read
 from cagp.data.splits import shared_groups
 from cagp.data.table_files import CSV_ENDINGS
 from cagp.data.tables import is_several_files, stream_table, table_parts, table_rows, table_size
-from cagp.data.text_values import with_decimal_commas_read
 from cagp.estimators import CaGPClassifier, CaGPRegressor, EncodedTable
 from cagp.estimators.overlap import MANY_IN_GROUPS, KnownRows, group_words
 from cagp.estimators.pieces import gathered

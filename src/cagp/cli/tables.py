@@ -14,7 +14,7 @@ from cagp.class_metrics import class_scores
 from cagp.cli.commands import SplitRule
 from cagp.cli.console import UsageError, count, filled, warn
 from cagp.data import read_table, split, stream_table
-from cagp.data.text_values import with_decimal_commas_read
+from cagp.data.cells import with_decimal_commas_read
 from cagp.estimators import CaGPClassifier, EncodedTable, GPRegressor
 from cagp.estimators.labels import codes_of
 from cagp.likelihood_registry import likelihoods_of

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from cagp.column_kinds import AWARE, DATETIME, EXPOSURE, LEVELS, NAIVE, NUMBER, TIMEDELTA, WORDS, Column
-from cagp.data.table_checks import numbers_of, short
-from cagp.data.text_values import TEXT_FORMATS, format_of, is_date, is_number, time_zones
+from cagp.data.cells import TEXT_FORMATS, format_of, is_date, is_number, numbers_of, short, time_zones
 
 MAX_LEVELS = 20
 """Levels of a column that become an input each. The others share one: many inputs make a Gaussian process worse."""

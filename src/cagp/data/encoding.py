@@ -9,20 +9,9 @@ import pandas as pd
 from jaxtyping import Bool, Float64, Int64
 
 from cagp.column_kinds import DATETIME, DECIMAL_COMMA, EXPOSURE, LEVELS, NUMBER, TIMEDELTA, WORDS, Column
-from cagp.data.column_values import (
-    EMPTY,
-    ColumnScan,
-    column_codes,
-    expanded_column,
-    first_text,
-    is_unknown,
-    kind_of,
-    quantile_stride,
-    stand_ins,
-    with_quantiles,
-)
-from cagp.data.table_checks import (
+from cagp.data.cells import (
     LARGEST,
+    TEXT_FORMATS,
     Table,
     as_array,
     as_table,
@@ -35,8 +24,20 @@ from cagp.data.table_checks import (
     names_of,
     numbers_of,
     plain,
+    with_decimal_commas_read,
 )
-from cagp.data.text_values import TEXT_FORMATS, with_decimal_commas_read
+from cagp.data.column_values import (
+    EMPTY,
+    ColumnScan,
+    column_codes,
+    expanded_column,
+    first_text,
+    is_unknown,
+    kind_of,
+    quantile_stride,
+    stand_ins,
+    with_quantiles,
+)
 
 PLAIN = {NUMBER, EXPOSURE}
 """Kinds of columns that an array of numbers holds as they are."""

@@ -11,8 +11,8 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 from cagp.column_kinds import LEVELS
+from cagp.data.cells import as_array
 from cagp.data.column_values import ColumnScan, column_codes, first_text
-from cagp.data.table_checks import as_array
 
 
 class Split(NamedTuple):

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cagp.column_kinds import NAIVE
-from cagp.data.table_checks import check_duplicates
-from cagp.data.text_values import ISO_DATE, is_number, iso_dates, time_zones
+from cagp.data.cells import ISO_DATE, check_duplicates, is_number, iso_dates, time_zones
 from cagp.files import PathLike
 from cagp.notices import warn
 

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cagp.data.table_checks import check_duplicates, listed, names_of, plain
+from cagp.data.cells import check_duplicates, listed, names_of, plain
 from cagp.data.table_files import (
     CSV_ENDINGS,
     READABLE,

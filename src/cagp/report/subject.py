@@ -12,8 +12,8 @@ from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
+from cagp.data.cells import as_table
 from cagp.data.encoding import encode_target
-from cagp.data.table_checks import as_table
 from cagp.estimators import CaGPClassifier, EncodedTable, GPRegressor
 from cagp.estimators.labels import codes_of, column_of
 from cagp.estimators.predictive import Observations, Predictive
