@@ -9,7 +9,7 @@ import inspect
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cagp import fields
 from cagp.fields import Fields, checked, flag, is_finite, list_of, strange, text
@@ -115,7 +115,11 @@ def _made(stored: State, role: type[Module], given: Any) -> Module:
             raise strange(repr(name))
         setattr(module, name, floor)
     for name, tensor in stored["tensors"].items():
-        _check_parameter(name, tensor, stored["floors"].get(f"{name.removeprefix('raw_')}_floor", 0.0))
+        floor = stored["floors"].get(f"{name.removeprefix('raw_')}_floor", 0.0)
+        values = tensor.exp() + floor if name.startswith("raw_") else tensor
+        is_positive = bool((values > 0).all()) or not name.startswith("raw_")
+        if tensor.dtype != torch.float64 or not is_finite(tensor) or not is_finite(values) or not is_positive:
+            raise strange(repr(name))
         module.get_parameter(name).copy_(tensor)
     buffers = dict(module.named_buffers(recurse=False))
     if buffers.keys() != stored["buffers"].keys():
@@ -166,11 +170,3 @@ def _check_shapes(stored: State, expected: dict[str, Any]) -> None:
     given, found = ({k: tuple(t.shape) for k, t in group.items()} for group in (expected, stored["tensors"]))
     if given != found:
         raise ValueError(f"the stored {stored['class']} has tensors of shapes {found}, the one given {given}.")
-
-
-def _check_parameter(name: str, tensor: Tensor, floor: float) -> None:
-    """Raise ValueError unless the values are finite, and those of positive parameters positive."""
-    values = tensor.exp() + floor if name.startswith("raw_") else tensor
-    is_positive = bool((values > 0).all()) or not name.startswith("raw_")
-    if tensor.dtype != torch.float64 or not is_finite(tensor) or not is_finite(values) or not is_positive:
-        raise strange(repr(name))

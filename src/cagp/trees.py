@@ -220,15 +220,11 @@ def _cross_fitted(
             each = list(pool.map(advance, boosters))
             rounds = min(map(len, each))
             errors += [float(np.average([fold[r] for fold in each], weights=sizes)) - least for r in range(rounds)]
-            if _is_over(errors) or rounds < ROUNDS_AT_ONCE:
+            stands_still = len(errors) - int(np.argmin(errors)) > PATIENCE
+            falls_little = len(errors) > WINDOW and errors[-1] > (1 - LEAST_FALL) * errors[-1 - WINDOW]
+            if stands_still or falls_little or rounds < ROUNDS_AT_ONCE:
                 break
     return boosters, int(np.argmin(errors)) + 1, time.perf_counter() < until
-
-
-def _is_over(errors: list[float]) -> bool:
-    """Whether further trees would gain too little, by the squared errors after each round so far."""
-    stands_still = len(errors) - int(np.argmin(errors)) > PATIENCE
-    return stands_still or (len(errors) > WINDOW and errors[-1] > (1 - LEAST_FALL) * errors[-1 - WINDOW])
 
 
 def _predict(booster: Any, inputs: np.ndarray, rounds: int | None = None) -> np.ndarray:

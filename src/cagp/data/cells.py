@@ -1,4 +1,4 @@
-"""Any table as a frame or a matrix, the checks of its names and values, and numbers and dates that are written as text."""
+"""Any table as a frame or a matrix, the checks of its names and values, and numbers and dates written as text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -262,17 +262,16 @@ class TextFormat(NamedTuple):
         return re.fullmatch(self.pattern, texts.iloc[0]) is not None and bool(self.read(texts).notna().all())
 
 
-def _date_format(name: str) -> TextFormat:
+def _date_pattern(name: str) -> str:
     pattern = re.escape(name)
     for part, expression in PARTS.items():
         pattern = pattern.replace(part, expression)
-    example = "dates like 2024-03-31 or 2024-03-31T12:00:00, or convert them with pandas.to_datetime"
-    if not name:
-        return TextFormat("", DATETIME, ISO_DATE, "dates", example)
-    return TextFormat(name, DATETIME, rf"\s*{pattern}{TIME}\s*", f"dates as {name}", example)
+    return rf"\s*{pattern}{TIME}\s*"
 
 
-DATES = [_date_format(name) for name in ("", *DATE_FORMATS)]
+DATE = "dates like 2024-03-31 or 2024-03-31T12:00:00, or convert them with pandas.to_datetime"
+DATES = [TextFormat("", DATETIME, ISO_DATE, "dates", DATE)]
+DATES += [TextFormat(name, DATETIME, _date_pattern(name), f"dates as {name}", DATE) for name in DATE_FORMATS]
 COMMAS = TextFormat(
     DECIMAL_COMMA, NUMBER, COMMA_NUMBER, "numbers with decimal commas", "numbers like 3,14, or convert the column"
 )

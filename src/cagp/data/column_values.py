@@ -234,10 +234,19 @@ def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarra
 
 
 def expanded_column(column: Column, codes: np.ndarray) -> np.ndarray:
-    """The inputs that the column becomes, (n, number of its names_out)."""
+    """The inputs that the column becomes, (n, number of its names_out).
+
+    Of the 0/1 columns of levels, a missing value or unknown level is in none, and half way between two levels.
+    """
     if column.kind == EXPOSURE:
         return np.empty((len(codes), 0))
-    inputs = _expanded_levels(column, codes) if column.kind == LEVELS else codes[:, None]
+    inputs = codes[:, None]
+    if column.kind == LEVELS:
+        inputs = (inputs == [column.levels.index(level) for level in column.coded_levels]).astype(np.float64)
+        if column.common:
+            inputs = np.column_stack([inputs, ~np.isnan(codes) & ~inputs.any(axis=1)])
+        elif len(column.levels) == 2:
+            inputs[~np.isin(codes, (0, 1))] = 0.5
     return np.column_stack([inputs, np.isnan(codes)]) if column.missing else inputs
 
 
@@ -272,18 +281,6 @@ def _level_codes(column: Column, values: pd.Series) -> np.ndarray:
     labels, unknown = map(_label, distinct), len(column.levels)
     places = [place.get(label, whole.get(_without_point(label), unknown)) for label in labels]
     return np.array([*places, np.nan])[codes]  # missing: code -1, the last entry
-
-
-def _expanded_levels(column: Column, codes: np.ndarray) -> np.ndarray:
-    """0/1 columns. A missing value or unknown level is in none of them, and half way between two levels."""
-    place = {level: j for j, level in enumerate(column.levels)}
-    block = (codes[:, None] == [place[level] for level in column.coded_levels]).astype(np.float64)
-    if column.common:
-        others = ~np.isnan(codes) & ~block.any(axis=1)
-        return np.column_stack([block, others])
-    if len(column.levels) == 2:
-        block[~np.isin(codes, (0, 1))] = 0.5
-    return block
 
 
 def _label(level: Any) -> str:

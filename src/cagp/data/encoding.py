@@ -193,7 +193,8 @@ class Encoder:
         turn = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
         replaced = codes[numbers]
         for j, rows in unknown.items():
-            random_order = _rounds(len(values[j]), int(counts[rows].max()), seed=j)
+            random, rounds = np.random.default_rng(seed=j), math.ceil(counts[rows].max() / len(values[j]))
+            random_order = np.concatenate([random.permutation(len(values[j])) for _ in range(rounds)])
             in_turn = (turn // strides[j][numbers]).astype(np.int64) % len(values[j])
             place = np.where(all_of_them[numbers], in_turn, random_order[turn % len(random_order)])
             replaced[:, j] = np.where(rows[numbers], values[j][place], replaced[:, j])
@@ -268,12 +269,6 @@ def _columns(table: Table) -> list[pd.Series]:
     if isinstance(table, pd.DataFrame):
         return [table.iloc[:, j] for j in range(table.shape[1])]
     return [pd.Series(column) for column in table.T]
-
-
-def _rounds(count: int, length: int, seed: int) -> Int64[np.ndarray, " k"]:
-    """The numbers 0 to count - 1 in random orders, one after the other, at least ``length`` numbers in all."""
-    random = np.random.default_rng(seed)
-    return np.concatenate([random.permutation(count) for _ in range(math.ceil(length / count))])
 
 
 class EncoderScan:

@@ -196,12 +196,9 @@ class TableWriter:
                 f"{listed(self._columns)}; all frames must have the same columns."
             )
         frame = frame.loc[:, self._columns]
-        if self._ending == ".parquet":
-            self._write_parquet(frame)
-        else:
+        if self._ending != ".parquet":
             frame.to_csv(self._file, index=False, header=first, lineterminator="\n")
-
-    def _write_parquet(self, frame: pd.DataFrame) -> None:
+            return
         frame = frame.set_axis(names_of(frame), axis=1)
         schema = None if self._parquet is None else self._parquet.schema
         try:
