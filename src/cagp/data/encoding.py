@@ -9,35 +9,7 @@ import pandas as pd
 from jaxtyping import Bool, Float64, Int64
 
 from cagp.column_kinds import DATETIME, DECIMAL_COMMA, EXPOSURE, LEVELS, NUMBER, TIMEDELTA, WORDS, Column
-from cagp.data.cells import (
-    LARGEST,
-    TEXT_FORMATS,
-    Table,
-    as_array,
-    as_table,
-    check_duplicates,
-    check_exposure,
-    check_values,
-    column_places,
-    columns_text,
-    listed,
-    names_of,
-    numbers_of,
-    plain,
-    with_decimal_commas_read,
-)
-from cagp.data.column_values import (
-    EMPTY,
-    ColumnScan,
-    column_codes,
-    expanded_column,
-    first_text,
-    is_unknown,
-    kind_of,
-    quantile_stride,
-    stand_ins,
-    with_quantiles,
-)
+from cagp.data import cells, column_values
 
 PLAIN = {NUMBER, EXPOSURE}
 """Kinds of columns that an array of numbers holds as they are."""
@@ -102,23 +74,23 @@ class Encoder:
         cls, X: Any, categories: Sequence[Any] = (), kept: Bool[np.ndarray, " n"] | None = None
     ) -> tuple["Encoder", Float64[np.ndarray, "n c"]]:
         """The encoder and its ``codes`` of ``X``; rows not ``kept`` to learn from decide the kinds of columns alone."""
-        table, scan = as_table(X), EncoderScan(categories)
+        table, scan = cells.as_table(X), EncoderScan(categories)
         scan.add(table, kept)
         encoder = scan.encoder()
         codes = encoder.codes(table)
         rows = codes if kept is None or kept.all() else codes[kept]
-        return encoder.with_quantiles(rows[:: quantile_stride(len(rows))]), codes
+        return encoder.with_quantiles(rows[:: column_values.quantile_stride(len(rows))]), codes
 
     def with_exposure(self, exposure: Any, codes: Float64[np.ndarray, "n c"]) -> "Encoder":
         """The same encoder with a column of exposures (its name, or position in an array): positive, and no input."""
         names = [column.name for column in self.columns]
-        (place,) = column_places("exposure", [exposure], names, by_position=not self._has_names)
+        (place,) = cells.column_places("exposure", [exposure], names, by_position=not self._has_names)
         if len(names) == 1:
             raise ValueError("X has no column besides the exposure; add one to predict from.")
         column, columns = self.columns[place], list(self.columns)
         if column.kind != NUMBER:
             raise ValueError(f"the exposure, column {column.name!r}, holds {WORDS[column.kind]}, expected numbers.")
-        check_exposure(codes[:, place], column.name, 0)
+        cells.check_exposure(codes[:, place], column.name, 0)
         columns[place] = Column(column.name, EXPOSURE, format=column.format)
         return Encoder(columns, self._has_names)
 
@@ -135,7 +107,9 @@ class Encoder:
 
     def with_quantiles(self, codes: Float64[np.ndarray, "m c"]) -> "Encoder":
         """The same encoder with quantiles, from the codes of every ``quantile_stride``-th row to learn from."""
-        return Encoder([with_quantiles(c, codes[:, j]) for j, c in enumerate(self.columns)], self._has_names)
+        return Encoder(
+            [column_values.with_quantiles(c, codes[:, j]) for j, c in enumerate(self.columns)], self._has_names
+        )
 
     def transform(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n p"]:
         """The rows of ``X`` as inputs of a Gaussian process: ``expand(codes(X))``, which may be ``X`` itself.
@@ -147,25 +121,25 @@ class Encoder:
 
     def codes(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n c"]:
         """A number for each cell: NaN for missing values, 0 to L - 1 for levels, L for one that fit did not see."""
-        table = as_table(X)
+        table = cells.as_table(X)
         columns = self._ours(table)
         if isinstance(table, np.ndarray) and table.dtype.kind == "f" and {c.kind for c in self.columns} <= PLAIN:
             codes = table
         else:
             codes = np.empty((len(table), self.num_columns))
             for j, (column, values) in enumerate(zip(self.columns, columns, strict=True)):
-                codes[:, j] = column_codes(column, values, rows_from)
+                codes[:, j] = column_values.column_codes(column, values, rows_from)
         for j, column in enumerate(self.columns):
             if column.kind == EXPOSURE:
-                check_exposure(codes[:, j], column.name, rows_from)
-        check_values(codes, [column.name for column in self.columns], rows_from)
+                cells.check_exposure(codes[:, j], column.name, rows_from)
+        cells.check_values(codes, [column.name for column in self.columns], rows_from)
         return codes
 
     def expand(self, codes: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, "n p"]:
         """The inputs for rows in the form of ``codes``; a missing number stays NaN."""
         if not any(column.kind in (LEVELS, EXPOSURE) or column.missing for column in self.columns):
             return codes
-        parts = [expanded_column(column, codes[:, j]) for j, column in enumerate(self.columns)]
+        parts = [column_values.expanded_column(column, codes[:, j]) for j, column in enumerate(self.columns)]
         return np.concatenate(parts, axis=1)
 
     def stand_ins(
@@ -177,11 +151,11 @@ class Encoder:
         all combinations are taken; where these are many, each column goes several times through its stand-ins, in
         random orders of its own: columns then vary nearly independently.
         """
-        unknown = {j: is_unknown(column, codes[:, j]) for j, column in enumerate(self.columns)}
+        unknown = {j: column_values.is_unknown(column, codes[:, j]) for j, column in enumerate(self.columns)}
         unknown = {j: rows for j, rows in unknown.items() if rows.any()}
         if not unknown:
             return codes, np.arange(len(codes))
-        values = {j: stand_ins(self.columns[j]) for j in unknown}
+        values = {j: column_values.stand_ins(self.columns[j]) for j in unknown}
         longest, product, strides = np.ones(len(codes), dtype=np.int64), np.ones(len(codes)), {}
         for j, rows in unknown.items():
             strides[j] = product  # combinations after which this column takes its next stand-in
@@ -216,9 +190,9 @@ class Encoder:
             return frame
         known = {column.name: column for column in self.columns if column.kind in (NUMBER, DATETIME)}
         columns = _columns(frame)
-        for j, name in enumerate(names_of(frame)):
-            if name in known and kind_of(columns[j], name) == LEVELS:
-                values = TEXT_FORMATS[known[name].format].read(columns[j])
+        for j, name in enumerate(cells.names_of(frame)):
+            if name in known and column_values.kind_of(columns[j], name) == LEVELS:
+                values = cells.TEXT_FORMATS[known[name].format].read(columns[j])
                 columns[j] = values if known[name].kind == NUMBER else values.dt.tz_localize(None)
         return pd.concat(columns, axis=1).set_axis(frame.columns, axis=1)
 
@@ -248,24 +222,26 @@ class Encoder:
             raise ValueError("the state does not have columns as cagp stores them; save the model again.")
         return cls(columns, has_names)
 
-    def _ours(self, table: Table) -> list[pd.Series]:
+    def _ours(self, table: cells.Table) -> list[pd.Series]:
         """The columns of fit in this table."""
         columns, ours = _columns(table), [column.name for column in self.columns]
         if isinstance(table, pd.DataFrame) and self._has_names:
-            found = dict(zip(names_of(table), columns, strict=True))
+            found = dict(zip(cells.names_of(table), columns, strict=True))
             absent = [name for name in ours if name not in found]
             if absent:
-                raise ValueError(f"X has no {columns_text(absent)}, which fit had; its columns are {listed(found)}.")
+                raise ValueError(
+                    f"X has no {cells.columns_text(absent)}, which fit had; its columns are {cells.listed(found)}."
+                )
             return [found[name] for name in ours]
         if len(columns) != len(ours):
             raise ValueError(
                 f"X has {len(columns)} features, but Encoder is expecting {len(ours)} features as input: "
-                f"the columns of fit, {listed(ours)}."
+                f"the columns of fit, {cells.listed(ours)}."
             )
         return columns
 
 
-def _columns(table: Table) -> list[pd.Series]:
+def _columns(table: cells.Table) -> list[pd.Series]:
     if isinstance(table, pd.DataFrame):
         return [table.iloc[:, j] for j in range(table.shape[1])]
     return [pd.Series(column) for column in table.T]
@@ -280,26 +256,26 @@ class EncoderScan:
     def __init__(self, categories: Sequence[Any] = ()):
         self._categories = categories
         self._has_names = False
-        self._scans: dict[str, ColumnScan] = {}
+        self._scans: dict[str, column_values.ColumnScan] = {}
 
     def add(self, X: Any, kept: Bool[np.ndarray, " n"] | None = None, rows_from: int = 0) -> None:
         """Further rows, from the number ``rows_from`` on; those to learn from are ``kept``, or all."""
-        table = as_table(X)
+        table = cells.as_table(X)
         if kept is not None and len(kept) != len(table):
             raise ValueError(
                 f"Found input variables with inconsistent numbers of samples: X has {len(table):,} rows, "
                 f"y has {len(kept):,}."
             )
         is_frame = isinstance(table, pd.DataFrame)
-        names = names_of(table) if is_frame else tuple(f"x{j}" for j in range(table.shape[1]))
+        names = cells.names_of(table) if is_frame else tuple(f"x{j}" for j in range(table.shape[1]))
         if not self._scans:
-            chosen = column_places("categories", self._categories, names, by_position=not is_frame)
+            chosen = cells.column_places("categories", self._categories, names, by_position=not is_frame)
             self._has_names = is_frame
-            self._scans = {name: ColumnScan(name, j in chosen) for j, name in enumerate(names)}
+            self._scans = {name: column_values.ColumnScan(name, j in chosen) for j, name in enumerate(names)}
         if is_frame != self._has_names or self._scans.keys() != set(names):
             raise ValueError(
-                f"the rows from {rows_from} on have the columns {listed(names)}, those before had "
-                f"{listed(self._scans)}; all parts of a table have the same columns."
+                f"the rows from {rows_from} on have the columns {cells.listed(names)}, those before had "
+                f"{cells.listed(self._scans)}; all parts of a table have the same columns."
             )
         for name, values in zip(names, _columns(table), strict=True):
             self._scans[name].add(values, kept, rows_from)
@@ -339,10 +315,10 @@ def encode_target_rows(y: Any, name: str = "y", rows_from: int = 0) -> Target:
     frame = _target_frame(y, name)
     if 0 in frame.shape:
         raise ValueError(f"{name} has the shape {frame.shape}, expected at least 1 row and 1 column (minimum of 1).")
-    names = names_of(frame)
-    check_duplicates(names, name)
+    names = cells.names_of(frame)
+    cells.check_duplicates(names, name)
     values = np.stack([_target_values(frame.iloc[:, j], names[j], name) for j in range(len(names))], axis=1)
-    for column, wrong in zip(names, (np.abs(values) > LARGEST).T, strict=True):
+    for column, wrong in zip(names, (np.abs(values) > cells.LARGEST).T, strict=True):
         if wrong.any():
             raise ValueError(
                 f"Input {name} contains infinity or a value too large for dtype('float64'): column {column!r} has "
@@ -355,12 +331,12 @@ def encode_target_rows(y: Any, name: str = "y", rows_from: int = 0) -> Target:
 
 
 def _target_frame(y: Any, name: str) -> pd.DataFrame:
-    y = plain(y, name)
+    y = cells.plain(y, name)
     if isinstance(y, pd.DataFrame):
         return y
     if isinstance(y, pd.Series):
         return y.to_frame(name if y.name is None else str(y.name))
-    array = as_array(y, name)
+    array = cells.as_array(y, name)
     if array.ndim not in (1, 2):
         raise ValueError(
             f"{name} should be a 1d array, or a 2d array with a column for each target; it has shape {array.shape}."
@@ -370,8 +346,8 @@ def _target_frame(y: Any, name: str) -> pd.DataFrame:
 
 
 def _target_values(values: pd.Series, column: str, name: str) -> np.ndarray:
-    values = with_decimal_commas_read(values, column)
-    kind = kind_of(values, column)
+    values = cells.with_decimal_commas_read(values, column)
+    kind = column_values.kind_of(values, column)
     if kind in (DATETIME, TIMEDELTA):
         raise ValueError(
             f"{name} holds {WORDS[kind]} in column {column!r}, expected numbers; convert them, e.g. to days: "
@@ -379,8 +355,8 @@ def _target_values(values: pd.Series, column: str, name: str) -> np.ndarray:
         )
     if kind == LEVELS:
         raise ValueError(
-            f"{name} holds text or categories in column {column!r}{first_text(values, 0)}. This is regression: "
-            "targets are numbers. Convert numbers written as text with pandas.to_numeric; for classes use "
-            "CaGPClassifier, or cagp fit --classify."
+            f"{name} holds text or categories in column {column!r}{column_values.first_text(values, 0)}. "
+            "This is regression: targets are numbers. Convert numbers written as text with pandas.to_numeric; for "
+            "classes use CaGPClassifier, or cagp fit --classify."
         )
-    return np.full(len(values), np.nan) if kind == EMPTY else numbers_of(values, column)
+    return np.full(len(values), np.nan) if kind == column_values.EMPTY else cells.numbers_of(values, column)
