@@ -15,8 +15,7 @@ from cagp.estimators import Units
 from cagp.kernels import RBF, Kernel, Linear, Scale
 from cagp.recipes import RECIPES, actions, opt, trials
 from cagp.recipes.task import Task
-from cagp.training import history
-from cagp.training.settings import PRESETS, Settings
+from cagp.training import PRESETS, Settings, history
 
 
 def answers(model, Z) -> list[np.ndarray]:

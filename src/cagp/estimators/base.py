@@ -20,8 +20,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from cagp import kernel_registry, notices
-from cagp.data.chunks import Chunks, open_chunks
 from cagp.data.splits import validation_rule
+from cagp.data.tables import Chunks, open_chunks
 from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.fitted_model import FittedModel
@@ -35,7 +35,7 @@ from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import Likelihood
 from cagp.memory import peak_memory
 from cagp.posteriors import InducingPosterior
-from cagp.posteriors.storing import DTYPES
+from cagp.posteriors.base import DTYPES
 from cagp.quantities import seconds_of, size
 from cagp.ranks import Ranks
 from cagp.recipes import Recipe, tried_in_words
@@ -145,7 +145,7 @@ class GPEstimator(BaseEstimator, ABC):
 
     def _learn(self, kind: TargetKind, X: Any, *given: Any) -> None:
         """Learn from a table and keep what was learned."""
-        fitted = learn(Fit(self, kind, seed_of(self.random_state), Ranks.here()), X, *given)
+        fitted = learn(Fit(self, kind, seed_of(self.random_state), Ranks.here(), time.perf_counter()), X, *given)
         encoder = fitted.units.encoder
         if isinstance(X, Chunks | EncodedTable):
             self.n_features_in_ = encoder.num_columns

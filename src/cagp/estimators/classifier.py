@@ -9,7 +9,7 @@ from jaxtyping import Float
 from sklearn.base import ClassifierMixin
 
 from cagp.class_metrics import ClassScores, class_scores
-from cagp.data.chunks import Chunks
+from cagp.data.tables import Chunks
 from cagp.estimators.base import GPEstimator, learned, refuse_keywords
 from cagp.estimators.target_kinds import Labels, check_whole, codes_of
 from cagp.ranks import Ranks

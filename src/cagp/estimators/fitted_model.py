@@ -17,12 +17,12 @@ from cagp.diagnostics import KINDS, reference_for, variance_components
 from cagp.estimators.predictive import Baseline, Observations, Predictive
 from cagp.estimators.target_kinds import Labels
 from cagp.estimators.units import NO_NOISE, Points, Rows, Units, as_array, known_variances, own_noise
-from cagp.kernel_summary import kernel_parts
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import ClassLikelihood, Likelihood
 from cagp.posteriors import AveragedPosterior, LocalPosterior, Posterior, predict_columns
 from cagp.prior import GaussianNoise
 from cagp.recipes import guarantee_words
+from cagp.saved_summary import kernel_parts
 from cagp.training import FitResult
 from cagp.trees import Trees
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from cagp import fields, notices
 from cagp.data.encoding import Encoder
-from cagp.data.scaling import Standardizer
-from cagp.data.transforms import TRANSFORMS
+from cagp.data.transforms import TRANSFORMS, Standardizer
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.predictive import Baseline, learned_parameters
@@ -235,7 +234,7 @@ def check_posterior(posterior: Posterior, num_inputs: int) -> None:
     """Raise ValueError unless a posterior takes that many inputs, and has values of a sensible size."""
     need(posterior.X.shape[1] == num_inputs and bool(torch.isfinite(posterior.X).all()), "'X'")
     need(1 <= posterior.max_bytes <= LARGEST_BYTES, "'max_bytes'")
-    system = posterior._solver.system if isinstance(posterior, CGPosterior) else None
+    system = posterior.solver.system if isinstance(posterior, CGPosterior) else None
     need(system is None or system.max_bytes <= LARGEST_BYTES, "'system_max_bytes'")
     diagonal = posterior.prior.kernel.diag(posterior.X[:PROBES]).double()
     need(bool(((diagonal >= 0) & (diagonal < LARGEST_SCALE)).all()), "the size of the kernel")

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cagp.data.duplicates import NEAR, RowIndex
-from cagp.data.scaling import Standardizer
+from cagp.data.splits import NEAR, RowIndex
+from cagp.data.transforms import Standardizer
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.units import EncodedTable, as_array
 from cagp.posteriors import InducingPosterior, LocalPosterior

@@ -15,17 +15,15 @@ import torch
 from torch import Tensor
 
 from cagp.column_kinds import NUMBER, WORDS
-from cagp.data.chunks import Chunks
 from cagp.data.column_values import MixedKindsError, quantile_stride
-from cagp.data.encoding import Encoder, EncoderScan
-from cagp.data.scaling import ColumnMoments, Standardizer
-from cagp.data.targets import encode_target_rows
-from cagp.dataset import Data
+from cagp.data.encoding import Encoder, EncoderScan, encode_target_rows
+from cagp.data.tables import Chunks
+from cagp.data.transforms import ColumnMoments, Standardizer
+from cagp.dataset import Data, check_room, mapped_tensor
 from cagp.estimators.target_kinds import Fit, Prepared, check_log, choose_transforms
 from cagp.estimators.units import MappedRows, TrainingRows, Units, known_variances
-from cagp.mapped import check_room, mapped_tensor
 from cagp.memory import current_memory
-from cagp.posteriors.storing import DTYPES
+from cagp.posteriors.base import DTYPES
 from cagp.quantities import seconds_of, size
 from cagp.ranks import Ranks
 from cagp.recipes import Recipe, nearest

@@ -18,7 +18,7 @@ from cagp.files import checked_destination, one_at_a_time, rename_durably
 from cagp.kernels import Kernel
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.posteriors import LocalPosterior, Posterior, Sharing, posterior_from_state
-from cagp.posteriors.storing import DTYPES
+from cagp.posteriors.base import DTYPES
 from cagp.prior import GP
 from cagp.ranks import Ranks
 from cagp.saved_summary import KIND, VERSION

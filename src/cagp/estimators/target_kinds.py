@@ -4,11 +4,10 @@ They differ by a value. It says how targets are scaled, which recipe and paramet
 likelihood training starts. Everything else about a fit is the same for all, see ``cagp.estimators.base``.
 """
 
-import time
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -21,7 +20,7 @@ from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
 from cagp import limits
-from cagp.data.duplicates import distinct_rows
+from cagp.data.splits import distinct_rows
 from cagp.data.transforms import TRANSFORMS, Transform
 from cagp.estimators.predictive import learned_parameters
 from cagp.estimators.units import NO_NOISE, AnyRows, TrainingRows, Units, is_matrix, own_noise
@@ -182,7 +181,7 @@ class Fit:
     kind: "TargetKind"
     seed: int  # of everything random
     ranks: Ranks  # the processes that train together
-    began: float = field(default_factory=time.perf_counter)  # ``max_time`` counts from there
+    began: float  # on the clock ``time.perf_counter()``; ``max_time`` counts from there
 
     @property
     def memory(self) -> int:

@@ -9,13 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cagp.data.encoding import Encoder
-from cagp.data.scaling import ColumnMoments, Standardizer
+from cagp.data.encoding import Encoder, encode_target
 from cagp.data.splits import RowRule
-from cagp.data.targets import encode_target
-from cagp.data.transforms import TRANSFORMS, Transform
+from cagp.data.transforms import TRANSFORMS, ColumnMoments, Standardizer, Transform
 from cagp.posteriors import Posterior
-from cagp.progress import RowProgress
+from cagp.progress import Progress
 from cagp.ranks import Ranks
 
 PREDICT_ROWS = 16_384
@@ -297,7 +295,7 @@ class Units:
         num_rows = len(points.inputs)
         many = num_rows > PREDICT_ROWS
         order = posterior.order(self.standard(points.inputs, posterior)) if many else None
-        with RowProgress(num_rows, enabled=points.verbose and many) as progress:
+        with Progress("predict", points.verbose and many, num_rows) as progress:
             for start in range(0, num_rows, PREDICT_ROWS):
                 part = slice(start, min(start + PREDICT_ROWS, num_rows))
                 rows = part if order is None else order[part].cpu().numpy()

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.methods import MAP, CholeskyGP, LogNormal, Method, MultiTarget
-from cagp.methods.cholesky import memory_needed
+from cagp.methods.exact import memory_needed
 from cagp.prior import GP
 from cagp.quantities import bytes_of
 from cagp.recipes.long_range import start_of_periods

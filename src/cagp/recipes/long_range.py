@@ -18,7 +18,7 @@ from cagp.comparison import MARGINS
 from cagp.kernels import Kernel, repeating_parts
 from cagp.local_inference import SharedActions
 from cagp.methods import CholeskyGP, MultiTarget
-from cagp.methods.cholesky import MATRICES
+from cagp.methods.exact import MATRICES
 from cagp.neighbours import NeighbourIndex
 from cagp.periodogram import LEAST_CYCLES, MOST_CYCLES, peaks
 from cagp.prior import GP

@@ -295,6 +295,6 @@ class Search:
 
 
 def _words(best: Trial, average: tuple[Trial, float] | None) -> str:
-    """A model in words, or its average with another one of some weight."""
+    """A model in words, or its average with another model of some weight."""
     words = best.candidate.words
     return words if average is None else f"{words}, averaged with {average[1]:.0%} {average[0].candidate.words}"
