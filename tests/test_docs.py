@@ -295,6 +295,8 @@ def test_pages_are_in_plain_english():
 
 def test_docstrings_comments_and_messages_are_in_plain_english():
     stilted = {str(path.relative_to(ROOT)): found(STILTED, python_prose(path)) for path in [*SOURCES, *EXAMPLES]}
+    texts = (ROOT / "src" / "cagp" / "cli" / "texts").glob("*.txt")
+    stilted |= {path.name: found(STILTED, read(path)) for path in texts}
     assert not {name: phrases for name, phrases in stilted.items() if phrases}
 
 

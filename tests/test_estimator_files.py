@@ -16,8 +16,7 @@ from cagp.kernels import RBF, Kernel, Linear, Scale
 from cagp.recipes import local, opt, trials
 from cagp.recipes.table import RECIPES
 from cagp.recipes.task import Task
-from cagp.training import history
-from cagp.training.settings import PRESETS, Settings
+from cagp.training import PRESETS, Settings, history
 
 
 def answers(model, Z) -> list[np.ndarray]:

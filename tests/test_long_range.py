@@ -1,5 +1,7 @@
 """Kernels that do not decay learn from rows near and far, and forecast beyond the data."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -118,7 +120,7 @@ def task(X: torch.Tensor, y: torch.Tensor, kernel: kernels.Kernel, **changes) ->
         "data": Data(X, y), "kernel": kernel, "noise": None, "from_data": False, "seed": 0,
         "inputs": X.numpy(), "categorical": (), "mean": "zero", "kernels": (), "start": 1.0,
         "max_bytes": 2**26, "memory": 2**31, "max_memory": None, "max_epochs": None, "max_time": None, "folder": None,
-        "verbose": False, "names": None, "points": None,
+        "verbose": False, "names": None, "points": None, "began": time.perf_counter(),
     }  # fmt: skip
     return Task(**(values | changes))
 

@@ -20,8 +20,7 @@ from cagp.recipes import auto
 from cagp.recipes.table import RECIPES, recipe_for
 from cagp.recipes.task import RESIDUAL_START
 from cagp.report.page import number
-from cagp.training import history
-from cagp.training.settings import PRESETS, Settings
+from cagp.training import PRESETS, Settings, history
 from cagp.trees import fit_trees
 
 every_method = pytest.mark.parametrize("method", RECIPES)

@@ -2,7 +2,8 @@
 
 A process that ends closes its connections, which its peers notice at once. A machine without power or network closes
 nothing. So every process counts in the store of torch.distributed, in a thread of its own, and sees whether the others
-keep counting. How long they compute, or wait for each other, does not matter.
+keep counting. How long they compute, or wait for each other, does not matter: ``monitored_barrier`` of
+torch.distributed has a single timeout, after which it calls a process that computes lost, too.
 """
 
 import atexit

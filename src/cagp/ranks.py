@@ -257,8 +257,9 @@ class Ranks:
                     raise
             lost = self.beating.lost()
             if lost is not None:
-                # Process 0 has the store, by which the others find out who is lost.
-                heartbeat.end_without_peers(heartbeat.SILENCE / 4 if self.is_first else 0.0)
+                # One that ends closes its connections, and process 0 the store, by which all find out who is lost: they
+                # end once the others have found out, too.
+                heartbeat.end_without_peers(heartbeat.SILENCE / (2 if self.is_first else 4))
                 raise LostProcessError(
                     f"process {lost[0]} of this computation has given no sign of life for {lost[1]:.0f} s: its machine "
                     "has stopped or cannot be reached. With checkpoints, the same call resumes on any number of "

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from cagp.comparison import Gains
-from cagp.data.scaling import Standardizer
 from cagp.data.splits import RowRule
-from cagp.data.transforms import TRANSFORMS
+from cagp.data.transforms import TRANSFORMS, Standardizer
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPLocal
 from cagp.prior import GP, GaussianNoise

@@ -58,7 +58,7 @@ class Task:
     verbose: bool
     names: tuple[str, ...] | None  # of the inputs, where they have any
     points: Tensor | None  # inducing points of the last fit, where this one continues it
-    began: float = field(default_factory=time.perf_counter)
+    began: float  # on the clock ``time.perf_counter()``; ``max_time`` counts from there
     ranks: Ranks = field(default_factory=Ranks.alone)  # the processes that train together, each with all rows
     rule: RowRule = field(default_factory=RowRule)  # how rows are held out to compare models
     known: Tensor | None = None  # (n,), a known part of the latent function: the logarithm of exposures
