@@ -10,8 +10,7 @@ import pandas as pd
 import torch
 
 from cagp.data.encoding import Encoder
-from cagp.data.scaling import Standardizer
-from cagp.data.transforms import TRANSFORMS
+from cagp.data.transforms import TRANSFORMS, Standardizer
 from cagp.estimators import EncodedTable, GPRegressor, Units
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.predictive import Predictive

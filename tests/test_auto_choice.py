@@ -49,7 +49,7 @@ def without_time(model) -> list[dict]:
 
 def score(nll, crps) -> Score:
     nll, crps = (torch.as_tensor(values, dtype=torch.float64) for values in (nll, crps))
-    return Score(nll, crps, crps.square(), crps[None], crps[None].square())
+    return Score(nll, crps, crps[None], crps[None].square())
 
 
 def test_the_score_of_several_targets():
@@ -58,7 +58,7 @@ def test_the_score_of_several_targets():
     found = Score.of(zip(y, mean, variance, strict=True))
     density = torch.distributions.Normal(mean, variance.sqrt()).log_prob(y)
     torch.testing.assert_close(found.nll, -density.mean(0))
-    torch.testing.assert_close(found.square, (y - mean).square().mean(0))
+    torch.testing.assert_close(found.error.square().mean(0), (y - mean).square().mean(0))
     # The CRPS is E|Z - y| - E|Z - Z'| / 2 for draws Z, Z' of the prediction.
     draws = mean + variance.sqrt() * torch.randn(2, 40_000, 2, 7, generator=torch.Generator().manual_seed(1)).double()
     crps = (draws[0] - y).abs().mean(0) - (draws[0] - draws[1]).abs().mean(0) / 2

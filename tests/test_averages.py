@@ -160,7 +160,7 @@ def test_the_best_weight_is_the_one_that_predicts_best():
     found = best_average(one, other)  # independent errors of equal size
     assert found.weight == 0.5
     assert found.gain.exceed("model")
-    assert float(found.score.square.mean()) == pytest.approx(0.045, rel=0.1)
+    assert float(found.score.error.square().mean()) == pytest.approx(0.045, rel=0.1)
     assert not best_average(one, Score.of_errors(9 * errors[1], 81 * errors[1] ** 0)).gain.exceed("model")
 
 

@@ -31,7 +31,7 @@ def test_cggp_with_a_full_set_of_probes_is_the_exact_gp_in_value_and_gradient(re
     p = recipe.build()
     given = p.X, p.y, p.row_noise
     method, exact = CGGP(p.prior, tolerance=1e-11, precondition_rank=rank), CholeskyGP(p.prior)
-    solver = Solver(System(p.prior, p.X, p.row_noise), rank)
+    solver = method._solver(p.X, p.row_noise)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CGWarning)  # a tolerance at the edge of round-off
         quadratic, log_det = method.estimates(solver, *given, exact_probes(solver))

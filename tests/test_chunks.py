@@ -9,8 +9,8 @@ from random_tables import random_table
 from cagp.data import Encoder, Standardizer, open_chunks, read_table, stream_table
 from cagp.data.column_values import MixedKindsError, quantile_stride
 from cagp.data.encoding import EncoderScan
-from cagp.data.scaling import ColumnMoments
 from cagp.data.tables import table_rows
+from cagp.data.transforms import ColumnMoments
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame({"a": RNG.normal(size=50), "kind": RNG.choice(["x", "y", "z"], 50), "y": RNG.normal(size=50)})

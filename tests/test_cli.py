@@ -65,4 +65,4 @@ def test_an_installed_package_adds_commands(monkeypatch, capsys):
     assert plugin("cagp.commands", "bench", "cagp bench") is add_to
     assert main(["bench", "--rows", "3"]) == 0
     assert capsys.readouterr().out == "3\n"
-    assert {name for name, command in app.COMMANDS.items() if command.is_plugin} == {"bench", "reproduce"}
+    assert app.PLUGINS == ("bench", "reproduce")

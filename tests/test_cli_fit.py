@@ -37,7 +37,7 @@ def test_help_lists_every_command_and_every_example_can_be_parsed(capsys, monkey
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    names = [command.name for group in app.GROUPS.values() for command in group]
+    names = [*app.COMMANDS, *app.PLUGINS]
     assert names == ["fit", "predict", "evaluate", "info", "compare", "bench", "reproduce"]
     for name in names:
         assert re.search(rf"^  {name} ", text, flags=re.MULTILINE)

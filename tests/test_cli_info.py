@@ -14,7 +14,7 @@ import cagp
 from cagp import kernels
 from cagp.cli import main
 from cagp.parameters import Positive, named_values
-from cagp.storage import read_state, save_state
+from cagp.storage import load_state, save_state
 
 
 def houses() -> pd.DataFrame:
@@ -102,7 +102,7 @@ def test_info_says_what_the_model_says(tmp_path, capsys):
 
 
 def test_info_refuses_a_file_that_lacks_something(tmp_path, capsys):
-    state = read_state(saved_houses(tmp_path, "exact"), "cagp model", 1)
+    state = load_state(saved_houses(tmp_path, "exact"), "cagp model", 1, tensors=False)
     path = tmp_path / "m.cagp"
     for name in ("scaler", "posteriors", "encoder", "results"):
         save_state(path, {**state, name: []}, "cagp model", 1)

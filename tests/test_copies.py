@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cagp import CaGPRegressor, limits
 from cagp.cli import main
 from cagp.data import open_chunks
-from cagp.data.duplicates import distinct_rows
+from cagp.data.splits import distinct_rows
 from cagp.estimators import CopiesWarning
 
 

@@ -17,8 +17,8 @@ import cagp
 from cagp import limits
 from cagp.cli import main
 from cagp.comparison import MARGINS
-from cagp.recipes import actions, task
-from cagp.recipes.options import PARAMETERS
+from cagp.recipes import local, task
+from cagp.recipes.table import PARAMETERS
 
 ROOT = Path(__file__).parent.parent
 ALL_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -209,7 +209,7 @@ def test_numbers_of_the_automatic_choice_are_those_of_the_code():
     text = " ".join(read(ROOT / "docs" / "choosing.md").split())
     for words in (
         f"up to {limits.EXACT_ROWS:,} rows",
-        f"at most {actions.MOST_ACTIONS}",
+        f"at most {local.MOST_ACTIONS}",
         f"{MARGINS['method'].least} nats",
         f"at most {task.VALIDATION_ROWS:,}",
     ):
@@ -295,6 +295,8 @@ def test_pages_are_in_plain_english():
 
 def test_docstrings_comments_and_messages_are_in_plain_english():
     stilted = {str(path.relative_to(ROOT)): found(STILTED, python_prose(path)) for path in [*SOURCES, *EXAMPLES]}
+    texts = (ROOT / "src" / "cagp" / "cli" / "texts").glob("*.txt")
+    stilted |= {path.name: found(STILTED, read(path)) for path in texts}
     assert not {name: phrases for name, phrases in stilted.items() if phrases}
 
 

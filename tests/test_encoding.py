@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from cagp.data import MAX_LEVELS, Encoder, encode_target, encoding
+from cagp.data import MAX_LEVELS, Encoder, cells, encode_target
 
 EPOCH = datetime.datetime(1970, 1, 1)
 VALUES = {
@@ -95,8 +95,8 @@ def test_codes_are_one_column_for_each_column_and_expand_to_the_matrix(frame):
 
 @pytest.mark.parametrize("make", [np.asarray, pd.DataFrame], ids=["array", "frame"])
 def test_fit_encodes_each_column_once(make, monkeypatch):
-    calls, check = [], encoding.check_values
-    monkeypatch.setattr(encoding, "check_values", lambda *a: calls.append(a) or check(*a))
+    calls, check = [], cells.check_values
+    monkeypatch.setattr(cells, "check_values", lambda *a: calls.append(a) or check(*a))
     X = np.arange(6.0).reshape(3, 2)
     encoder, matrix = Encoder.fit_transform(make(X))
     assert len(calls) == 1

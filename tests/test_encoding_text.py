@@ -8,7 +8,7 @@ import pytest
 
 from cagp.column_kinds import DATETIME, DECIMAL_COMMA, NUMBER
 from cagp.data import Encoder, encode_target
-from cagp.data.text_values import DATE_FORMATS
+from cagp.data.cells import DATE_FORMATS
 
 DATES = pd.Series(pd.to_datetime(["2024-03-31", "1969-12-05", "2001-11-09", "2001-02-28"]))
 DAYS = ((DATES - pd.Timestamp("1970-01-01")) / pd.Timedelta(days=1)).to_numpy()

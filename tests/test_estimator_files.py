@@ -13,10 +13,10 @@ from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, 
 from cagp.dataset import Data
 from cagp.estimators import Units
 from cagp.kernels import RBF, Kernel, Linear, Scale
-from cagp.recipes import RECIPES, actions, opt, trials
+from cagp.recipes import local, opt, trials
+from cagp.recipes.table import RECIPES
 from cagp.recipes.task import Task
-from cagp.training import history
-from cagp.training.settings import PRESETS, Settings
+from cagp.training import PRESETS, Settings, history
 
 
 def answers(model, Z) -> list[np.ndarray]:
@@ -308,7 +308,7 @@ def test_held_out_rows_are_training_rows_that_nothing_was_learned_from(monkeypat
     with_shared = trials.HeldOutRows.with_shared
 
     def watch(self, *given):
-        seen.append([task.column(0).tensors for task in (self.learning, self.held_out("zero"))])
+        seen.append([task.data.column(0).tensors for task in (self.learning, self.held_out("zero"))])
         return with_shared(self, *given)
 
     monkeypatch.setattr(trials.HeldOutRows, "with_shared", watch)
@@ -351,7 +351,7 @@ def test_memory_limits_the_number_of_actions(monkeypatch):
     for num_rows, expected in ((10_000, 512), (5, 1)):
         rows = Data(torch.zeros(num_rows, 2), torch.zeros(num_rows, 1))
         many = replace(task, data=rows, memory=2**40)
-        assert actions.number_of_actions("auto", many) == expected
+        assert local.number_of_actions("auto", many) == expected
 
     model = CaGPRegressor(n_actions=30, max_memory=13_000, max_epochs=1).fit(X, y)  # too little for an exact answer
     assert model.method_ == "local"
@@ -380,8 +380,8 @@ def test_several_targets_are_judged_together(monkeypatch):
 
 def test_many_rows_weigh_some_rows_of_each_block(monkeypatch, tmp_path):
     X, y = table(300)
-    monkeypatch.setattr(actions, "SUPPORT_ROWS", 100)
-    monkeypatch.setattr(actions, "SUPPORT_SIZE", 3)
+    monkeypatch.setattr(local, "SUPPORT_ROWS", 100)
+    monkeypatch.setattr(local, "SUPPORT_SIZE", 3)
     noise = np.linspace(0.1, 1, 300)
     for method in ("opt", "hybrid"):
         model = CaGPRegressor(method, n_actions=20, n_neighbors=4, max_epochs=2).fit(X, y, sample_noise=noise)
@@ -400,7 +400,7 @@ def test_many_rows_are_learned_from_minibatches(monkeypatch):
     """Beyond a number of rows, or from fewer rows on if the time is short; the report says so."""
     X, y = table(300)
     monkeypatch.setattr(opt, "BATCH_SIZE", 50)
-    monkeypatch.setattr(actions, "SUPPORT_SIZE", 3)
+    monkeypatch.setattr(local, "SUPPORT_SIZE", 3)
 
     def report(**choices) -> str:
         return CaGPRegressor("opt", n_actions=20, max_epochs=2, **choices).fit(X, y).fit_report_
@@ -415,17 +415,17 @@ def test_many_rows_are_learned_from_minibatches(monkeypatch):
     assert in_minibatches in report(max_time=600.0)
     monkeypatch.setattr(opt, "FULL_STEP", 1e-9)
     assert all_rows in report(max_time=600.0)
-    monkeypatch.setattr(actions, "SUPPORT_ROWS", 100)
+    monkeypatch.setattr(local, "SUPPORT_ROWS", 100)
     assert in_minibatches in report()
 
 
 def test_memory_does_not_limit_the_actions_of_minibatches(monkeypatch):
     X, y = table(300)
     monkeypatch.setattr(opt, "BATCH_SIZE", 20)
-    monkeypatch.setattr(actions, "SUPPORT_SIZE", 2)
+    monkeypatch.setattr(local, "SUPPORT_SIZE", 2)
     memory = 64 * 20 * 37  # of a minibatch and a row in eight as actions
     assert CaGPRegressor("opt", max_memory=memory, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 2
-    monkeypatch.setattr(actions, "SUPPORT_ROWS", 100)
+    monkeypatch.setattr(local, "SUPPORT_ROWS", 100)
     assert CaGPRegressor("opt", max_memory=memory, max_epochs=1).fit(X, y).posteriors_[0].num_actions == 37
 
 

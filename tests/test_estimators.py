@@ -16,11 +16,12 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor
-from cagp.estimators import Units, learning
-from cagp.estimators.rows import Fit, TrainingRows
+from cagp.estimators import Units, base
+from cagp.estimators.target_kinds import Fit
+from cagp.estimators.units import TrainingRows
 from cagp.kernels import RBF, Scale
 from cagp.ranks import Ranks
-from cagp.recipes import RECIPES, Recipe
+from cagp.recipes.table import RECIPES, Recipe
 from cagp.recipes.task import Task
 
 SMALL = {"n_actions": 8, "n_neighbors": 8, "n_inducing": 8}
@@ -56,7 +57,7 @@ def table(num_rows: int = 40, num_columns: int = 2, seed: int = 0) -> tuple[np.n
 def task_of(model, recipe: Recipe, units: Units, rows: TrainingRows) -> Task:
     """The task that a fit of the model trains the recipe on."""
     fit = Fit(model, model._check(), model.random_state, Ranks.alone(), began=0.0)
-    return learning.task_of(fit, recipe, units, rows)
+    return base.task_of(fit, recipe, units, rows)
 
 
 def quick(**choices) -> ExactGPRegressor:

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
-from cagp import CaGPRegressor, mapped
+from cagp import CaGPRegressor, dataset
 from cagp.data import open_chunks
-from cagp.mapped import column_statistics, gathered, mapped_tensor
+from cagp.dataset import column_statistics, gathered, mapped_tensor
 
 RNG = np.random.default_rng(0)
 N = 600
@@ -174,7 +174,7 @@ def test_files_of_rows_leave_nothing_behind(tmp_path):
 
 
 def test_parts_of_mapped_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(mapped, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(dataset, "ROWS_AT_ONCE", 7)
     for shape in ((50, 3), (50,), (50, 1)):
         values = torch.randn(shape)
         rows = torch.randperm(50)[:40]

@@ -27,8 +27,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cagp import fit
+from cagp.storage import load_state
 from cagp.training import Batch, FitResult, Step
-from cagp.training.checkpoints import load_checkpoint
+from cagp.training.fitting import KIND, VERSION
 
 pytestmark = pytest.mark.usefixtures("global_generator_stays")
 
@@ -118,7 +119,7 @@ def assert_same_files(actual: Path, expected: Path) -> None:
     assert_same_tensors(load_file(actual / "final"), load_file(expected / "final"))
     assert history_of(actual) == history_of(expected)
     assert (actual / "result").read_text() == (expected / "result").read_text()
-    ends = [load_checkpoint(folder / CHECKPOINT) for folder in (actual, expected)]
+    ends = [load_state(folder / CHECKPOINT, KIND, VERSION) for folder in (actual, expected)]
     assert_same_tensors(ends[0]["parameters"], ends[1]["parameters"])
     for mine, other in zip(ends[0]["optimizer"]["torch"].values(), ends[1]["optimizer"]["torch"].values(), strict=True):
         assert_same_tensors(mine, other)

@@ -197,9 +197,7 @@ def test_a_rows_own_target_never_enters_its_prediction(objective, shared):
     neighbours = t.method.lookup(Data(t.X, t.y)).of(t.X, rows)
 
     def means(y: Tensor) -> Tensor:
-        actions = t.method.shared
-        if actions is not None:
-            actions = t.method._seen(t.method.prior, actions, Data(t.X, y, t.row_noise))
+        actions = t.method._seen(t.method.prior, Data(t.X, y, t.row_noise))
         return local_answers(t.method.prior, t.X, y, t.row_noise, t.X[rows], neighbours, actions).mean.detach()
 
     before, influence = means(t.y), 0
@@ -274,7 +272,7 @@ def test_neighbours_are_sought_anew_when_it_is_time():
 @pytest.mark.parametrize("objective", ["loo", "ordered"])
 @pytest.mark.parametrize("kind", ["scan", "tree"])
 def test_neighbours_that_are_kept_from_step_to_step_change_nothing(objective, kind, monkeypatch):
-    look_up = cagp_local.Lookup.of
+    look_up = cagp_local.Lookup.found
 
     found = []
     for most in (0, 10**6):
@@ -282,7 +280,7 @@ def test_neighbours_that_are_kept_from_step_to_step_change_nothing(objective, ki
         t = training(objective, n=60, index_kind=kind, batch_size=16, refresh_at=(3, 6))
         looked_up = []
         counted = lambda self, X, rows, seen=looked_up: seen.append(rows) or look_up(self, X, rows)  # noqa: E731
-        monkeypatch.setattr(cagp_local.Lookup, "of", counted)
+        monkeypatch.setattr(cagp_local.Lookup, "found", counted)
         result = fit(t.method, t.X, t.y, t.row_noise, num_steps=40)
         found.append(([step.loss for step in result.steps], sum(map(len, looked_up))))
     (anew, every), (kept, few) = found
@@ -293,7 +291,7 @@ def test_neighbours_that_are_kept_from_step_to_step_change_nothing(objective, ki
     data, rows = Data(t.X, t.y, t.row_noise), torch.arange(5)
     batch = t.method.before_step(data, Coming(1, 0.5, False, rows, rows))
     everything = t.method.before_step(data, Coming(2, 0.5, False, None, None, batch))
-    assert everything.prepared.lookup is batch.prepared.lookup
+    assert everything.prepared is batch.prepared
     assert t.method.terms(data, everything) == t.method.terms(data, Batch())
 
 
@@ -310,7 +308,7 @@ def test_the_index_follows_the_data_and_the_lengthscales():
     expected = NeighbourIndex(t.X, t.method.search_lengthscale, "scan").nearest(t.X, 3, left_out=rows)
     assert torch.equal(t.method.lookup(data).of(t.X, rows), expected)
     refreshed = t.method.before_step(data, Coming(1, 0.5, False, rows, rows))
-    assert torch.equal(refreshed.prepared.near, expected)
+    assert torch.equal(refreshed.prepared.of(t.X, rows), expected)
 
 
 def test_priors_on_hyperparameters_go_with_it():

@@ -17,7 +17,7 @@ from cagp import CaGPRegressor, ExactGPRegressor, metrics
 from cagp.cli import main
 from cagp.data.transforms import TRANSFORMS
 from cagp.estimators.predictive import Predictive
-from cagp.recipes.options import TARGET
+from cagp.recipes.table import TARGET
 from cagp.recipes.target_scale import may_take_log
 from cagp.saved_summary import saved_summary
 

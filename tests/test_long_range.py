@@ -1,5 +1,7 @@
 """Kernels that do not decay learn from rows near and far, and forecast beyond the data."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from cagp import GP, CaGPRegressor, kernels, limits
 from cagp.dataset import Data
 from cagp.kernels import RBF, ActiveDims, Constant, Cosine, Linear, Matern12, Matern32, Periodic, Scale
 from cagp.periodogram import CHANCE, peaks
-from cagp.recipes import auto, long_range, nearest
+from cagp.recipes import auto, exact, local
 from cagp.recipes.task import Task
 from cagp.training import FitResult, FitStatus
 
@@ -118,7 +120,7 @@ def task(X: torch.Tensor, y: torch.Tensor, kernel: kernels.Kernel, **changes) ->
         "data": Data(X, y), "kernel": kernel, "noise": None, "from_data": False, "seed": 0,
         "inputs": X.numpy(), "categorical": (), "mean": "zero", "kernels": (), "start": 1.0,
         "max_bytes": 2**26, "memory": 2**31, "max_memory": None, "max_epochs": None, "max_time": None, "folder": None,
-        "verbose": False, "names": None, "points": None,
+        "verbose": False, "names": None, "points": None, "began": time.perf_counter(),
     }  # fmt: skip
     return Task(**(values | changes))
 
@@ -139,17 +141,16 @@ def test_nearest_rows_refine_the_parts_that_decay_and_no_others():
     endless = kernel.endless_parameters(2)
     decaying = set(map(id, kernel.parts[1].parameters()))
     assert {id(p) for p in kernel.parameters()} - set(map(id, endless)) == decaying
-    learned = long_range.learn(whole)
+    learned = local.learn_far(whole)
     assert "Nearest rows" not in " ".join(learned.notes)
     assert all(p.requires_grad for p in kernel.parameters())
     again = task(X, y, kernel, max_epochs=8)
-    near = nearest.Neighbours(16)
-    refined = long_range.learn(again, near)
+    near = local.Neighbours(16)
+    refined = local.learn_far(again, near)
     assert "Nearest rows of the whole table" in refined.notes[-1]
     with torch.no_grad():
         losses = [
-            float(nearest.local_methods(again, each.priors, near)[0].objective(X, y[:, 0]))
-            for each in (learned, refined)
+            float(local.local_methods(again, each.priors, near)[0].objective(X, y[:, 0])) for each in (learned, refined)
         ]
     assert losses[1] < losses[0]
     for part in (kernel, refined.priors[0].kernel):
@@ -164,28 +165,28 @@ def test_nearest_rows_refine_the_parts_that_decay_and_no_others():
 
 def test_the_sample_has_near_and_far_rows_once_each():
     X = torch.linspace(0, 1, 5000, dtype=torch.float64)[:, None]
-    rows = long_range.near_and_far(X, 400, seed=3)
+    rows = local.near_and_far(X, 400, seed=3)
     assert len(rows) == 400 == len(rows.unique())
     gaps = rows.diff()
     assert int((gaps == 1).sum()) > 150  # groups of neighbours
     assert int(gaps.max()) < 400  # no part of the table is left out
-    assert torch.equal(rows, long_range.near_and_far(X, 400, seed=3))
-    assert not torch.equal(rows, long_range.near_and_far(X, 400, seed=4))
+    assert torch.equal(rows, local.near_and_far(X, 400, seed=3))
+    assert not torch.equal(rows, local.near_and_far(X, 400, seed=4))
     duplicates = torch.zeros(50, 1, dtype=torch.float64)
-    assert len(long_range.near_and_far(duplicates, 30, 0).unique()) == 30
+    assert len(local.near_and_far(duplicates, 30, 0).unique()) == 30
 
 
 def test_starts_are_tried_for_periods_that_are_trained():
     X, y = data(600)
     kernel = ActiveDims(Periodic(1, 1.0), [0]) * RBF(2) + Cosine(2, 50.0)
-    starts = long_range.period_starts(kernel, X, y)
+    starts = exact.period_starts(kernel, X, y)
     assert starts[0] == []
-    assert 3 <= len(starts) <= long_range.MOST_STARTS
+    assert 3 <= len(starts) <= exact.MOST_STARTS
     truth = 2 * torch.pi / 20
     assert any(abs(float(period[0]) / truth - 1) < 0.02 for start in starts for _, period in start)
     kernel.requires_grad_(False)
-    assert long_range.period_starts(kernel, X, y) == [[]]
-    assert long_range.period_starts(Scale(RBF(2)), X, y) == [[]]
+    assert exact.period_starts(kernel, X, y) == [[]]
+    assert exact.period_starts(Scale(RBF(2)), X, y) == [[]]
 
 
 @pytest.mark.slow
@@ -193,18 +194,18 @@ def test_the_better_start_is_kept_and_a_short_time_limit_is_obeyed():
     X, y = data(300)
     kernel = Scale(ActiveDims(Periodic(1, 0.5), [0])) + Linear(2)
     given = task(X, y, kernel)
-    priors, notes = long_range.start_of_periods(given, given.priors())
+    priors, notes = exact.start_of_periods(given, given.priors())
     assert "Compared" in notes[0]
     assert priors[0].kernel.parts[0].kernel.kernel.period.item() == pytest.approx(2 * torch.pi / 20, rel=0.01)
     slow = task(X, y, kernel, max_time=1e-6)
-    assert len(long_range.learn(slow).result.steps) <= 1
+    assert len(local.learn_far(slow).result.steps) <= 1
 
 
 def test_half_periods_are_tried_a_few_times_whatever_the_optimiser_does(monkeypatch):
     """A period that stays half is halved again, until the shortest; one that comes back is given up at once."""
     X, y = data(60)
     kernel = Scale(ActiveDims(Periodic(1, 1.0), [0]))
-    for back, times in ((1.0, long_range.MOST_HALVINGS), (2.0, 1)):
+    for back, times in ((1.0, exact.MOST_HALVINGS), (2.0, 1)):
         names = []
 
         def train(self, method, name, back=back, names=names, **changes):
@@ -216,7 +217,7 @@ def test_half_periods_are_tried_a_few_times_whatever_the_optimiser_does(monkeypa
 
         monkeypatch.setattr(Task, "run", train)
         given = task(X, y, kernel)
-        long_range.start_of_periods(given, given.priors())
+        exact.start_of_periods(given, given.priors())
         assert sum(name.startswith("half") for name in names) == times
         assert len(set(names)) == len(names)  # each has a folder of its own
 
@@ -226,7 +227,7 @@ def test_shared_actions_are_single_rows_where_blocks_average_the_season_away():
     y = torch.sin(2 * torch.pi * X / 0.01)
     for period, words in ((0.01, "a row in each"), (5.0, "equal weights")):
         kernel = Scale(Periodic(1, period))
-        actions, said = long_range.shared_actions(task(X, y, kernel), GP(kernel), 50)
+        actions, said = local.far_actions(task(X, y, kernel), GP(kernel), 50)
         assert said.startswith(words)
         assert actions.num_actions == 50
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from cagp import CaGPRegressor, load
-from cagp.data import duplicates, split
-from cagp.data.duplicates import RowIndex
+from cagp.data import split
+from cagp.data.splits import NEAR, RowIndex
 from cagp.estimators.overlap import KnownRows, Overlap, overlap_with
 
 
@@ -29,7 +29,7 @@ def test_the_index_finds_what_a_comparison_of_all_pairs_finds(d):
         ]
     )
     found = RowIndex(rows).holds(asked)
-    np.testing.assert_array_equal(found, same_by_comparison(asked, rows, duplicates.NEAR))
+    np.testing.assert_array_equal(found, same_by_comparison(asked, rows, NEAR))
     assert found[:217].all()
     assert 0.2 < found.mean() < 0.9
 

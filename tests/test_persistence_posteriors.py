@@ -63,7 +63,10 @@ def test_the_status_of_conjugate_gradients_is_kept(tmp_path):
     posterior, _ = made("cggp", torch.float64)
     back = posterior_from_state(through_a_file(posterior.state(), tmp_path))
     assert bits(back.representer_status) == bits(posterior.representer_status)
-    assert (back.tolerance, back.max_iterations) == (posterior.tolerance, posterior.max_iterations)
+    assert (back.solver.tolerance, back.solver.max_iterations) == (
+        posterior.solver.tolerance,
+        posterior.solver.max_iterations,
+    )
 
 
 @pytest.mark.parametrize("name", ["local", "hybrid", "cggp, known rows"])

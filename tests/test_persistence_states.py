@@ -12,7 +12,7 @@ from persistence_problems import KIND, VERSION, bits, through_a_file
 from safetensors import safe_open
 from torch import nn
 
-from cagp.storage import ALIGNMENT, BFLOAT16, fingerprint, load_state, read_state, save_state, write_atomically
+from cagp.storage import ALIGNMENT, BFLOAT16, fingerprint, load_state, save_state, write_atomically
 
 TENSORS = {
     "float64": torch.tensor([1 / 3, -0.0, math.inf, -math.inf, 5e-324], dtype=torch.float64),
@@ -82,7 +82,7 @@ def test_numpy_arrays_come_back_with_their_bits_and_order(tmp_path):
     arrays = [base, base.T, base[::-1, ::2], base, np.array(1 / 3), np.zeros((0, 3)), np.array([True, False])]
     arrays += [np.array([[1, 2], [3, 4]], dtype=np.uint16).view(BFLOAT16), np.float16([1 / 3]), np.int8([-5])]
     save_state(tmp_path / "file", {"all": arrays}, KIND, VERSION)
-    back = read_state(tmp_path / "file", KIND, VERSION)["all"]
+    back = load_state(tmp_path / "file", KIND, VERSION, tensors=False)["all"]
     for found, expected in zip(back, arrays, strict=True):
         assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
         assert found.flags.writeable

@@ -12,8 +12,17 @@ import pytest
 import cagp
 from cagp import CaGPRegressor
 from cagp.cli import main
-from cagp.recipes import OPTIONS, RECIPES, Recipe, methods_for, recipe_for, users_of
-from cagp.recipes.options import PARAMETERS, check_values, not_for
+from cagp.recipes.table import (
+    OPTIONS,
+    PARAMETERS,
+    RECIPES,
+    Recipe,
+    check_values,
+    methods_for,
+    not_for,
+    recipe_for,
+    users_of,
+)
 from cagp.recipes.task import Fitted, Task
 
 CHANGED = {
@@ -91,7 +100,7 @@ def test_help_lists_every_method_and_option(capsys, monkeypatch):
 
 def test_the_table_and_the_command_line_load_nothing_heavy():
     code = (
-        "import sys, cagp, cagp.recipes, cagp.saved_summary, cagp.cli.app;"
+        "import sys, cagp, cagp.recipes.table, cagp.saved_summary, cagp.cli.app;"
         "heavy = {'torch', 'pandas', 'sklearn', 'scipy', 'matplotlib', 'pyarrow'} & set(sys.modules);"
         "sys.exit(' '.join(sorted(heavy)) or 0)"
     )

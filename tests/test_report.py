@@ -15,10 +15,8 @@ from cagp.estimators import CaGPRegressor
 from cagp.kernels import ActiveDims, Linear, Matern32, Scale
 from cagp.metrics import calibration, scaled
 from cagp.report import write_report
-from cagp.report.model import varying
-from cagp.report.page import number
-from cagp.report.subject import subject_of
-from cagp.report.svg import PALETTE, Drawing
+from cagp.report.page import PALETTE, Drawing, number
+from cagp.report.subject import subject_of, varying
 from cagp.report.targets import error_by_chance
 
 
@@ -193,7 +191,7 @@ def test_characters_without_a_glyph_are_kept_and_leave_warnings_alone():
 
 @pytest.mark.slow
 def test_several_targets_have_a_section_each_up_to_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("cagp.report.regression.MAX_TARGETS", 1)
+    monkeypatch.setattr("cagp.report.pages.MAX_TARGETS", 1)
     model, X, y = strange(num_targets=2)
     path = write_report(model, X, y, tmp_path / "r.html")
     page, html = read(path), path.read_text(encoding="utf-8")

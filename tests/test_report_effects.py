@@ -6,12 +6,10 @@ import pytest
 from report_models import STRANGE_NAMES, KnownModel, plain, read, strange
 from scipy.stats import norm
 
-from cagp.report import importance, write_report
-from cagp.report.effects import effects_of
-from cagp.report.importance import importance_of
-from cagp.report.page import with_error
+from cagp.report import columns, write_report
+from cagp.report.columns import effects_of, importance_of
+from cagp.report.page import Drawing, with_error
 from cagp.report.subject import MISSING, sample, subject_of, with_values
-from cagp.report.svg import Drawing
 
 
 def last_effects(model, X, y):
@@ -250,7 +248,7 @@ def test_a_column_without_effect_has_no_importance_and_its_twin_shares_it():
 
 
 def test_of_many_columns_those_that_change_predictions_most_are_measured(monkeypatch):
-    monkeypatch.setattr(importance, "MAX_COLUMNS", 3)
+    monkeypatch.setattr(columns, "MAX_COLUMNS", 3)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(150, 40))
     weights = np.zeros(40)
@@ -281,7 +279,7 @@ def test_the_page_has_the_numbers_and_names_what_was_not_measured(tmp_path, monk
     cells = next(row for row in page.rows if row[:1] == [found.columns[0].name] and len(row) == 3)
     assert cells[1] == with_error(found.rmse[0, 0], found.rmse_error[0, 0])
     assert cells[2] == with_error(found.nll[0, 0], found.nll_error[0, 0])
-    monkeypatch.setattr(importance, "MAX_COLUMNS", 2)
+    monkeypatch.setattr(columns, "MAX_COLUMNS", 2)
     assert "Not measured" in read(write_report(model, X, y, tmp_path / "r.html")).words
 
 

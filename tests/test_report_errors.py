@@ -13,11 +13,19 @@ from scipy.stats import binom, norm
 from cagp import metrics, plots
 from cagp.metrics import Calibration
 from cagp.report import write_report
-from cagp.report.errors import OTHERS, equal_bins, groups_of, neighbour_correlation, places_of, residuals_of
-from cagp.report.page import number, with_error
+from cagp.report.page import Drawing, number, with_error
 from cagp.report.subject import subject_of
-from cagp.report.svg import Drawing
-from cagp.report.targets import AS_IT_SHOULD, targets_of, verdict_on
+from cagp.report.targets import (
+    AS_IT_SHOULD,
+    OTHERS,
+    equal_bins,
+    groups_of,
+    neighbour_correlation,
+    places_of,
+    residuals_of,
+    targets_of,
+    verdict_on,
+)
 
 LEVELS = np.arange(1, 20) / 20
 

@@ -13,11 +13,9 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 
 from cagp import CaGPRegressor
 from cagp.report import write_report
-from cagp.report.effects import effects_of
-from cagp.report.importance import importance_of
-from cagp.report.page import number
+from cagp.report.columns import effects_of, importance_of
+from cagp.report.page import Drawing, number
 from cagp.report.subject import subject_of
-from cagp.report.svg import Drawing
 
 pytestmark = pytest.mark.usefixtures("annotations_off", "no_figures")
 

@@ -16,7 +16,7 @@ from cagp.kernels import Matern32
 from cagp.methods import CaGPLocal
 from cagp.neighbours import NeighbourIndex
 from cagp.prior import GP
-from cagp.recipes import nearest
+from cagp.recipes import local
 
 native = compiled_backend._native
 pytestmark = pytest.mark.skipif(not COMPILED.instruction_set, reason="the compiled kernels are not installed")
@@ -265,4 +265,4 @@ def test_a_tree_takes_no_more_memory_than_is_planned(n, d):
     assert tree is not None
     arrays = (tree.points, tree.rows, tree.boxes, tree.least)
     taken = sum(array.numel() * array.element_size() for array in arrays)
-    assert 0.6 * taken < n * (4 * d + 4) < taken <= n * (nearest.TREE_COLUMN * d + nearest.TREE_ROW)
+    assert 0.6 * taken < n * (4 * d + 4) < taken <= n * (local.TREE_COLUMN * d + local.TREE_ROW)

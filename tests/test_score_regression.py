@@ -78,16 +78,18 @@ def test_one_factorisation_gives_the_means_of_every_function():
     method = made(Softmax(4), y, weight)
     targets = method.targets(y)
     points = torch.randn(30, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    posteriors = [
-        method.local.condition(X, column.contiguous(), num_neighbours=20, shares_rows=True)
-        for column in targets.unbind(1)
-    ]
+    posteriors, whole = (
+        [
+            method.local.condition(X, column.contiguous(), num_neighbours=k, shares_rows=True)
+            for column in targets.unbind(1)
+        ]
+        for k in (20, N)
+    )
     mean, variance = predict_columns(posteriors, points)
     for j, posterior in enumerate(posteriors):
         own_mean, own_variance = posterior.predict(points)
         torch.testing.assert_close(mean[:, j], own_mean, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(variance, own_variance, rtol=1e-9, atol=1e-9)
-    whole = [p.with_neighbours(N) for p in posteriors]
     K = method.prior.kernel(X, X).detach() + method.prior.noise.noise.detach() * torch.eye(N)
     cross = method.prior.kernel(points, X).detach()
     exact_mean, exact_variance = predict_columns(whole, points)

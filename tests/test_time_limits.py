@@ -13,7 +13,9 @@ from cagp import GP, CaGPOpt, CaGPRegressor, GaussianNoise, fit, limits
 from cagp.kernels import Linear, Matern32, Scale
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CholeskyGP
 from cagp.noise_tuning import calibrate_noise, raise_noise
-from cagp.recipes import RECIPES, inducing, opt, trials
+from cagp.recipes import inducing, opt, trials
+from cagp.recipes.table import RECIPES
+from cagp.recipes.task import Task
 from cagp.training import FitStatus, fitting
 
 STEP, CONDITION, SCORE, PER_SCALE_ROW, ROUND = 0.25, 0.3, 0.3, 3e-4, 5e-3
@@ -129,6 +131,15 @@ def test_several_targets_alone_share_the_time(clock, monkeypatch):
     assert elapsed(clock, model, X, both) <= 19.8
     counts = [len(result.steps) for result in model.fit_results_]
     assert min(counts) > 0.5 * max(counts)
+
+
+def test_without_time_every_target_has_one_scale(monkeypatch):
+    """A local scale is left out for each target, whatever came of the one before."""
+    X, y = table()
+    monkeypatch.setattr(Task, "time_left", lambda _: 1e-9)
+    model = CaGPRegressor("local", n_neighbors=8, max_epochs=2, max_time=1000.0).fit(X, np.stack([y, -y], 1))
+    assert model.fit_report_.count("no time was left to choose a local one") == 2
+    assert np.isfinite(model.predict(X, return_std=True)).all()
 
 
 @pytest.mark.slow

@@ -16,11 +16,11 @@ import cagp
 from cagp import CaGPRegressor, limits, trees
 from cagp.cli import main
 from cagp.estimators.units import Units
-from cagp.recipes import RECIPES, auto, recipe_for
+from cagp.recipes import auto
+from cagp.recipes.table import RECIPES, recipe_for
 from cagp.recipes.task import RESIDUAL_START
 from cagp.report.page import number
-from cagp.training import history
-from cagp.training.settings import PRESETS, Settings
+from cagp.training import PRESETS, Settings, history
 from cagp.trees import fit_trees
 
 every_method = pytest.mark.parametrize("method", RECIPES)

@@ -56,7 +56,7 @@ def test_every_quantity_scales_in_its_own_way():
     np.testing.assert_allclose(units.restore(standard), y)
     np.testing.assert_allclose(units.rescale(np.ones((1, 2))), [y.std(0, ddof=1)])
     np.testing.assert_allclose(units.rescale(np.ones((1, 2)), 2), [y.var(0, ddof=1)])
-    joint = units.rescale(np.ones((3, 3, 2)), 2, axis=2)
+    joint = units.rescale(np.ones((3, 3, 2)), 2)
     np.testing.assert_allclose(joint, np.broadcast_to(y.var(0, ddof=1), (3, 3, 2)))
     assert rows.num_missing == 0
 

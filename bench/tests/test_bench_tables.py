@@ -165,10 +165,7 @@ def test_every_contender_can_be_fitted():
 @pytest.mark.slow
 def test_what_was_tried_is_recorded_where_a_model_says_it(table, monkeypatch):
     class Telling(CaGPRegressor):
-        def fit(self, X, y):
-            super().fit(X, y)
-            self.choices_ = ["local: 0.3 nats", ("trees", 0.1)]
-            return self
+        choices_ = ["local: 0.3 nats", ("trees", 0.1)]
 
     assert "Matern 3/2" in measure(run(table, "default"))["choices"][0]
     monkeypatch.setattr(contenders, "CaGPRegressor", Telling)

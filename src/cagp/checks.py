@@ -10,11 +10,7 @@ CHECKED_ROWS = 1_000_000
 
 
 def check_matrix(X: Tensor, name: str = "X", *, missing: bool = False) -> None:
-    """Raise ValueError unless ``X`` is a finite floating-point matrix with at least one row and one column.
-
-    Args:
-        missing: whether values may be missing (NaN).
-    """
+    """Raise ValueError unless ``X`` is a floating-point matrix, not empty, and finite but for ``missing`` ones."""
     if not isinstance(X, Tensor):
         raise ValueError(f"{name} is a {type(X).__name__}, expected a torch tensor; use torch.as_tensor({name}).")
     if X.ndim != 2:

@@ -1,7 +1,6 @@
 """Whether one model is better than another: paired scores of the same rows, and one table of margins.
 
-Every choice that a fit makes (kernel, mean, neighbours, method, scale of the error bars, scale of the targets) is a
-comparison of two models on rows that neither was fitted to, by ``Gains.exceed``.
+Every choice that a fit makes is a comparison of two models on rows that neither was fitted to, by ``Gains.exceed``.
 """
 
 import math
@@ -80,8 +79,7 @@ class Score(NamedTuple):
 
     nll: Tensor
     crps: Tensor
-    square: Tensor  # of the error of the mean
-    error: Tensor  # (q, n), of each target
+    error: Tensor  # (q, n), of the mean of each target
     variance: Tensor  # (q, n)
 
     @classmethod
@@ -95,9 +93,8 @@ class Score(NamedTuple):
         """The score of errors of the mean and variances, each (q, n)."""
         flat = error.flatten()
         rows = flat, torch.zeros_like(flat), variance.flatten()
-        parts = metrics.row_nll(*rows), metrics.row_crps(*rows), flat.square()
-        nll, crps, square = (part.view_as(error).mean(0) for part in parts)
-        return cls(nll, crps, square, error, variance)
+        nll, crps = (score(*rows).view_as(error).mean(0) for score in (metrics.row_nll, metrics.row_crps))
+        return cls(nll, crps, error, variance)
 
     @classmethod
     def average(cls, first: "Score", second: "Score", weight: float) -> "Score":

@@ -106,11 +106,7 @@ def mutual_information(projection: Projection) -> Float[Tensor, ""]:
 
 @torch.no_grad()
 def posterior_entropy(
-    posterior: Posterior,
-    X: Float[Tensor, "t d"],
-    *,
-    noise: bool = False,
-    row_noise: Float[Tensor, " t"] | None = None,
+    posterior: Posterior, X: Float[Tensor, "t d"], *, noise: bool = False, row_noise: Float[Tensor, " t"] | None = None
 ) -> Float[Tensor, ""]:
     """H = ½ (log|Σ| + t log 2πe) in nats. Σ is the covariance of the function at X, or of new targets with ``noise``.
 
@@ -263,10 +259,7 @@ class Reference(NamedTuple):
 
 @torch.no_grad()
 def variance_components(
-    posterior: Posterior,
-    reference: Reference,
-    X: Float[Tensor, "t d"],
-    row_noise: Float[Tensor, " t"] | None = None,
+    posterior: Posterior, reference: Reference, X: Float[Tensor, "t d"], row_noise: Float[Tensor, " t"] | None = None
 ) -> Components:
     """The predictive variance at the rows of ``X`` as noise + latent + computational part, in float64.
 
@@ -378,42 +371,34 @@ def exact_reference(
         factor = safe_cholesky(system.kernel_matrix() + torch.diag(system.noise), "K̂")
         solve = partial(_solved_by_factor, factor)
     else:
-        solver = Solver(system, min(precondition_rank, system.num_rows))
+        solver = Solver(system, min(precondition_rank, system.num_rows), tolerance, max_iterations)
         options = {"precondition": solver.precondition, "tolerance": tolerance, "max_iterations": max_iterations}
         solve = partial(_solved_by_cg, system, options)
-    return Reference("exact", partial(_by_residuals, system, rows, solve))
+
+    def split(posterior: Posterior, X: Tensor, _: Tensor | None) -> Split:
+        if not isinstance(posterior, CaGPPosterior):
+            raise TypeError(f"posterior is a {type(posterior).__name__}, expected the CaGPPosterior of the reference.")
+        prior, T, chol = posterior.prior, X.double(), posterior.chol
+        check_new_inputs(T, system.X)
+        W = posterior.W
+        W = W._replace(values=W.values.double()) if isinstance(W, BlockWeights) else W.double()
+        KW = kernel_product(prior.kernel, T, system.X[rows], W, max_bytes=posterior.max_bytes)
+        root = torch.linalg.solve_triangular(chol, KW.mT, upper=False)
+        variance = prior.kernel.diag(T).double() - root.square().sum(0)
+
+        V = torch.cholesky_solve(KW.mT, chol)
+        U = torch.zeros(system.num_rows, T.shape[0], dtype=torch.float64, device=T.device)
+        U[rows] = W.values[:, None] * V[W.columns()] if isinstance(W, BlockWeights) else W @ V
+        R = system.columns(T) - system.products(U)
+        squares, error_bound, num_iterations = solve(R)
+        computational = (U * R).sum(0) + squares
+        return Split(variance - computational, computational, error_bound, num_iterations)
+
+    return Reference("exact", split)
 
 
 _Solved = tuple[Tensor, Tensor, int]
 """rᵀK̂⁻¹r of each column r, by how much it may be too small, and the number of iterations."""
-
-
-def _by_residuals(
-    system: System,
-    rows: Tensor,
-    solve: Callable[[Tensor], _Solved],
-    posterior: Posterior,
-    X: Tensor,
-    scale: Tensor | None,
-) -> Split:
-    """The split by the identity of ``exact_reference``."""
-    if not isinstance(posterior, CaGPPosterior):
-        raise TypeError(f"posterior is a {type(posterior).__name__}, expected the CaGPPosterior of the reference.")
-    prior, T, chol = posterior.prior, X.double(), posterior.chol
-    check_new_inputs(T, system.X)
-    W = posterior.W
-    W = W._replace(values=W.values.double()) if isinstance(W, BlockWeights) else W.double()
-    KW = kernel_product(prior.kernel, T, system.X[rows], W, max_bytes=posterior.max_bytes)
-    root = torch.linalg.solve_triangular(chol, KW.mT, upper=False)
-    variance = prior.kernel.diag(T).double() - root.square().sum(0)
-
-    V = torch.cholesky_solve(KW.mT, chol)
-    U = torch.zeros(system.num_rows, T.shape[0], dtype=torch.float64, device=T.device)
-    U[rows] = W.values[:, None] * V[W.columns()] if isinstance(W, BlockWeights) else W @ V
-    R = system.columns(T) - system.products(U)
-    squares, error_bound, num_iterations = solve(R)
-    computational = (U * R).sum(0) + squares
-    return Split(variance - computational, computational, error_bound, num_iterations)
 
 
 def _solved_by_factor(factor: Tensor, R: Tensor) -> _Solved:

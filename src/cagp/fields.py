@@ -52,10 +52,7 @@ def values_of(value: Any, fields: Fields) -> State:
 
 
 def checked(state: Any, fields: Fields, sizes: Sizes | None = None) -> State:
-    """The values of a state that a table names, each after its check, in the order of the table; others are ignored.
-
-    Raises ValueError for a state that lacks a field or has a value that does not pass.
-    """
+    """The values of a state that a table names, in its order; ValueError where one is not there or fails its check."""
     sizes = {} if sizes is None else sizes
     values = {}
     for name, check in fields.items():

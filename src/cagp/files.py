@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -77,7 +77,6 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
     target = checked_destination(path)
     remove_left_behind(target.parent)
     part, descriptor = _new_part(target.parent, path)
-    renamed = False
     try:
         with _Named(descriptor, path) as raw:
             with suppress(OSError):  # there may be no old file, or it may be another user's
@@ -93,12 +92,10 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
             with _named_errors(path):
                 os.fsync(raw.fileno())
                 os.replace(part, target)
-            renamed = True
             sync_folder(target.parent)
     finally:
-        if not renamed:
-            with suppress(OSError):
-                os.unlink(part)
+        with suppress(OSError):  # once it is renamed, nothing has this name
+            os.unlink(part)
 
 
 def write_atomically(path: PathLike, content: bytes | Iterable[bytes | memoryview]) -> None:
@@ -165,14 +162,11 @@ def _remove_if_free(path: str) -> None:
 
 def _new_part(folder: Path, path: PathLike) -> tuple[Path, int]:
     """A new file under a new name, open and locked."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     while True:
-        part = folder / f".cagp-{secrets.token_hex(8)}.part"
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-            with _named_errors(path):
-                descriptor = os.open(part, flags, 0o666)
-        except FileExistsError:
-            continue
+        part = folder / f".cagp-{secrets.token_hex(8)}.part"  # never the same twice
+        with _named_errors(path):
+            descriptor = os.open(part, flags, 0o666)
         if fcntl is None:
             return part, descriptor
         try:
@@ -221,11 +215,7 @@ def _named_errors(path: PathLike) -> Iterator[None]:
 
 @contextmanager
 def locked_folder(folder: Path, user: str) -> Iterator[None]:
-    """No other process may use the folder while the block runs. The lock ends with the process, however it ends.
-
-    Args:
-        user: who could be using it, e.g. "another fit"; the ValueError says so.
-    """
+    """No other process may use the folder in the block; ValueError says who does, e.g. "another fit"."""
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(blocking=False)
@@ -242,17 +232,10 @@ def locked_folder(folder: Path, user: str) -> Iterator[None]:
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
     """Wait until no other process is in such a block for this folder; where there are no locks, do not wait."""
-    if fcntl is None:
+    with ExitStack() as stack:
+        if fcntl is not None:
+            with suppress(OSError):  # whatever is wrong with the folder, the writer says it
+                descriptor = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-        return
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        yield  # whatever is wrong with the folder, the writer says it
-        return
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cagp.checks import check_count, check_data, check_matrix
-from cagp.engine import DEFAULT_MAX_BYTES, kernel_product, precise_product
+from cagp.checks import check_count, check_matrix
+from cagp.dataset import Data
+from cagp.engine import kernel_product, precise_product
 from cagp.linalg import pivoted_cholesky, safe_cholesky, whitened_gram
 from cagp.prior import GP
 
@@ -17,13 +18,21 @@ INDUCING_NOISE = {torch.float64: 1e-12, torch.float32: 1e-6}
 """Inducing variables are u = f(Z) + independent noise of this share of the prior variance, by the dtype of the data:
 k(Z, Z) stays well enough conditioned for kernels of that precision when points come close. Bounds remain bounds."""
 
-INDUCING_RATE = 0.1
-"""Adam's learning rate of inducing points, in units of their own spread."""
-
 CHOICE_ROWS = 20_000
 """Inducing points are chosen among this many rows, drawn at random if there are more."""
 
 Choice = Literal["greedy", "kmeans"]
+
+
+class InducingStatistics(NamedTuple):
+    """What SGPR and SVGP need of some rows; LLᵀ = k(Z, Z), u = L⁻¹k(Z, x), r = y - m(x), all float64."""
+
+    chol: Float[Tensor, "m m"]  # L
+    gram: Float[Tensor, "m m"]  # Σ u uᵀ / D
+    targets: Float[Tensor, " m"]  # Σ u r / D
+    squares: Float[Tensor, ""]  # Σ r² / D
+    prior_variance: Float[Tensor, ""]  # Σ k(x, x) / D
+    log_noise: Float[Tensor, ""]  # Σ log 2πD
 
 
 class InducingPoints(nn.Module):
@@ -44,6 +53,12 @@ class InducingPoints(nn.Module):
         """New points at these places, or those of another method, to share them."""
         return Z if isinstance(Z, InducingPoints) else cls(Z)
 
+    def check(self, X: Float[Tensor, "n d"]) -> None:
+        """Raise ValueError unless the points have as many columns as ``X``."""
+        if X.shape[1] != self.points.shape[1]:
+            found = f"X has {X.shape[1]} columns, the inducing points have {self.points.shape[1]}"
+            raise ValueError(f"{found}; choose them from X.")
+
     def forward(self) -> Float[Tensor, "m d"]:
         """Z in float64 and in the units of the inputs."""
         return self.points * self.scale
@@ -51,61 +66,22 @@ class InducingPoints(nn.Module):
     def __len__(self) -> int:
         return self.points.shape[0]
 
-
-class InducingStatistics(NamedTuple):
-    """What SGPR and SVGP need of some rows; LLᵀ = k(Z, Z), u = L⁻¹k(Z, x), r = y - m(x), all float64."""
-
-    chol: Float[Tensor, "m m"]  # L
-    gram: Float[Tensor, "m m"]  # Σ u uᵀ / D
-    targets: Float[Tensor, " m"]  # Σ u r / D
-    squares: Float[Tensor, ""]  # Σ r² / D
-    prior_variance: Float[Tensor, ""]  # Σ k(x, x) / D
-    log_noise: Float[Tensor, ""]  # Σ log 2πD
-
-
-def see_through(
-    prior: GP,
-    Z: Float[Tensor, "m d"],
-    X: Float[Tensor, "n d"],
-    y: Float[Tensor, " n"],
-    row_noise: Float[Tensor, " n"] | None = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
-    *,
-    check: bool = True,
-) -> InducingStatistics:
-    """Sums over the rows of ``X``, differentiable in hyperparameters and Z. Time O(n m (d + m) + m³), memory O(n m).
-
-    Args:
-        check: False if ``check_inducing`` has seen these data.
-    """
-    if check:
-        check_inducing(prior, Z, X, y, row_noise)
-    noise = prior.noise(X, row_noise)
-    residual = y.double() - prior.mean(X.double())
-    chol = inducing_cholesky(prior, Z, X.dtype)
-    KZ = precise_product(prior.kernel, X, Z.to(X), max_bytes=max_bytes)
-    gram, targets = whitened_gram(KZ, chol, 1 / noise, residual)
-    return InducingStatistics(
-        chol,
-        gram,
-        targets,
-        (residual.square() / noise).sum(),
-        (prior.kernel.diag(X.double()) / noise).sum(),
-        torch.log(2 * math.pi * noise).sum(),
-    )
-
-
-def check_inducing(prior: GP, Z: Tensor, X: Tensor, y: Tensor, row_noise: Tensor | None = None) -> None:
-    """Raise ValueError unless the data fit together, and suit the prior's noise and the inducing points ``Z``."""
-    check_data(X, y, row_noise)
-    prior.noise.check(row_noise)
-    check_columns(Z, X)
-
-
-def check_columns(Z: Tensor, X: Tensor) -> None:
-    """Raise ValueError unless the inducing points have as many columns as ``X``."""
-    if X.shape[1] != Z.shape[1]:
-        raise ValueError(f"X has {X.shape[1]} columns, the inducing points have {Z.shape[1]}; choose them from X.")
+    def see(self, prior: GP, data: Data, max_bytes: int) -> InducingStatistics:
+        """Sums over the rows, differentiable in hyperparameters and Z. Time O(n m (d + m) + m³), memory O(n m)."""
+        X, y, row_noise = data
+        noise, Z = prior.noise(X, row_noise), self()
+        residual = y.double() - prior.mean(X.double())
+        chol = inducing_cholesky(prior, Z, X.dtype)
+        KZ = precise_product(prior.kernel, X, Z.to(X), max_bytes=max_bytes)
+        gram, targets = whitened_gram(KZ, chol, 1 / noise, residual)
+        return InducingStatistics(
+            chol,
+            gram,
+            targets,
+            (residual.square() / noise).sum(),
+            (prior.kernel.diag(X.double()) / noise).sum(),
+            torch.log(2 * math.pi * noise).sum(),
+        )
 
 
 def inducing_cholesky(prior: GP, Z: Float[Tensor, "m d"], dtype: torch.dtype) -> Float[Tensor, "m m"]:
@@ -138,23 +114,16 @@ def choose_inducing_points(
     check_count(num_inducing, "num_inducing", X.shape[0], "the number of rows of X")
     generator = torch.Generator().manual_seed(seed)
     if X.shape[0] > CHOICE_ROWS:
-        most = max(CHOICE_ROWS, num_inducing)
-        X = X[torch.randperm(X.shape[0], generator=generator)[:most].to(X.device)]
+        X = X[torch.randperm(X.shape[0], generator=generator)[: max(CHOICE_ROWS, num_inducing)].to(X.device)]
     if how == "greedy":
-        diagonal = prior.kernel.diag(X)
         column = lambda row: kernel_product(prior.kernel, X, X[row : row + 1])[:, 0]  # noqa: E731
-        return X[pivoted_cholesky(diagonal, column, num_inducing).pivots]
+        return X[pivoted_cholesky(prior.kernel.diag(X), column, num_inducing).pivots]
     if how == "kmeans":
+        from sklearn.cluster import KMeans  # slow to import, and few models need it
+
         scale = torch.ones_like(X[0]) if lengthscale is None else lengthscale.to(X)
-        return _kmeans(X / scale, num_inducing, seed) * scale
+        rows = (X / scale).cpu().numpy()
+        num_centres = min(num_inducing, len(np.unique(rows, axis=0)))
+        centres = KMeans(num_centres, n_init="auto", random_state=seed).fit(rows).cluster_centers_
+        return torch.from_numpy(centres).to(X) * scale
     raise ValueError(f'how is {how!r}, expected "greedy" or "kmeans".')
-
-
-def _kmeans(X: Tensor, num_centres: int, seed: int) -> Tensor:
-    """Centres of clusters of the rows, by scikit-learn; one for each distinct row if there are fewer of these."""
-    from sklearn.cluster import KMeans  # slow to import, and few models need it
-
-    rows = X.cpu().numpy()
-    num_centres = min(num_centres, len(np.unique(rows, axis=0)))
-    centres = KMeans(num_centres, n_init="auto", random_state=seed).fit(rows).cluster_centers_
-    return torch.from_numpy(centres).to(X)

@@ -13,27 +13,30 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+Rows = Float[Tensor, " n"]
+"""A number for each row."""
+
 LEVEL = 0.95
 """The probability of the central intervals whose coverage and width are reported."""
 
 
-def row_nll(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+def row_nll(y: Rows, mean: Rows, variance: Rows) -> Rows:
     """Negative log density of each target; lower is better; nats."""
     y, mean, variance = y.double(), mean.double(), variance.double()
     return 0.5 * ((y - mean).square() / variance + torch.log(2 * math.pi * variance))
 
 
-def nll(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> float:
+def nll(y: Rows, mean: Rows, variance: Rows) -> float:
     """Mean negative log density of the targets; lower is better; nats per row."""
     return float(row_nll(y, mean, variance).mean())
 
 
-def rmse(y: Float[Tensor, " n"], mean: Float[Tensor, " n"]) -> float:
+def rmse(y: Rows, mean: Rows) -> float:
     """Root mean squared error; lower is better; the unit of the targets."""
     return float((y.double() - mean.double()).square().mean().sqrt())
 
 
-def row_crps(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+def row_crps(y: Rows, mean: Rows, variance: Rows) -> Rows:
     """Continuous ranked probability score of each target; lower is better; the unit of the targets."""
     std = variance.double().sqrt()
     z = (y.double() - mean.double()) / std
@@ -41,27 +44,23 @@ def row_crps(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[
     return std * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))
 
 
-def crps(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> float:
+def crps(y: Rows, mean: Rows, variance: Rows) -> float:
     """Mean continuous ranked probability score; lower is better; the unit of the targets."""
     return float(row_crps(y, mean, variance).mean())
 
 
-def coverage(
-    y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"], level: float = LEVEL
-) -> float:
+def coverage(y: Rows, mean: Rows, variance: Rows, level: float = LEVEL) -> float:
     """Share of targets inside the central interval of probability ``level``; closer to ``level`` is better."""
     half_width = NormalDist().inv_cdf(0.5 + level / 2) * variance.double().sqrt()
     return float(((y.double() - mean.double()).abs() <= half_width).double().mean())
 
 
-def coverage_error(
-    y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"], level: float = LEVEL
-) -> float:
+def coverage_error(y: Rows, mean: Rows, variance: Rows, level: float = LEVEL) -> float:
     """The paper's ε_coverage^α = |α - coverage| with α = ``level``; lower is better, zero is perfect; a share."""
     return abs(level - coverage(y, mean, variance, level))
 
 
-def interval_width(variance: Float[Tensor, " n"], level: float = LEVEL) -> float:
+def interval_width(variance: Rows, level: float = LEVEL) -> float:
     """Mean width of the central intervals of probability ``level``; the unit of the targets.
 
     Of two models with the same coverage, the one with the narrower intervals is better.
@@ -69,7 +68,7 @@ def interval_width(variance: Float[Tensor, " n"], level: float = LEVEL) -> float
     return float((2 * NormalDist().inv_cdf(0.5 + level / 2) * variance.double().sqrt()).mean())
 
 
-def pit(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+def pit(y: Rows, mean: Rows, variance: Rows) -> Rows:
     """Probability integral transform Φ((y - μ) / σ) of each target; uniform on [0, 1] if the predictions are right.
 
     More values at both ends mean that the error bars are too narrow, more in the middle that they are too wide, and
@@ -159,7 +158,7 @@ class Scores(NamedTuple):
         return Scores(*(change.get(METRICS[k].unit, lambda v: v)(v) for k, v in self._asdict().items()))
 
 
-def scores(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> Scores:
+def scores(y: Rows, mean: Rows, variance: Rows) -> Scores:
     """All metrics of some predictions. Where squares of the targets may over- or underflow, use ``scaled`` first."""
     total = ScoreSum()
     total.add(y, mean, variance)
@@ -169,14 +168,14 @@ def scores(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Te
 class RowScores(NamedTuple):
     """What each row adds to ``Scores``."""
 
-    nll: Float[Tensor, " n"]
-    error: Float[Tensor, " n"]  # y - mean
-    crps: Float[Tensor, " n"]
+    nll: Rows
+    error: Rows  # y - mean
+    crps: Rows
     inside: Bool[Tensor, " n"]  # whether the central interval of probability ``LEVEL`` contains y
-    width: Float[Tensor, " n"]  # of this interval
+    width: Rows  # of this interval
 
 
-def row_scores(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> RowScores:
+def row_scores(y: Rows, mean: Rows, variance: Rows) -> RowScores:
     """The scores of each row where predictions are normal."""
     y, mean, variance = y.double(), mean.double(), variance.double()
     half_width = NormalDist().inv_cdf(0.5 + LEVEL / 2) * variance.sqrt()
@@ -185,9 +184,7 @@ def row_scores(y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Floa
     return RowScores(row_nll(y, mean, variance), error, row_crps(y, mean, variance), inside, 2 * half_width)
 
 
-def lognormal_row_scores(
-    y: Float[Tensor, " n"], location: Float[Tensor, " n"], variance: Float[Tensor, " n"]
-) -> RowScores:
+def lognormal_row_scores(y: Rows, location: Rows, variance: Rows) -> RowScores:
     """The scores of each row where predictions of log y are normal, with mean ``location``; y in its own unit.
 
     With z = (log y - μ) / σ, M = exp(μ + σ²/2) and Φ the normal distribution function, the continuous ranked
@@ -213,11 +210,11 @@ class ScoreSum:
         self._means = torch.zeros(6, dtype=torch.float64)  # nll, squared error, crps, coverage, width, target
         self._spread = 0.0  # the sum of squared distances of the targets from their mean
 
-    def add(self, y: Float[Tensor, " n"], mean: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> None:
+    def add(self, y: Rows, mean: Rows, variance: Rows) -> None:
         """Count more rows, whose predictions are normal."""
         self.add_rows(y, row_scores(y, mean, variance))
 
-    def add_rows(self, y: Float[Tensor, " n"], rows: RowScores) -> None:
+    def add_rows(self, y: Rows, rows: RowScores) -> None:
         """Count more rows, whatever the distributions that were predicted."""
         if len(y) == 0:
             return
@@ -243,9 +240,9 @@ class ScoreSum:
 class Scaled(NamedTuple):
     """Targets and predictions in a unit of their own."""
 
-    y: Float[Tensor, " n"]
-    mean: Float[Tensor, " n"]
-    variance: Float[Tensor, " n"]
+    y: Rows
+    mean: Rows
+    variance: Rows
     unit: float  # multiply by it to return to the unit of the targets; see ``Scores.in_unit``
 
 
@@ -267,12 +264,7 @@ class Calibration(NamedTuple):
     error: float  # mean |level - coverage|; lower is better, zero is perfect
 
 
-def calibration(
-    y: Float[Tensor, " n"],
-    mean: Float[Tensor, " n"],
-    variance: Float[Tensor, " n"],
-    levels: int | Sequence[float] | np.ndarray = 19,
-) -> Calibration:
+def calibration(y: Rows, mean: Rows, variance: Rows, levels: int | Sequence[float] | np.ndarray = 19) -> Calibration:
     """Nominal and observed coverage of central intervals.
 
     An interval of probability p contains y if |2 PIT - 1| ≤ p. Time O(n log n), whatever the number of levels.

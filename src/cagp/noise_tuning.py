@@ -65,15 +65,9 @@ def calibrate_noise(
     Predictions add this variance to the noise, so it would count twice. Each factor costs one ``condition``.
 
     Args:
-        X: what the posterior is conditioned on.
-        y: its targets.
-        X_held_out: rows that are not in ``X``.
-        y_held_out: their targets.
-        row_noise: known noise variance of each row of ``X``.
-        row_noise_held_out: known noise variance of each held-out row.
+        X: what the posterior is conditioned on; held-out rows are not in it.
         until: a time of ``time.perf_counter()`` after which nothing more is tried.
     """
-
     data = method.checked(X, y, row_noise)
 
     def score() -> float:

@@ -18,8 +18,7 @@ _COLLECTORS: ContextVar[tuple[Collector, ...]] = ContextVar("cagp_collectors", d
 def warn(message: str, category: type[Warning], stacklevel: int = 1) -> None:
     """Hand the warning to the innermost ``collected`` block that wants it; without one, call ``warnings.warn``.
 
-    Args:
-        stacklevel: as for ``warnings.warn``: 1 is the caller of this function.
+    ``stacklevel`` is as there: 1 is the caller of this function.
     """
     for categories, found in reversed(_COLLECTORS.get()):
         if issubclass(category, categories):

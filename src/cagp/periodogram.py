@@ -66,7 +66,5 @@ def _explained(x: Tensor, y: Tensor, cycles: Tensor) -> Tensor:
     cc, ss, cs = C.square().sum(1), S.square().sum(1), (C * S).sum(1)
     yc, ys = C @ y, S @ y
     determinant = (cc * ss - cs.square()).clamp_min(1e-10 * (cc * ss + 1e-300))
-    explained = (yc.square() * ss[:, None] + ys.square() * cc[:, None] - 2 * yc * ys * cs[:, None]) / determinant[
-        :, None
-    ]
-    return (explained / y.square().sum(0).clamp_min(1e-300)).mean(1)
+    explained = yc.square() * ss[:, None] + ys.square() * cc[:, None] - 2 * yc * ys * cs[:, None]
+    return (explained / determinant[:, None] / y.square().sum(0).clamp_min(1e-300)).mean(1)

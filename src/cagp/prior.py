@@ -56,7 +56,6 @@ class LinearMean(Mean):
 
     def __init__(self, num_dims: int):
         super().__init__()
-        self.num_dims = num_dims
         self.slope = nn.Parameter(torch.zeros(num_dims, dtype=torch.float64))
         self.constant = nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
 
@@ -67,7 +66,7 @@ class LinearMean(Mean):
 
     def plain_arguments(self) -> dict[str, Any]:
         """What makes a mean with as many slopes."""
-        return {"num_dims": self.num_dims}
+        return {"num_dims": len(self.slope)}
 
 
 class Noise(nn.Module, ABC):

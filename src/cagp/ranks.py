@@ -248,8 +248,9 @@ class Ranks:
             lost = self.beating.lost()
             if lost is not None:
                 # Threads of torch.distributed still wait for the peer that will not answer: the process must end
-                # without them. Process 0 has the store, by which the others find out who is lost: it waits for them.
-                atexit.register(_end_now, SILENCE / 4 if self.is_first else 0.0)
+                # without them. One that ends closes its connections, and process 0 the store, by which all find out who
+                # is lost: they end once the others have found out, too.
+                atexit.register(_end_now, SILENCE / (2 if self.is_first else 4))
                 raise LostProcessError(
                     f"process {lost[0]} of this computation has given no sign of life for {lost[1]:.0f} s: its machine "
                     "has stopped or cannot be reached. With checkpoints, the same call resumes on any number of "
@@ -298,7 +299,8 @@ class Heartbeat:
 
     A process that ends closes its connections, which its peers notice at once. A machine without power or network
     closes nothing. So every process counts in the store of torch.distributed, in a thread of its own, and sees whether
-    the others keep counting. How long they compute, or wait for each other, does not matter.
+    the others keep counting. How long they compute, or wait for each other, does not matter: ``monitored_barrier`` of
+    torch.distributed has a single timeout, after which it calls a process that computes lost, too.
     """
 
     def __init__(self, store: Any, rank: int, size: int, silence: float):

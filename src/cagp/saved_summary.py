@@ -1,5 +1,6 @@
 """What a saved model says about itself. It is read from the file by numpy alone: no model is made, nothing is run."""
 
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from cagp.column_kinds import EXPOSURE, Column
-from cagp.kernel_summary import input_lengthscales, kernel_parts, kernel_words, modules, values_of
+from cagp.kernel_registry import KERNELS
+from cagp.quantities import number
 from cagp.recipes import guarantee_words
-from cagp.storage import State, read_state
+from cagp.storage import State, load_state
 
 KIND, VERSION = "cagp model", 1
 
@@ -21,7 +23,7 @@ def saved_summary(path: str | Path) -> dict[str, Any]:
     it: the name of its class, its plain attributes and its raw parameters.
     """
     path = Path(path)
-    state = read_state(path, KIND, VERSION)
+    state = load_state(path, KIND, VERSION, tensors=False)
     try:
         about = path.stat()
         return {
@@ -45,7 +47,7 @@ def _summary(state: State) -> dict[str, Any]:
     columns = [Column.from_state(column) for column in state["encoder"]["columns"]]
     names = [name for column in columns for name in column.names_out]
     parts = kernel_parts(kernel, names, scaler["input_std"])
-    inducing, labels = posterior["class"] == "InducingPosterior", _labels(state)
+    inducing, labels = posterior["class"] == "InducingPosterior", likelihood and likelihood["labels"]
     return {
         "library_version": state["library"],
         "class": state["class"],
@@ -67,7 +69,7 @@ def _summary(state: State) -> dict[str, Any]:
         "stored_dtype": state["stored_dtype"] or posterior["dtype"],
         "inputs": [column.state() for column in columns],
         "encoded_inputs": input_lengthscales(parts, names),
-        "targets": _targets(state),
+        "targets": _targets(state, labels),
         "kernel": kernel_words(kernel, names),
         "kernel_parts": parts,
         "hyperparameters": {
@@ -87,11 +89,6 @@ def _components(posterior: State) -> list[State]:
     return posterior.get("components", [posterior])
 
 
-def _labels(state: State) -> State | None:
-    """The classes and the name of their column; None for a regressor."""
-    return None if state["likelihood"] is None else state["likelihood"]["labels"]
-
-
 def _guarantee(state: State) -> str:
     """What ``guarantee_`` of the loaded model says, also for files whose fit report does not say it."""
     is_average = any("components" in posterior for posterior in state["posteriors"])
@@ -108,9 +105,8 @@ def _num_held(posterior: State) -> int:
     return X["shape"][0] if isinstance(X, dict) else len(X)
 
 
-def _targets(state: State) -> list[dict[str, Any]]:
+def _targets(state: State, labels: State | None) -> list[dict[str, Any]]:
     """Each target: name, number of rows, the scale of its fit, and its mean, standard deviation and noise there."""
-    labels = _labels(state)
     if labels is not None:
         return [{"name": labels["target"], "rows": state["num_rows"]}]
     means, stds = state["scaler"]["target_mean"], state["scaler"]["target_std"]
@@ -127,3 +123,108 @@ def _targets(state: State) -> list[dict[str, Any]]:
         }
         for name, transform, num_rows, mean, std, variance in zip(*columns, strict=True)
     ]
+
+
+# ---- kernels, from the states that ``cagp.stored_modules`` makes of them ----
+
+KERNEL_WORDS = {entry.class_name: entry.words for entry in KERNELS.values()}
+STATIONARY = {entry.class_name for entry in KERNELS.values() if entry.stationary}
+JOINTS = {"Sum": " + ", "Product": " x "}
+
+
+def kernel_parts(kernel: State, names: Sequence[str], input_std: np.ndarray) -> list[dict[str, Any]]:
+    """Every kernel that is added, multiplied, scaled or made for some columns, as plain values.
+
+    Each has its "path" in the whole kernel, what it is in words ("kernel"), whether its class is your "own", the
+    "inputs" it sees, its "outputscale" (the product of the scales around it, in units of the targets' variance), its
+    "lengthscales" along the inputs and its "periods", each None where it has none, and all its "parameters".
+
+    Args:
+        names: of the inputs.
+        input_std: their standard deviations, in which lengthscales are learned.
+    """
+    return [
+        _part(path, part, [names[j] for j in columns], input_std[columns], scale)
+        for path, part, columns, scale in _leaves(kernel, "kernel", list(range(len(names))), 1.0)
+    ]
+
+
+def input_lengthscales(parts: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The lengthscale of each input in the first part that has one; NaN where none has."""
+    found = {name: {"name": name, "lengthscale": np.nan, "lengthscale_in_std": np.nan} for name in names}
+    for part in reversed(parts):
+        found |= {entry["name"]: entry for entry in part["lengthscales"] or []}
+    return list(found.values())
+
+
+def modules(module: State, path: str) -> Iterator[tuple[str, State]]:
+    """A stored module and those inside it, each with its path, for example "kernel.parts.0"."""
+    yield path, module
+    for j, part in enumerate([] if module["own"] else module["parts"]):
+        yield from modules(part, f"{path}.parts.{j}" if module["class"] in JOINTS else f"{path}.kernel")
+
+
+def values_of(module: State) -> dict[str, Any]:
+    """The parameters of a module in their own units, exp(raw) + floor; those of a class of your own as stored."""
+    if module["own"]:
+        return {name: np.asarray(values).tolist() for name, values in module["tensors"].items()}
+    values = {}
+    for name, stored in module["tensors"].items():
+        own_name, stored = name.removeprefix("raw_"), np.asarray(stored)
+        value = stored if own_name == name else np.exp(stored) + module["floors"].get(f"{own_name}_floor", 0.0)
+        values[own_name] = value.tolist()
+    return values
+
+
+def kernel_words(kernel: State, names: Sequence[str]) -> str:
+    """A kernel in words, e.g. "0.8 x Matern 3/2 (...)"; amplitudes are in units of the targets' variance."""
+    name: str = kernel["class"]
+    if kernel["own"]:
+        return f"{name} (a class of your own)"
+    if name in JOINTS:
+        return f"({JOINTS[name].join(kernel_words(part, names) for part in kernel['parts'])})"
+    if name == "Scale":
+        return f"{number(values_of(kernel)['outputscale'])} x {kernel_words(kernel['parts'][0], names)}"
+    if name == "ActiveDims":
+        seen: list[str] = [str(names[j]) for j in kernel["settings"]["columns"]]
+        return f"{kernel_words(kernel['parts'][0], seen)} of {', '.join(seen)}"
+    return KERNEL_WORDS.get(name, name)
+
+
+def _leaves(
+    kernel: State, path: str, columns: list[int], scale: float
+) -> Iterator[tuple[str, State, list[int], float]]:
+    """The kernels inside that hold no others, with the columns they see and the product of the scales around them."""
+    if kernel["own"] or not kernel["parts"]:
+        yield path, kernel, columns, scale
+        return
+    if kernel["class"] == "Scale":
+        scale = scale * values_of(kernel)["outputscale"]
+    elif kernel["class"] == "ActiveDims":
+        columns = [columns[j] for j in kernel["settings"]["columns"]]
+    for j, part in enumerate(kernel["parts"]):
+        inside = f"{path}.parts.{j}" if kernel["class"] in JOINTS else f"{path}.kernel"
+        yield from _leaves(part, inside, columns, scale)
+
+
+def _part(path: str, kernel: State, names: list[str], input_std: np.ndarray, scale: float) -> dict[str, Any]:
+    values = values_of(kernel)
+    lengthscales = periods = None
+    if not kernel["own"] and kernel["class"] in STATIONARY:
+        lengthscales = [
+            {"name": name, "lengthscale": float(own * std), "lengthscale_in_std": float(own)}
+            for name, own, std in zip(names, values["lengthscale"], input_std, strict=True)
+        ]
+    elif not kernel["own"] and "period" in values:
+        periods = [{"name": name, "period": period} for name, period in zip(names, values["period"], strict=True)]
+    plain = kernel["attributes"] if kernel["own"] else kernel["settings"]
+    return {
+        "path": path,
+        "kernel": kernel_words(kernel, names),
+        "own": kernel["own"],
+        "inputs": names,
+        "outputscale": float(scale),
+        "lengthscales": lengthscales,
+        "periods": periods,
+        "parameters": {**values, **{name: value for name, value in plain.items() if name != "num_dims"}},
+    }

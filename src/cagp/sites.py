@@ -112,10 +112,9 @@ class WithLikelihood(Method):
             raise ValueError(f"unsettled is {unsettled}, expected a share of rows, from 0 to below 1.")
         for name, value in (("num_rows", num_rows), ("max_steps", max_steps), ("refresh_every", refresh_every)):
             check_count(value, name, 2**31, "a size that can be computed")
-        self.method, self.likelihood = method, likelihood
+        self.method, self.likelihood, self.refresh_every = method, likelihood, refresh_every
         self.kind: SiteKind = kind
         self.tolerance, self.max_steps, self.unsettled = tolerance, max_steps, unsettled
-        self.refresh_every = refresh_every
         zeros = torch.zeros(num_rows, dtype=torch.float64)
         given = zeros + (0.0 if offset is None else offset)
         if given.shape != zeros.shape or not bool(torch.isfinite(given).all()):
@@ -130,8 +129,6 @@ class WithLikelihood(Method):
         prior = prior_of(self.method)
         assert prior is not None
         return prior
-
-    # ---- sites ----
 
     @torch.no_grad()
     def infer(
@@ -159,8 +156,7 @@ class WithLikelihood(Method):
         for step in range(1, max_steps + 1):
             began = time.perf_counter()
             marginals = self.method.marginals(self._regression(data, precision, shift))
-            mean, variance = (part.double() for part in marginals)
-            mean = mean + offset
+            mean, variance = marginals.mean.double() + offset, marginals.variance.double()
             new_precision, new_shift = self._towards(y, mean, variance)
             changes = torch.maximum(_relative(new_precision, precision), _relative(new_shift, shift))
             change, num_moving = float(changes.max()), int((changes >= self.tolerance).sum())
@@ -209,8 +205,6 @@ class WithLikelihood(Method):
         other = WithLikelihood(method, self.likelihood, len(self.offset), **options)
         other.precision, other.shift = self.precision.clone(), self.shift.clone()
         return other
-
-    # ---- what a method does ----
 
     def check(self, data: Data) -> None:
         check_vector(data.y, "y", data.X)

@@ -16,19 +16,16 @@ class CGWarning(UserWarning):
 
 class Solver:
     """Solves with K̂ = k(X, X) + D, preconditioned by M = LLᵀ + D, L the first ``rank`` columns of a pivoted Cholesky
-    factor of k(X, X).
-
-    Time O(n rank (d + rank)) to make, memory O(n rank).
+    factor of k(X, X). Time O(n rank (d + rank)) to make, memory O(n rank).
     """
 
     @torch.no_grad()
-    def __init__(self, system: System, rank: int):
+    def __init__(self, system: System, rank: int, tolerance: float, max_iterations: int):
         self.system, self.rank = system, rank
+        self.tolerance, self.max_iterations = tolerance, max_iterations
         kernel, X = system.prior.kernel, system.X
 
-        def column(row: int) -> Tensor:
-            return kernel_product(kernel, X, X[row : row + 1])[:, 0]
-
+        column = lambda row: kernel_product(kernel, X, X[row : row + 1])[:, 0]  # noqa: E731
         self.L = pivoted_cholesky(system.kernel_diagonal(), column, rank).L
         self._scaled = self.L / system.noise[:, None]
         eye = torch.eye(self.L.shape[1], dtype=torch.float64, device=X.device)
@@ -48,19 +45,18 @@ class Solver:
         r = self.L.shape[1]
         return self.L @ white[:r] + self.system.noise.sqrt()[:, None] * white[r:]
 
-    def solve(self, B: Float[Tensor, "n c"], tolerance: float, max_iterations: int, name: str) -> CGResult:
+    def solve(self, B: Float[Tensor, "n c"], name: str) -> CGResult:
         """K̂⁻¹B and its status, with a warning where columns, called ``name``, did not converge."""
-        result = conjugate_gradients(
-            self.system.products, B, precondition=self.precondition, tolerance=tolerance, max_iterations=max_iterations
-        )
+        options = {"tolerance": self.tolerance, "max_iterations": self.max_iterations}
+        result = conjugate_gradients(self.system.products, B, precondition=self.precondition, **options)
         if not bool(result.converged.all()):
             broke = int(result.broke_down.sum())
             cause = f"; K̂ was not positive definite to working precision for {broke}" if broke else ""
             warn(
                 f"Conjugate gradients did not converge for {int((~result.converged).sum())} of {B.shape[1]} {name} in "
                 f"{result.num_iterations} iterations: relative residuals up to "
-                f"{float(result.residual_norms.max()):.1e}, tolerance {tolerance:.0e}{cause}. Raise max_iterations or "
-                "precondition_rank, use float64 data, or raise the noise floor.",
+                f"{float(result.residual_norms.max()):.1e}, tolerance {self.tolerance:.0e}{cause}. Raise "
+                "max_iterations or precondition_rank, use float64 data, or raise the noise floor.",
                 CGWarning,
                 stacklevel=3,
             )

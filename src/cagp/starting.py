@@ -4,10 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp.dataset import Data
+from cagp.dataset import Data, column_statistics
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.kernels import StartingData
-from cagp.mapped import column_statistics
 from cagp.methods import CaGPLocal
 from cagp.prior import GP, ConstantMean, GaussianNoise, LinearMean
 from cagp.training import fit

@@ -18,7 +18,7 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from io import BytesIO
 from numbers import Integral, Real
 from pathlib import Path
@@ -26,10 +26,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from cagp.files import write_atomically
+from cagp.files import PathLike, write_atomically
 
 State = dict[str, Any]
 """Nested dicts (keys are text or integers) and lists of tensors, arrays, numbers, text, booleans and None."""
+
+Arrays = dict[str, tuple[int, np.ndarray]]
+"""The different arrays of a state by their fingerprints, with their numbers by first occurrence."""
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 """The bits of a bfloat16, which numpy does not have; ``array.view("u2")`` gives them as integers."""
@@ -89,18 +92,17 @@ class _UnreadableError(ValueError):
 # ---- writing ----
 
 
-def save_state(path: str | os.PathLike[str], state: State, kind: str, version: int) -> None:
+def save_state(path: PathLike, state: State, kind: str, version: int) -> None:
     """Write a state so that ``load_state`` returns it exactly; the file is never half written.
 
-    Tensors and arrays keep their bits, dtype and order in memory. Equal ones are written once. Floats are written as
-    the shortest decimals that give the same bits; NaN and infinities as {"float": "nan"}, {"float": "inf"}, {"float":
-    "-inf"}. Tuples come back as lists.
+    Tensors and arrays keep their bits, dtype and order in memory; equal ones are written once. Floats are the shortest
+    decimals that give the same bits, NaN and infinities {"float": "nan"} and so on. Tuples come back as lists.
 
     Args:
         kind: what the file holds, for example "checkpoint"; ``load_state`` must ask for the same kind.
         version: the version of the state's structure.
     """
-    write_atomically(Path(path), _pieces(state, kind, version))
+    write_atomically(path, _pieces(state, kind, version))
 
 
 def state_to_bytes(state: State, kind: str, version: int) -> bytes:
@@ -109,13 +111,13 @@ def state_to_bytes(state: State, kind: str, version: int) -> bytes:
 
 
 def _pieces(state: State, kind: str, version: int) -> list[bytes | memoryview]:
-    numbered = _Arrays()
+    numbered: Arrays = {}
     tree = json.dumps(_flatten(state, numbered, "state", 0), allow_nan=False)
     arrays = [array for _, array in numbered.values()]
     specs = [_Spec(array.dtype, array.shape) for array in arrays]
     header = _header({"kind": kind, "version": str(version), "state": tree}, specs)
     num_bytes = len(header) + sum(spec.num_bytes for spec in specs)
-    if len(header) > MAX_HEADER_BYTES or _tree_bytes(header) > _most_tree_bytes(num_bytes):
+    if len(header) > MAX_HEADER_BYTES or _tree_is_large(header, num_bytes):
         raise ValueError(
             f"the state has {len(header):,} bytes besides its arrays, which is too much to be read back; at most "
             f"{MAX_HEADER_BYTES:,} fit. Store many numbers as an array."
@@ -156,50 +158,42 @@ def _as_array(value: Any, place: str) -> np.ndarray | None:
     return tensor.numpy()
 
 
-class _Arrays(dict[str, tuple[int, np.ndarray]]):
-    """The different arrays of a state by their fingerprints, with their numbers by first occurrence."""
-
-    def number(self, array: np.ndarray) -> int:
-        return self.setdefault(fingerprint(array), (len(self), array))[0]
-
-
-def _flatten(value: Any, arrays: _Arrays, place: str, depth: int) -> Any:
+def _flatten(value: Any, arrays: Arrays, place: str, depth: int) -> Any:
     """The value as JSON, with every array replaced by a reference to ``arrays``."""
     if depth > MAX_DEPTH:
         raise ValueError(f"{place} is nested more than {MAX_DEPTH} deep; such a state cannot be stored.")
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        number = float(value)
-        return number if math.isfinite(number) else {"float": repr(number)}
-    if isinstance(value, list | tuple):
-        return {"list": [_flatten(item, arrays, f"{place}[{j}]", depth + 1) for j, item in enumerate(value)]}
-    if isinstance(value, dict):
-        for key in value:
-            if isinstance(key, bool) or not isinstance(key, str | int):
-                raise TypeError(f"{place} has the key {key!r}, expected text or an integer.")
-        return {"items": [[key, _flatten(v, arrays, f"{place}[{key!r}]", depth + 1)] for key, v in value.items()]}
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return str(value)
+        case Integral():
+            return int(value)
+        case Real():
+            number = float(value)
+            return number if math.isfinite(number) else {"float": repr(number)}
+        case list() | tuple():
+            return {"list": [_flatten(item, arrays, f"{place}[{j}]", depth + 1) for j, item in enumerate(value)]}
+        case dict():
+            for key in value:
+                if isinstance(key, bool) or not isinstance(key, str | int):
+                    raise TypeError(f"{place} has the key {key!r}, expected text or an integer.")
+            return {"items": [[key, _flatten(v, arrays, f"{place}[{key!r}]", depth + 1)] for key, v in value.items()]}
     array = _as_array(value, place)
-    if array is not None:
-        return _reference(array, arrays, place)
-    raise TypeError(
-        f"{place} is a {type(value).__name__}, which cannot be stored; expected arrays, numbers, text, booleans, "
-        "None, or dicts and lists of them."
-    )
-
-
-def _reference(array: np.ndarray, arrays: _Arrays, place: str) -> dict[str, Any]:
+    if array is None:
+        raise TypeError(
+            f"{place} is a {type(value).__name__}, which cannot be stored; expected arrays, numbers, text, booleans, "
+            "None, or dicts and lists of them."
+        )
     if array.dtype not in NAMES:
         raise TypeError(f"{place} is an array of {array.dtype}, expected real numbers or booleans: {list(NAMES)}.")
     # The last bits of linear algebra can depend on the order in memory, so that the order is stored.
-    order = sorted(range(array.ndim), key=lambda dim: -array.strides[dim])
-    if array.flags.c_contiguous or not array.transpose(order).flags.c_contiguous:
-        return {"tensor": arrays.number(np.asarray(array, order="C"))}
-    return {"tensor": arrays.number(array.transpose(order)), "order": order}
+    strides = array.strides
+    order = sorted(range(array.ndim), key=lambda dim: -strides[dim])
+    is_ordered = array.flags.c_contiguous or not array.transpose(order).flags.c_contiguous
+    array = np.asarray(array, order="C") if is_ordered else array.transpose(order)
+    reference = {"tensor": arrays.setdefault(fingerprint(array), (len(arrays), array))[0]}
+    return reference if is_ordered else {**reference, "order": order}
 
 
 def _file_order(specs: list[_Spec]) -> list[int]:
@@ -226,14 +220,10 @@ def _bytes_of(array: np.ndarray) -> memoryview:
     return np.asarray(array, order="C").reshape(-1).view(np.uint8).data
 
 
-def _tree_bytes(header: bytes) -> int:
-    """About the memory that a header takes once it is parsed, or a little more; known before it is parsed."""
-    return LIST_BYTES * header.count(b"[") + DICT_BYTES * header.count(b"{") + ITEM_BYTES * header.count(b",")
-
-
-def _most_tree_bytes(file_size: int) -> int:
-    """What a header may take in memory: a short text like "[[],[],[]" must not become gigabytes."""
-    return 2**26 + 20 * file_size
+def _tree_is_large(header: bytes, file_size: int) -> bool:
+    """Whether a header would take too much memory once parsed: text like "[[],[],[]" must not become gigabytes."""
+    num_bytes = LIST_BYTES * header.count(b"[") + DICT_BYTES * header.count(b"{") + ITEM_BYTES * header.count(b",")
+    return num_bytes > 2**26 + 20 * file_size
 
 
 def _digest(header: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
@@ -247,23 +237,16 @@ def _digest(header: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
 # ---- reading ----
 
 
-def stored_digest(path: str | os.PathLike[str]) -> str:
+def stored_digest(path: PathLike) -> str:
     """The digest that a file says it has, without a look at the rest of it."""
     with Path(path).open("rb") as file:
         return file.read(DIGEST.stop)[DIGEST].decode("ascii", "replace")
 
 
 def load_state(
-    path: str | os.PathLike[str], kind: str, version: int, remedy: str | None = None, *, mapped: bool = False
+    path: PathLike, kind: str, version: int, remedy: str | None = None, *, mapped: bool = False, tensors: bool = True
 ) -> State:
-    """The state in a file with its arrays as tensors; otherwise like ``read_state``."""
-    return _with_tensors(read_state(path, kind, version, remedy, mapped=mapped))
-
-
-def read_state(
-    path: str | os.PathLike[str], kind: str, version: int, remedy: str | None = None, *, mapped: bool = False
-) -> State:
-    """The state in a file, with numpy arrays; ValueError if the file is not a complete one of this kind and version.
+    """The state in a file; ValueError if the file is not a complete one of this kind and version.
 
     Places of the state that refer to the same array share its memory: reading takes memory in proportion to the size of
     the file, however often an array is referred to. Copy an array before you write to it.
@@ -272,6 +255,7 @@ def read_state(
         remedy: what the error tells the user to do. None: what suits the cause.
         mapped: arrays stay in the file, and the system reads what is used. They can be written to, which changes
             neither the file nor what others read. The file must stay as it is. Its digest is verified all the same.
+        tensors: whether arrays become tensors, which needs torch.
     """
     path = Path(path)
     try:
@@ -279,7 +263,7 @@ def read_state(
             what = "a folder" if path.is_dir() else "a device or a pipe"
             raise _UnreadableError(f"it is {what}, not a file", f"give the path of a {_in_words(kind)}")
         with path.open("rb") as file:
-            return _read(file, kind, version, mapped)
+            return _read(file, kind, version, mapped, tensors)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path} does not exist; check the path.") from error
     except _UnreadableError as error:
@@ -292,22 +276,7 @@ def read_state(
 
 def state_from_bytes(content: bytes, kind: str, version: int) -> State:
     """The inverse of ``state_to_bytes``, with tensors; ValueError if the bytes are not a complete state."""
-    return _with_tensors(_read(BytesIO(content), kind, version))
-
-
-def _with_tensors(value: Any) -> Any:
-    """The tree with its arrays as tensors, which take over their memory."""
-    import torch
-
-    if isinstance(value, dict):
-        return {key: _with_tensors(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_tensors(item) for item in value]
-    if not isinstance(value, np.ndarray):
-        return value
-    if value.dtype == BFLOAT16:
-        return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(value)
+    return _read(BytesIO(content), kind, version)
 
 
 def _in_words(kind: str) -> str:
@@ -319,8 +288,8 @@ def _damaged(how: str) -> _UnreadableError:
     return _UnreadableError(f"it is damaged ({how})", "use another copy of it, or save it again")
 
 
-def _read(file: BinaryIO, kind: str, version: int, mapped: bool = False) -> State:
-    """The state in an open file; its arrays stay there if ``mapped``."""
+def _read(file: BinaryIO, kind: str, version: int, mapped: bool = False, tensors: bool = True) -> State:
+    """The state in an open file; see ``load_state``."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     header = _checked_header(file, size, kind)
@@ -339,8 +308,7 @@ def _read(file: BinaryIO, kind: str, version: int, mapped: bool = False) -> Stat
     stored = _mapped_array if mapped else _array
     arrays = {number: stored(file, specs[number]) for number in _file_order(specs)}
     try:
-        tree = json.loads(metadata["state"], parse_constant=_no_constant)
-        state = _unflatten(tree, arrays, 0)
+        state = _unflatten(json.loads(metadata["state"]), arrays, _tensor if tensors else np.asarray, 0)
     except _UnreadableError:
         raise
     except (ValueError, RecursionError) as error:
@@ -366,7 +334,7 @@ def _checked_header(file: BinaryIO, size: int, kind: str) -> bytes:
         raise _damaged("it changed while it was read")
     if start[DIGEST] != _digest(header, iter(lambda: file.read(2**20), b"")):
         raise _damaged("its contents do not match its digest, or it was cut short")
-    if _tree_bytes(header) > _most_tree_bytes(size):
+    if _tree_is_large(header, size):
         raise _damaged("its tree is far larger than cagp writes one for a file of this size")
     file.seek(len(header))
     return header
@@ -430,16 +398,23 @@ def _mapped_array(file: BinaryIO, spec: _Spec) -> np.ndarray:
     return array
 
 
-def _no_constant(text: str) -> None:
-    raise _damaged(f"its tree holds {text}")
+def _tensor(array: np.ndarray) -> Any:
+    """An array as a tensor, which takes over its memory."""
+    import torch
+
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
-def _unflatten(node: Any, arrays: dict[int, np.ndarray], depth: int) -> Any:
-    """The value of a node, with the arrays that it refers to."""
+def _unflatten(node: Any, arrays: dict[int, np.ndarray], made: Callable[[np.ndarray], Any], depth: int) -> Any:
+    """The value of a node, with what is made of the arrays that it refers to."""
     if depth > MAX_DEPTH:
         raise _damaged("its tree is nested too deep")
-    match node:
-        case None | bool() | int() | float() | str():
+    match node:  # a number that is not finite is no node
+        case None | bool() | int() | str():
+            return node
+        case float() if math.isfinite(node):
             return node
         case {"float": "nan" | "inf" | "-inf" as text} if len(node) == 1:
             return float(text)
@@ -448,15 +423,15 @@ def _unflatten(node: Any, arrays: dict[int, np.ndarray], depth: int) -> Any:
             order = node.get("order", list(range(array.ndim)))
             if not isinstance(order, list) or sorted(order, key=str) != sorted(range(array.ndim), key=str):
                 raise _damaged("an array has an impossible order")
-            return array.transpose([order.index(dim) for dim in range(array.ndim)])
+            return made(array.transpose([order.index(dim) for dim in range(array.ndim)]))
         case {"list": list(values)} if len(node) == 1:
-            return [_unflatten(value, arrays, depth + 1) for value in values]
+            return [_unflatten(value, arrays, made, depth + 1) for value in values]
         case {"items": list(pairs)} if len(node) == 1:
             state = {}
             for pair in pairs:
                 match pair:
                     case [str() | int() as key, value] if not isinstance(key, bool) and key not in state:
-                        state[key] = _unflatten(value, arrays, depth + 1)
+                        state[key] = _unflatten(value, arrays, made, depth + 1)
                     case _:
                         raise _damaged("its tree has a dict that is not one")
             return state

@@ -9,10 +9,10 @@ import inspect
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cagp import fields
-from cagp.fields import Fields, checked, entry, flag, is_finite, list_of, mapping, strange, text
+from cagp.fields import Fields, checked, flag, is_finite, list_of, strange, text
 from cagp.parameters import Positive
 from cagp.storage import State
 
@@ -20,11 +20,19 @@ Module = TypeVar("Module", bound=nn.Module)
 
 NAMED: Fields = {"class": text, "own": flag, "tensors": fields.tensors}
 OWN: Fields = {"attributes": fields.dict_of(fields.anything)}
+
+
+def _stored(state: Any, sizes: fields.Sizes | None = None) -> State:
+    """The state of a module after its checks, and those of the modules inside it."""
+    named = checked(state, NAMED)
+    return named | checked(state, OWN if named["own"] else OURS)
+
+
 OURS: Fields = {
     "settings": fields.dict_of(fields.anything),
     "buffers": fields.tensors,
     "floors": fields.dict_of(fields.real(above=-1e-300)),
-    "parts": list_of(mapping),
+    "parts": list_of(_stored),
 }
 
 
@@ -45,24 +53,20 @@ def module_state(module: nn.Module) -> State:
 
 
 def module_from_state(state: Any, role: type[Module], given: Module | None = None) -> Module:
-    """The module of a state.
-
-    Args:
-        role: what it must be, for example ``Kernel``.
-        given: a module with the structure of the stored one, which is copied; needed where it has classes of your own.
-    """
+    """The module of a state, e.g. a ``Kernel``; one of the same structure must be ``given`` for classes of your own."""
+    stored = _stored(state)
     if given is not None:
-        words, expected = _words(module_state(given)), _words(state)
+        words, expected = _words(module_state(given)), _words(stored)
         if words != expected:
             raise ValueError(
                 f"{role.__name__.lower()} is {words}, the stored one is {expected}; give one of the same structure."
             )
-    elif own := _own_classes(state):
+    elif own := _own_classes(stored):
         raise ValueError(
-            f"the stored kernel is {_words(state)}, and {own[0]} is a class of your own, whose code is not stored; "
-            f"give a kernel of the same structure: cagp.load(path, kernel={_words(state)})."
+            f"the stored kernel is {_words(stored)}, and {own[0]} is a class of your own, whose code is not stored; "
+            f"give a kernel of the same structure: cagp.load(path, kernel={_words(stored)})."
         )
-    return _made(state, role, given)
+    return _made(stored, role, given)
 
 
 def _is_ours(kind: type) -> bool:
@@ -89,24 +93,19 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _words(state: Any) -> str:
+def _words(stored: State) -> str:
     """The structure of a kernel, like "Scale(MyKernel(...))"."""
-    parts = [] if entry(state, "own", flag) else entry(state, "parts", list_of(mapping))
-    return f"{entry(state, 'class', text)}({', '.join(map(_words, parts)) or '...'})"
+    return f"{stored['class']}({', '.join(map(_words, stored.get('parts', []))) or '...'})"
 
 
-def _own_classes(state: Any) -> list[str]:
-    if entry(state, "own", flag):
-        return [entry(state, "class", text)]
-    return [name for part in entry(state, "parts", list_of(mapping)) for name in _own_classes(part)]
+def _own_classes(stored: State) -> list[str]:
+    return [stored["class"]] if stored["own"] else [name for part in stored["parts"] for name in _own_classes(part)]
 
 
 @torch.no_grad()
-def _made(state: Any, role: type[Module], given: Any) -> Module:
-    stored = checked(state, NAMED)
+def _made(stored: State, role: type[Module], given: Any) -> Module:
     if stored["own"]:
-        return _copied(given, stored | checked(state, OWN))
-    stored |= checked(state, OURS)
+        return _copied(given, stored)
     insides = [None] * len(stored["parts"]) if given is None else _parts(given)
     parts = [_made(part, role, inside) for part, inside in zip(stored["parts"], insides, strict=True)]
     module = _with_default_values(stored, role, parts)
@@ -116,7 +115,11 @@ def _made(state: Any, role: type[Module], given: Any) -> Module:
             raise strange(repr(name))
         setattr(module, name, floor)
     for name, tensor in stored["tensors"].items():
-        _check_parameter(name, tensor, stored["floors"].get(f"{name.removeprefix('raw_')}_floor", 0.0))
+        floor = stored["floors"].get(f"{name.removeprefix('raw_')}_floor", 0.0)
+        values = tensor.exp() + floor if name.startswith("raw_") else tensor
+        is_positive = bool((values > 0).all()) or not name.startswith("raw_")
+        if tensor.dtype != torch.float64 or not is_finite(tensor) or not is_finite(values) or not is_positive:
+            raise strange(repr(name))
         module.get_parameter(name).copy_(tensor)
     buffers = dict(module.named_buffers(recurse=False))
     if buffers.keys() != stored["buffers"].keys():
@@ -167,11 +170,3 @@ def _check_shapes(stored: State, expected: dict[str, Any]) -> None:
     given, found = ({k: tuple(t.shape) for k, t in group.items()} for group in (expected, stored["tensors"]))
     if given != found:
         raise ValueError(f"the stored {stored['class']} has tensors of shapes {found}, the one given {given}.")
-
-
-def _check_parameter(name: str, tensor: Tensor, floor: float) -> None:
-    """Raise ValueError unless the values are finite, and those of positive parameters positive."""
-    values = tensor.exp() + floor if name.startswith("raw_") else tensor
-    is_positive = bool((values > 0).all()) or not name.startswith("raw_")
-    if tensor.dtype != torch.float64 or not is_finite(tensor) or not is_finite(values) or not is_positive:
-        raise strange(repr(name))

@@ -15,11 +15,8 @@ class System:
     """Products with K̂ for the training inputs ``X``, kept as a matrix where that fits and streamed where not.
 
     It holds a copy of the prior: training further does not change it. Products are float64, whatever the dtype of
-    ``X``: variances are small differences of them.
-
-    Args:
-        max_bytes: k(X, X) is kept if it takes no more than this; otherwise the limit for temporaries of a product.
-        check: False if the data were checked before.
+    ``X``: variances are small differences of them. k(X, X) is kept if it takes no more than ``max_bytes``, which
+    otherwise limits the temporaries of a product.
     """
 
     def __init__(

@@ -57,7 +57,6 @@ def check_posterior(
     _check_kinds(posterior, X, seed)
     _check_moments(posterior, X, tolerance)
     _check_covariance(posterior, X, tolerance)
-    _check_tiles(posterior, X, tolerance)
     _check_noise(posterior, X, tolerance)
     _check_samples(posterior, X, tolerance, seed)
     _check_refusals(posterior, X)
@@ -90,6 +89,10 @@ def _check_moments(posterior: Posterior, X: Tensor, tolerance: float) -> None:
     _same_predictions(alone, first, "the {} of a test point depends on the other test points", tolerance)
     variances = torch.cat([posterior.covariance(row[None])[0] for row in X])
     _close(variances, first.variance, tolerance, "the variance is not the covariance of a test point with itself")
+    tiled = copy.copy(posterior)
+    tiled.max_bytes = 4 * 8 * 2 * posterior._width  # two rows
+    words = "the {} depends on max_bytes, that is, on how test points are cut into tiles"
+    _same_predictions(tiled.predict(X), first, words, tolerance)
 
 
 def _check_covariance(posterior: Posterior, X: Tensor, tolerance: float) -> None:
@@ -104,13 +107,6 @@ def _check_covariance(posterior: Posterior, X: Tensor, tolerance: float) -> None
     _require(excess <= tolerance, words)
     _close(posterior.covariance(X[:2], X[2:]), C[:2, 2:], tolerance, "covariance(X, Z) is not a block of the whole")
     _close(posterior.covariance(X[2:], X[:2]), C[2:, :2], tolerance, "covariance(Z, X) is not a block of the whole")
-
-
-def _check_tiles(posterior: Posterior, X: Tensor, tolerance: float) -> None:
-    tiled = copy.copy(posterior)
-    tiled.max_bytes = 4 * 8 * 2 * posterior._width  # two rows
-    words = "the {} depends on max_bytes, that is, on how test points are cut into tiles"
-    _same_predictions(tiled.predict(X), posterior.predict(X), words, tolerance)
 
 
 def _check_kinds(posterior: Posterior, X: Tensor, seed: int) -> None:
@@ -132,8 +128,7 @@ def _check_noise(posterior: Posterior, X: Tensor, tolerance: float) -> None:
     difference = noisy.variance.double() - plain.variance
     _close(difference, expected, tolerance, "noise=True does not add learned and known noise to the variance")
     difference = posterior.covariance(X, noise=True, row_noise=row_noise).double() - posterior.covariance(X)
-    words = "noise=True does not add noise to the diagonal of the covariance"
-    _close(difference, torch.diag(expected), tolerance, words)
+    _close(difference, torch.diag(expected), tolerance, "noise=True does not add noise to the covariance's diagonal")
     _raises(lambda: posterior.predict(X, row_noise=row_noise), "predict with row_noise, but without noise=True,")
     _raises(lambda: posterior.covariance(X, row_noise=row_noise), "covariance with row_noise, but without noise=True,")
     _raises(lambda: posterior.covariance(X, X, noise=True), "covariance of two sets of test points with noise=True")
@@ -205,24 +200,22 @@ def check_method(
     data, copies = (X, y, row_noise), [None if t is None else t.clone() for t in (X, y, row_noise)]
     checked = method.checked(*data)
     before = _snapshot(method)
-    batches = [method.rows(step, len(X)).drawn for step in (0, 7)]
-    for step, rows in zip((0, 7), batches, strict=True):
+    batches = {step: method.rows(step, len(X)).drawn for step in (0, 7)}
+    for step, rows in batches.items():
         same = _same(rows, method.rows(step, len(X)).drawn)
         _require(same, f"rows({step}, {len(X)}) gives other rows when it is called again.")
     _check_groups(method)
-    for rows in [None, *(rows for rows in batches if rows is not None)]:
+    for rows in [None, *(rows for rows in batches.values() if rows is not None)]:
         of = "all rows" if rows is None else "a minibatch"
         value = _value(method, data, rows)
         _require(math.isfinite(value), f"the objective of {of} is {value}, expected a finite number.")
-        terms = method.terms(checked, Batch(rows))
-        total = torch.stack(list(terms.values())).sum().item()
+        total = torch.stack(list(method.terms(checked, Batch(rows)).values())).sum().item()
         _require(total == value, f"the terms of {of} add up to {total!r}, objective says {value!r}.")
         _require(_value(method, data, rows) == value, f"the objective of {of} is another number when evaluated again.")
         if gradients:
             _check_parameter_gradients(method, data, rows, tolerance, seed)
     _unchanged(before, method, "evaluating the objective")
-    findings = method.findings(checked)
-    _require(all(isinstance(line, str) for line in findings), "findings is not a list of text.")
+    _require(all(isinstance(line, str) for line in method.findings(checked)), "findings is not a list of text.")
     if isinstance(method, Method):
         _check_condition(method, X, y, row_noise)
         _unchanged(before, method, "condition")
@@ -237,9 +230,8 @@ def _check_groups(method: Trainable) -> None:
     _require(len(names) == len(listed), "parameter_groups names a parameter twice.")
     _require(names <= own, "parameter_groups names a parameter that is not the method's own.")
     _require(all(p.requires_grad for p in listed), "parameter_groups names a parameter with requires_grad=False.")
-    for name, group in groups.items():
-        good = math.isfinite(group.lr) and group.lr > 0
-        _require(good, f"the learning rate of {name!r} is {group.lr}, expected a positive number.")
+    for name, (_, lr) in groups.items():
+        _require(0 < lr < math.inf, f"the learning rate of {name!r} is {lr}, expected a positive number.")
 
 
 def _check_parameter_gradients(
@@ -251,16 +243,13 @@ def _check_parameter_gradients(
     generator = torch.Generator().manual_seed(seed)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
-        kept = parameter.detach().clone()
-        values = []
+        kept, values = parameter.data, []
         try:
             for sign in (1, -1):
-                with torch.no_grad():
-                    parameter.copy_(kept + sign * DIFFERENCE_STEP * direction)
+                parameter.data = kept + sign * DIFFERENCE_STEP * direction
                 values.append(_value(method, data, rows))
         finally:
-            with torch.no_grad():
-                parameter.copy_(kept)
+            parameter.data = kept
         _check_slope(gradient, direction, values[0] - values[1], tolerance, f"in {names[id(parameter)]!r}")
 
 

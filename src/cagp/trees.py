@@ -5,18 +5,18 @@ prior mean at the training rows. At a new row, the prior mean is the mean of the
 process the prior mean is a fixed function: the variance does not depend on it.
 """
 
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int
 from scipy import special
-
-from cagp.tree_text import checked_tree_text, of_classes
 
 LEARNING_RATE, NUM_LEAVES, MOST_ROUNDS, ROUNDS_AT_ONCE = 0.1, 63, 1000, 10
 PATIENCE, WINDOW, LEAST_FALL = 20, 100, 0.001
@@ -47,28 +47,24 @@ class Trees:
     Args:
         texts: the models of each target, one for each fold, in LightGBM's text format. They are data: nothing in them
             can run. A target without models has the mean zero.
+
+    Attributes:
+        num_targets: q.
+        num_inputs: the number of input columns.
+        num_trees: the trees that a prediction of each target adds up, those of one fold.
     """
 
     def __init__(self, texts: Sequence[Sequence[str]]):
-        self.texts = tuple(tuple(_checked(text) for text in models) for models in texts)
+        try:
+            self.texts = tuple(tuple(map(_checked_text, models)) for models in texts)
+        except ValueError as error:
+            raise ValueError(f"the stored trees cannot be read: {error}; save the model again.") from error
         if not any(self.texts):
             raise ValueError("texts has no models, expected some for at least one target.")
         self._boosters = [[_lightgbm().Booster(model_str=text) for text in models] for models in self.texts]
-
-    @property
-    def num_targets(self) -> int:
-        """q."""
-        return len(self.texts)
-
-    @property
-    def num_inputs(self) -> int:
-        """The number of input columns."""
-        return next(models[0].num_feature() for models in self._boosters if models)
-
-    @property
-    def num_trees(self) -> list[int]:
-        """The trees that a prediction of each target adds up, those of one fold."""
-        return [models[0].num_trees() if models else 0 for models in self._boosters]
+        self.num_targets = len(self.texts)
+        self.num_inputs = next(models[0].num_feature() for models in self._boosters if models)
+        self.num_trees = [models[0].num_trees() if models else 0 for models in self._boosters]
 
     def mean(self, inputs: Float64[np.ndarray, "n p"]) -> Float64[np.ndarray, "n q"]:
         """The mean of the predictions of all folds, a thread for each. Time O(n · trees · depth)."""
@@ -146,7 +142,7 @@ def fit_trees(
             predicted = _predict(booster, inputs[left_out], rounds)
             mean[left_out, j : j + num_classes] = predicted.reshape(-1, num_classes)
         if objective == "multiclass":
-            texts += zip(*(of_classes(model, num_classes) for model in models), strict=True)
+            texts += zip(*(_of_classes(model, num_classes) for model in models), strict=True)
         else:
             texts.append(models)
         finished &= ended
@@ -224,23 +220,152 @@ def _cross_fitted(
             each = list(pool.map(advance, boosters))
             rounds = min(map(len, each))
             errors += [float(np.average([fold[r] for fold in each], weights=sizes)) - least for r in range(rounds)]
-            if _is_over(errors) or rounds < ROUNDS_AT_ONCE:
+            stands_still = len(errors) - int(np.argmin(errors)) > PATIENCE
+            falls_little = len(errors) > WINDOW and errors[-1] > (1 - LEAST_FALL) * errors[-1 - WINDOW]
+            if stands_still or falls_little or rounds < ROUNDS_AT_ONCE:
                 break
     return boosters, int(np.argmin(errors)) + 1, time.perf_counter() < until
-
-
-def _is_over(errors: list[float]) -> bool:
-    """Whether further trees would gain too little, by the squared errors after each round so far."""
-    stands_still = len(errors) - int(np.argmin(errors)) > PATIENCE
-    return stands_still or (len(errors) > WINDOW and errors[-1] > (1 - LEAST_FALL) * errors[-1 - WINDOW])
 
 
 def _predict(booster: Any, inputs: np.ndarray, rounds: int | None = None) -> np.ndarray:
     return booster.predict(inputs, num_iteration=rounds, num_threads=1, raw_score=True)
 
 
-def _checked(text: str) -> str:
-    try:
-        return checked_tree_text(text)
-    except ValueError as error:
-        raise ValueError(f"the stored trees cannot be read: {error}; save the model again.") from error
+# ---- the text of trees ----
+# It is checked before LightGBM reads it: LightGBM trusts it, and a wrong index ends the process. What LightGBM is given
+# is written again from the fields that were checked. It also writes settings and statistics, which predictions do not
+# need: they are left out.
+
+HEAD = """tree
+version={version}
+num_class=1
+num_tree_per_iteration=1
+label_index=0
+max_feature_idx={last}
+objective=regression
+feature_names={names}
+feature_infos={infos}
+tree_sizes={sizes}
+
+"""
+TAIL = """end of trees
+
+parameters:
+[objective: regression]
+end of parameters
+
+pandas_categorical:null
+"""
+
+LARGEST_LEAF = 1e15
+"""Of targets in standard units."""
+
+OF_NODES = ("split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child")
+NUMBERS = re.compile(r"(?:[-+]?(?:\d{1,20}(?:\.\d{0,30})?(?:e[-+]?\d{1,3})?|inf|nan)(?: |$))*")
+INTEGERS = re.compile(r"(?:-?\d{1,10}(?: |$))*")
+
+
+def _checked_text(text: str) -> str:
+    """What predictions need of the model of one target; ValueError unless it is whole and every index in its range."""
+    head, *blocks = text.partition("\nend of trees\n")[0].split("\nTree=")
+    if not head.startswith("tree\n") or not blocks or "\nend of trees\n" not in text:
+        raise ValueError("there are no trees, or not all")
+    header = _fields(head)
+    (last,), version = _integers(header, "max_feature_idx", 1), header.get("version", "")
+    if not re.fullmatch(r"v\d{1,3}", version) or not 0 <= last < 2**24:
+        raise ValueError("its first lines are not those of trees")
+    if len(header.get("tree_sizes", "").split()) != len(blocks):
+        raise ValueError("its number of trees is not the one it states")
+    trees = []
+    for k, block in enumerate(blocks):
+        number, _, rest = block.partition("\n")
+        if number != str(k):
+            raise ValueError(f"tree {k} is not where it should be")
+        try:
+            trees.append(f"Tree={k}\n{_checked_tree(_fields(rest), last)}\n\n")
+        except ValueError as error:
+            raise ValueError(f"tree {k}: {error}") from error
+    sizes, columns = " ".join(str(len(tree)) for tree in trees), range(last + 1)
+    names, infos = " ".join(f"x{j}" for j in columns), " ".join("none" for _ in columns)
+    return HEAD.format(version=version, last=last, names=names, infos=infos, sizes=sizes) + "".join(trees) + TAIL
+
+
+def _of_classes(text: str, num_classes: int) -> list[str]:
+    """The model of each class from that of all, in which trees of the classes take turns."""
+    head, *blocks = text.partition("\nend of trees\n")[0].split("\nTree=")
+    models = []
+    for place in range(num_classes):
+        own = [block.partition("\n")[2] for block in blocks[place::num_classes]]
+        sizes = "tree_sizes=" + " ".join("0" for _ in own)  # the check writes them
+        lines = [sizes if line.startswith("tree_sizes=") else line for line in head.splitlines()]
+        trees = "".join(f"\nTree={number}\n{block}" for number, block in enumerate(own))
+        models.append("\n".join(lines) + trees + "\nend of trees\n")
+    return models
+
+
+def _checked_tree(tree: dict[str, str], last_feature: int) -> str:
+    (leaves,), (sets,) = _integers(tree, "num_leaves", 1), _integers(tree, "num_cat", 1)
+    if leaves < 1 or sets < 0 or tree.get("is_linear") != "0":
+        raise ValueError("it is of no known kind")
+    kept = ["num_leaves", "num_cat"]
+    if leaves > 1:
+        _check_splits(tree, leaves, sets, last_feature)
+        kept += OF_NODES
+    if sets:
+        _check_sets(tree, sets)
+        kept += ["cat_boundaries", "cat_threshold"]
+    _check_numbers(tree, "leaf_value", leaves)
+    _check_numbers(tree, "shrinkage", 1)
+    if not all(abs(float(value)) <= LARGEST_LEAF for value in tree["leaf_value"].split()):
+        raise ValueError("it predicts values that are not finite, or huge")
+    kept += ["leaf_value", "is_linear", "shrinkage"]
+    return "".join(f"{name}={tree[name]}\n" for name in kept)
+
+
+def _check_splits(tree: dict[str, str], leaves: int, sets: int, last_feature: int) -> None:
+    for name in OF_NODES:
+        _check_numbers(tree, name, leaves - 1)
+    if not all(0 <= feature <= last_feature for feature in _integers(tree, "split_feature", leaves - 1)):
+        raise ValueError("it splits a column that does not exist")
+    left, right = _integers(tree, "left_child", leaves - 1), _integers(tree, "right_child", leaves - 1)
+    # Every node but the first, and every leaf, is the child of one node before it: every walk ends in a leaf.
+    if not all(node < child or child < 0 for node, pair in enumerate(zip(left, right, strict=True)) for child in pair):
+        raise ValueError("a walk through it would not end")
+    if sorted(left + right) != [*range(-leaves, 0), *range(1, leaves - 1)]:
+        raise ValueError("its nodes and leaves are not each the child of one node")
+    # Bit 0: the threshold is the number of a set of levels. Bit 1: where missing values go. Bits 2, 3: what they are.
+    kinds = _integers(tree, "decision_type", leaves - 1)
+    places = [float(value) for value, kind in zip(tree["threshold"].split(), kinds, strict=True) if kind & 1]
+    if not all(0 <= kind < 12 for kind in kinds) or not all(place in range(sets) for place in places):
+        raise ValueError("it splits levels that it does not have")
+
+
+def _check_sets(tree: dict[str, str], sets: int) -> None:
+    """Sets of levels are words of bits, one after the other."""
+    bounds = _integers(tree, "cat_boundaries", sets + 1)
+    if bounds[0] != 0 or not all(before < after for before, after in pairwise(bounds)):
+        raise ValueError("its sets of levels are not whole")
+    if not all(0 <= word < 2**32 for word in _integers(tree, "cat_threshold", bounds[-1])):
+        raise ValueError("its sets of levels are no bits")
+
+
+# ---- lines of names and numbers ----
+
+
+def _fields(block: str) -> dict[str, str]:
+    """The lines "name=value"; ValueError for a name that comes twice."""
+    lines = [line.split("=", 1) for line in block.split("\n") if "=" in line]
+    if len({name for name, _ in lines}) < len(lines):
+        raise ValueError("a line comes twice")
+    return dict(lines)
+
+
+def _check_numbers(fields: dict[str, str], name: str, count: int, kind: re.Pattern = NUMBERS) -> None:
+    text = fields.get(name, "")
+    if kind.fullmatch(text) is None or len(text.split()) != count:
+        raise ValueError(f"{name} is not {count} {'integers' if kind is INTEGERS else 'numbers'}")
+
+
+def _integers(fields: dict[str, str], name: str, count: int) -> list[int]:
+    _check_numbers(fields, name, count, INTEGERS)
+    return [int(value) for value in fields[name].split()]

@@ -1,6 +1,7 @@
 """``cagp``: finds the command, and turns what goes wrong into one line and an exit code."""
 
 import argparse
+import re
 import signal
 import sys
 import threading
@@ -9,56 +10,19 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
-from cagp.cli.console import HelpFormatter, UsageError, complain, leave_pipe, on_one_line, warn
+from cagp.cli.console import HelpFormatter, UsageError, complain, help_texts, leave_pipe, on_one_line, warn
 from cagp.cli.plugins import plugin, with_data_sets
 from cagp.launch import FirstProcessError, launched_rank, launched_size
 
-
-class Command(NamedTuple):
-    """A command: its name and its line in the help.
-
-    ``cagp.cli.commands`` has a function of this name that adds its options to a parser, and the module
-    ``cagp.cli.<name>`` runs it; both are imported when it is called.
-    """
-
-    name: str
-    summary: str
-    is_plugin: bool = False  # of another package, which registers it in the entry points ``cagp.commands``
-    shares_work: bool = False  # whether several processes can run it together
-
-
-GROUPS = {
-    "from a table to predictions": [
-        Command("fit", "learn from a table, test on held-out rows, save the model", shares_work=True),
-        Command("predict", "means and error bars for the rows of a table of any size", shares_work=True),
-        Command("evaluate", "how good a model is on a table with known targets; a report"),
-        Command("info", "what is in a model file"),
-    ],
-    "which method": [
-        Command("compare", "several methods on one table: quality, time, memory"),
-    ],
-    "measurements (pip install cagp-bench)": [
-        Command("bench", "measure speed, memory and quality", is_plugin=True),
-        Command("reproduce", "the figures and claims of the paper, measured here", is_plugin=True),
-    ],
-}
-COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
-EXAMPLES = """\
-examples:
-  cagp fit houses.csv --target price --out houses.cagp
-  cagp predict houses.cagp new.csv --out predictions.csv
-  cagp evaluate houses.cagp sold.csv --report report.html
-  cagp compare houses.csv --target price --max-time 1min
-  cagp bench engine"""
-TABLES = """\
-Tables are CSV (.csv, .tsv, .txt, also .gz; "-" is stdin), Parquet (.parquet) or NumPy (.npz with X and y). With
-cagp-bench, the tables of the paper have names: dataset:parkinsons, dataset:bike, dataset:protein, dataset:keggu,
-dataset:road and dataset:power.
-
-Exit codes: 0 done, 1 failed (bad data, a bad file, no memory), 2 wrong usage, 130 interrupted (Ctrl-C), 143
-terminated (SIGTERM)."""
+COMMANDS = ("fit", "predict", "evaluate", "info", "compare")
+"""``cagp.cli.commands`` has a function of this name that adds options to a parser, and the module ``cagp.cli.<name>``
+runs the command; both are imported when it is called."""
+PLUGINS = ("bench", "reproduce")
+"""Commands of another package, which registers them in the entry points ``cagp.commands``."""
+SHARE_WORK = ("fit", "predict")
+"""Commands that several processes can run together."""
 
 
 class Terminated(BaseException):
@@ -77,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             restored.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminate))
         try:
             arguments = _parsed(argv)
-            if size > 1 and not COMMANDS[arguments.command].shares_work:
+            if size > 1 and arguments.command not in SHARE_WORK:
                 raise UsageError(f"{size} processes were started; only cagp fit and cagp predict share their work.")
             arguments = with_data_sets(arguments)
             run = getattr(arguments, "run", None) or import_module(f"cagp.cli.{arguments.command}").run
@@ -97,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             complain(f"{who}{error}")
             return 1
         except (MemoryError, RuntimeError) as error:
-            if not _is_memory(error):
+            # torch has no class of its own for an allocation that failed
+            if isinstance(error, RuntimeError) and not re.search("allocate memory|out of memory", str(error)):
                 raise
             complain(f"{who}not enough memory: {str(error).splitlines()[0] if str(error) else 'an allocation failed'}")
             return 1
@@ -115,37 +80,24 @@ def _terminate(*_: Any) -> None:
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command that is called; parsers of the others are not built."""
-    listed = [
-        f"{title}:\n" + "\n".join(f"  {command.name:<10}{command.summary}" for command in group)
-        for title, group in GROUPS.items()
-    ]
-    parser = argparse.ArgumentParser(
-        prog="cagp",
-        usage="cagp COMMAND ...   (cagp COMMAND --help says more)",
-        description="Gaussian process regression for large data, with error bars that include what was not computed.",
-        epilog="\n\n".join([*listed, EXAMPLES, TABLES]),
-        formatter_class=HelpFormatter,
-    )
+    description, epilog = help_texts("cagp")
+    usage = "cagp COMMAND ...   (cagp COMMAND --help says more)"
+    parser = argparse.ArgumentParser("cagp", usage, description, epilog, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=f"cagp {version('cagp')}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("command", choices=COMMANDS + PLUGINS, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("options", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     called = parser.parse_args(argv)
-    command = COMMANDS[called.command]
-    if command.is_plugin:
-        add_to = plugin("cagp.commands", command.name, f"cagp {command.name}")
+    command = called.command
+    if command in PLUGINS:
+        add_to = plugin("cagp.commands", command, f"cagp {command}")
     else:
-        add_to = getattr(import_module("cagp.cli.commands"), command.name)
-    own = argparse.ArgumentParser(prog=f"cagp {command.name}", formatter_class=HelpFormatter)
+        add_to = getattr(import_module("cagp.cli.commands"), command)
+    own = argparse.ArgumentParser(prog=f"cagp {command}", formatter_class=HelpFormatter)
     add_to(own)
-    return own.parse_args(called.options, argparse.Namespace(command=command.name))
+    return own.parse_args(called.options, argparse.Namespace(command=command))
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:
     """One line on stderr; only process 0 shows warnings."""
     if launched_rank() == 0:
         warn(on_one_line(message))
-
-
-def _is_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; torch has no class of its own for that."""
-    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)

@@ -1,4 +1,4 @@
-"""What each command is and takes: its options, description and examples. Importing this loads nothing heavy."""
+"""The options of each command; its description and examples are in ``texts``. Importing this loads nothing heavy."""
 
 import argparse
 import textwrap
@@ -7,16 +7,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cagp.cli.console import help_texts
 from cagp.cli.plugins import table
-from cagp.recipes import OPTIONS, RECIPES, users_of
-from cagp.recipes.options import (
+from cagp.recipes.table import (
     DTYPE,
     EXPOSURE,
     LIKELIHOOD,
+    OPTIONS,
     PARAMETERS,
     RANDOM_STATE,
+    RECIPES,
     WARM_START,
     Option,
+    users_of,
 )
 
 COMPARED = ("local", "hybrid", "opt", "sgpr", "svgp")
@@ -56,28 +59,25 @@ class SplitRule(NamedTuple):
         return {} if self.column is None else {self.kind: table[self.column]}
 
 
-# ---- commands ----
+# ---- commands, each a function that adds its options to a parser ----
 
 
 def fit(command: argparse.ArgumentParser) -> None:
-    """The options of ``cagp fit``."""
-    _describe(command, FIT, FIT_EXAMPLES, METHODS)
+    command.description, command.epilog = help_texts("fit", methods=METHODS)
     _add(command, *TABLE, "--method", "--classify", "--likelihood", "--exposure", *MODEL)
     _add_out(command, Path("model.cagp"), "the model")
     _add(command, "--resume", "--report", "--store-float32", "--rows-beside", "--json", "--quiet")
 
 
 def predict(command: argparse.ArgumentParser) -> None:
-    """The options of ``cagp predict``."""
-    _describe(command, PREDICT, PREDICT_EXAMPLES)
+    command.description, command.epilog = help_texts("predict")
     _add(command, *PIECES)
     _add_out(command, "predictions.csv", '.csv, .csv.gz or .parquet; "-" for CSV on stdout')
     _add(command, "--level", "--interval", "--columns", "--quantiles", "--keep", "--keep-formulas", "--quiet")
 
 
 def evaluate(command: argparse.ArgumentParser) -> None:
-    """The options of ``cagp evaluate``."""
-    _describe(command, EVALUATE, EVALUATE_EXAMPLES)
+    command.description, command.epilog = help_texts("evaluate")
     _add(command, *PIECES)
     _add(command, "--split", default=None, help="the split of cagp fit, to test on the rows that it held out")
     share = "with --split: the share of the rows that was held out (default: 0.1)"
@@ -87,8 +87,8 @@ def evaluate(command: argparse.ArgumentParser) -> None:
 
 
 def compare(command: argparse.ArgumentParser) -> None:
-    """The options of ``cagp compare``."""
-    _describe(command, COMPARE, COMPARE_EXAMPLES, METHODS)
+    words = {"methods": METHODS, "compared": ", ".join(COMPARED), "rows": MOST_EXACT_ROWS}
+    command.description, command.epilog = help_texts("compare", **words)
     _add(command, *TABLE, "--methods", *(flag for flag in MODEL if flag != "--max-time"))
     _add(command, "--max-time", default="10min")
     _add_out(command, Path("compare.png"), "the picture", type=_path("a picture", ".png", ".pdf", ".svg"))
@@ -97,8 +97,7 @@ def compare(command: argparse.ArgumentParser) -> None:
 
 
 def info(command: argparse.ArgumentParser) -> None:
-    """The options of ``cagp info``."""
-    _describe(command, INFO, INFO_EXAMPLES)
+    command.description, command.epilog = help_texts("info")
     _add(command, "model")
     _add(command, "--json", help="print one JSON object on stdout")
 
@@ -107,10 +106,6 @@ def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The parameters of estimators that the user set, by their names in Python."""
     places = {name: option.flag[2:].replace("-", "_") for name, option in PARAMETERS.items()}
     return {name: getattr(arguments, place) for name, place in places.items() if hasattr(arguments, place)}
-
-
-def _describe(command: argparse.ArgumentParser, description: str, *epilog: str) -> None:
-    command.description, command.epilog = description, "\n\n".join(epilog)
 
 
 def _add(command: argparse.ArgumentParser, *names: str, **changed: Any) -> None:
@@ -132,7 +127,7 @@ def _add_out(command: argparse.ArgumentParser, default: str | Path, what: str, *
 def _of_parameter(option: Option, default: Any = None, **_: Any) -> dict[str, Any]:
     users = f"; for {', '.join(users_of(option.name))}" if option.name in OPTIONS else ""
     if option.is_switch:
-        return {"default": argparse.SUPPRESS, **_switch(option.help + users)}
+        return _switch(option.help + users, default=argparse.SUPPRESS)
     shown = option.default if default is None else default
     words = f"{option.help}{'' if shown is None else f' (default: {shown})'}{users}"
     return _value(option.metavar, words, _reader_of(option), default=argparse.SUPPRESS)
@@ -178,8 +173,8 @@ def _value(metavar: str, help: str, type: Check = str, **more: Any) -> dict[str,
     return {"metavar": metavar, "help": help, "type": type, **more}
 
 
-def _switch(help: str) -> dict[str, Any]:
-    return {"action": "store_true", "help": help}
+def _switch(help: str, **more: Any) -> dict[str, Any]:
+    return {"action": "store_true", "help": help, **more}
 
 
 TABLE_HELP = (
@@ -211,9 +206,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "--noise": _value("COLUMN", "the known noise variance of each row, in squared units of the target; not an input"),
     "--split": _value("RULE", SPLIT_HELP, _checked(SPLITS, SplitRule.parse), default="random"),
     "--test-fraction": _value("SHARE", "share of the rows to test on (default: %(default)s)", _SHARE, default=0.1),
-    "--seed": _value(
-        "N", f"{RANDOM_STATE.help} (default: %(default)s)", _reader_of(RANDOM_STATE), default=RANDOM_STATE.default
-    ),
+    "--seed": {**_of_parameter(RANDOM_STATE), "default": RANDOM_STATE.default},
     "--rows-at-a-time": _value("N", "rows held in memory (default: %(default)s)", _POSITIVE, default=65_536),
     "--method": _value("METHOD", "one of those below (default: %(default)s)", choices=RECIPES, default="auto"),
     "--methods": _value("METHOD", f"any of {', '.join(RECIPES)}; see below", choices=RECIPES, nargs="+"),
@@ -241,103 +234,6 @@ MODEL = tuple(flag for flag, option in BY_FLAG.items() if option not in NOT_SHAR
 """The options of methods, and the parameters of estimators that every command that fits models has."""
 
 
-METHODS = "\n".join(
-    ["methods:"]
-    + [
-        textwrap.fill(f"  {name:<8}{recipe.summary}", 78, subsequent_indent=" " * 10)
-        for name, recipe in RECIPES.items()
-    ]
+METHODS = "methods:\n" + "\n".join(
+    textwrap.fill(f"  {name:<8}{recipe.summary}", 78, subsequent_indent=" " * 10) for name, recipe in RECIPES.items()
 )
-
-# ---- texts ----
-
-FIT = """\
-Learn from a table and save a model. A share of the rows is held out for testing: the saved model has not seen them
-(--test-fraction 0 trains on all rows). They are drawn at random, or chosen with --split so that the test is like the
-use: the latest rows for forecasts, whole groups if new persons or places are to be predicted. Rows without a target are
-left out. Inputs may be text or missing.
-
-The table can be a file, a folder of files or a quoted pattern. Several files, and a file that would not fit into
---max-memory, are read in pieces by the methods local and auto: the rows stay on disk, at most 100,000 are tested on,
-and the planned peak of memory is said before training.
-
-Checkpoints are kept in a folder beside the model (model.cagp.checkpoints) until it is saved. If a run is killed, the
-same command with --resume continues from its last checkpoint. Without --resume, a folder that was left behind is an
-error, so that no work is lost. Ctrl-C ends training: the model is saved as it is then, and --resume continues.
-
-Started by torchrun, on one machine or several, the processes share the rows of every training step. All of them read
-the table; the first prints and writes. A run can be resumed with another number of processes. With --shards, each
-process reads its part of the table and keeps a region of it, in a file of its own beside the model."""
-
-FIT_EXAMPLES = """\
-examples:
-  cagp fit houses.csv --target price --out houses.cagp
-  cagp fit houses.csv --target price --drop id --max-time 10min
-  cagp fit houses.csv --target price --report report.html
-  cagp fit patients.csv --target diagnosis --classify
-  cagp fit visits.csv --target visits --likelihood poisson --exposure hours
-  cagp fit visits.csv --target score --split group:patient
-  cagp fit weather.parquet --target rain wind --method local --n-neighbors 64
-  cagp fit houses.csv --target price --out houses.cagp --resume
-  cagp fit 'parts/*.parquet' --target y --method local --max-memory 4GB
-  zcat big.csv.gz | cagp fit - --target y --json > fit.json
-  torchrun --nproc-per-node 4 -m cagp fit big.parquet --target y --method local
-  torchrun --nproc-per-node 4 -m cagp fit dir --target y --method local --shards"""
-
-PREDICT = """\
-Predict the rows of a table, in their order, one line for each. Input and output are processed in pieces: both may be
-larger than memory. Columns that the model does not know are ignored, and so are targets.
-
-The columns of the result are named after the target: price_mean, price_std, price_lower, price_upper, or price_q0.05
-for quantiles. A classifier gives diagnosis_class, the most probable class, and diagnosis_p_flu and so on, the
-probability of each class. std is the standard deviation of a new observation, noise included; lower and upper are the
-ends of its central interval. A file is written whole or not at all: after an error the old one is still there. Messages
-count rows from 0, the first one below the names.
-
-Started by torchrun, the processes share the rows: each predicts every n-th piece, and the first writes all in order.
-Model and table are files that every process can read. Of a model in regions (cagp fit --shards), each process loads
-some regions, for any number of processes, and answers the rows in them."""
-
-PREDICT_EXAMPLES = """\
-examples:
-  cagp predict houses.cagp new.csv
-  cagp predict houses.cagp new.csv --out houses.parquet --keep id --level 0.9
-  cagp predict houses.cagp new.csv --interval conformal --level 0.9
-  cagp predict houses.cagp new.csv --quantiles 0.1 0.5 0.9 --out -
-  cat new.csv | cagp predict houses.cagp - --columns mean --out - | head"""
-
-EVALUATE = """\
-Measure a model on a table with known targets: rows that it was not trained on. The table is read in pieces and may be
-larger than memory. Rows without a target are left out. --report writes an HTML page on at most 20,000 of the rows,
-drawn at random.
-
-For the table that the model was fitted to, give --split, and --test-fraction and --seed if cagp fit had them: only the
-rows are measured that cagp fit held out with the same options. The table must then fit into memory."""
-
-EVALUATE_EXAMPLES = """\
-examples:
-  cagp evaluate houses.cagp sold.csv
-  cagp evaluate houses.cagp sold.csv --report report.html
-  cagp evaluate houses.cagp houses.csv --split random --test-fraction 0.2
-  cagp evaluate houses.cagp sold.parquet --json"""
-
-COMPARE = f"""\
-Fit several methods to one table, one after the other, and test all on the same held-out rows. A method that fails is a
-row of the result with its reason, and the exit code is 1. Without --methods: {", ".join(COMPARED)}, and exact up to
-{MOST_EXACT_ROWS:,} rows. The table and the picture show quality against time. Nothing is saved: cagp fit does that."""
-
-COMPARE_EXAMPLES = """\
-examples:
-  cagp compare houses.csv --target price
-  cagp compare houses.csv --target price --methods local sgpr --max-time 1min
-  cagp compare sales.csv --target units --split time:day --test-fraction 0.2
-  cagp compare bike.npz --json > bike.json"""
-
-INFO = """\
-Say what is in a model file: where it comes from, what it was trained on and which rows it holds, its inputs, its
-hyperparameters and the report of its fit. The whole file is read and its checksum verified; nothing in it is run."""
-
-INFO_EXAMPLES = """\
-examples:
-  cagp info houses.cagp
-  cagp info houses.cagp --json"""

@@ -5,6 +5,7 @@ import math
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
@@ -16,9 +17,8 @@ from matplotlib.figure import Figure
 from cagp import memory, notices
 from cagp.cli.commands import COMPARED, MOST_EXACT_ROWS
 from cagp.cli.console import Console, UsageError, on_one_line, print_json
-from cagp.cli.scores import TargetTally
 from cagp.cli.sources import WholeTable, check_model, estimator, read_table_of
-from cagp.cli.tables import as_target, targets_of
+from cagp.cli.tables import TargetTally, as_target, targets_of
 from cagp.estimators import CopiesWarning
 from cagp.metrics import METRICS
 from cagp.plots import Point, methods_against_time, write_figure
@@ -91,23 +91,19 @@ def _measure(method: str, arguments: argparse.Namespace, table: WholeTable, held
         tally.add(targets_of(model, test.frame, arguments.table), test.inputs, test.noise)
         predict_s = time.perf_counter() - start
         scores = [of_target["model"] for of_target in tally.record().values() if of_target["model"] is not None]
+        # Of each target; where a score has no unit of theirs, its mean over the targets is shown.
+        values = {field: [of_target[field] for of_target in scores] for field in METRICS}
     except Exception as error:
         return {"method": method, "error": on_one_line(f"{type(error).__name__}: {error}")}
     return {
         "method": method,
         "used": model.method_,
-        **{field: _over_targets(field, scores) for field in METRICS},
+        **{field: float(np.mean(v)) if METRICS[field].unit in ("nats", "share") else v for field, v in values.items()},
         "fit_s": fit_s,
         "predict_s": predict_s,
         "memory_bytes": max(memory.peak_memory() - held, 0) if peak_is_known else None,
         "fit_report": model.fit_report_,
     }
-
-
-def _over_targets(field: str, scores: list[dict[str, float]]) -> float | list[float]:
-    """A score of each target; its mean over the targets where it has no unit of theirs."""
-    values = [of_target[field] for of_target in scores]
-    return float(np.mean(values)) if METRICS[field].unit in ("nats", "share") else values
 
 
 def _reset_peak() -> bool:
@@ -123,42 +119,35 @@ READING = (
     "NLL, RMSE, CRPS: lower is better; coverage: closer to 95 % is better; width: narrower is better where the "
     "coverage is right; memory: the peak above what the table takes."
 )
-HEADS = ("method", "NLL", "RMSE", "CRPS", "95 % coverage", "95 % width", "fit, s", "predict, s", "memory")
-
-
-def _cells(record: dict[str, Any]) -> list[str]:
-    """The line of a method in the table; with several targets, NLL and coverage are means over them."""
-    method = record["method"]
-    if "error" in record:
-        return [method, "failed", *[""] * (len(HEADS) - 2)]
-    rmse, crps, width = (" ".join(map(number, record[name])) for name in ("rmse", "crps", "width"))
-    return [
-        method if method == record["used"] else f"{method} ({record['used']})",
-        number(record["nll"]),
-        rmse,
-        crps,
-        f"{100 * record['coverage']:.1f} %",
-        width,
-        f"{record['fit_s']:.1f}",
-        f"{record['predict_s']:.2f}",
-        "" if record["memory_bytes"] is None else size(record["memory_bytes"]),
-    ]
+CELLS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "method": lambda r: r["method"] if r["method"] == r["used"] else f"{r['method']} ({r['used']})",
+    "NLL": lambda r: number(r["nll"]),
+    "RMSE": lambda r: " ".join(map(number, r["rmse"])),
+    "CRPS": lambda r: " ".join(map(number, r["crps"])),
+    "95 % coverage": lambda r: f"{100 * r['coverage']:.1f} %",
+    "95 % width": lambda r: " ".join(map(number, r["width"])),
+    "fit, s": lambda r: f"{r['fit_s']:.1f}",
+    "predict, s": lambda r: f"{r['predict_s']:.2f}",
+    "memory": lambda r: "" if r["memory_bytes"] is None else size(r["memory_bytes"]),
+}
+"""The columns of the table, from a record; with several targets, NLL and coverage are means over them."""
 
 
 def _show(console: Console, records: list[dict[str, Any]]) -> None:
     """The table, the best NLL first, and why methods failed."""
     ranked = sorted(records, key=lambda record: record.get("nll", math.inf))
-    columns = zip(*map(_cells, ranked), strict=True)
     to = sys.stderr if console.data_on_stdout else sys.stdout
     width = shutil.get_terminal_size().columns if to.isatty() else sys.maxsize
-    console.say(table_of_text(dict(zip(HEADS, map(list, columns), strict=True)), width))
+    failed = {"method": lambda r: r["method"], "NLL": lambda _: "failed"}
+    rows = [(record, failed if "error" in record else CELLS) for record in ranked]
+    cells = {head: [made[head](record) if head in made else "" for record, made in rows] for head in CELLS}
+    console.say(table_of_text(cells, width))
     for record in records:
         if "error" in record:
             console.say(f"{record['method']} failed: {record['error']}")
 
 
 def _draw(done: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    """Write the picture."""
     points = [Point(record["method"], record["fit_s"], record["nll"]) for record in done]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = methods_against_time(figure.subplots(), points, "test NLL (nats per row), lower is better")

@@ -6,8 +6,14 @@ import math
 import os
 import sys
 import textwrap
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+from cagp.quantities import number, size
+
+TEXTS = Path(__file__).parent / "texts"
 
 
 class UsageError(ValueError):
@@ -39,7 +45,6 @@ def leave_pipe(stream: Any) -> None:
 
 
 def warn(text: str) -> None:
-    """One line on stderr."""
     print(f"cagp: warning: {text}", file=sys.stderr)
 
 
@@ -55,7 +60,6 @@ def complain(error: BaseException | str) -> None:
 
 
 def on_one_line(text: object) -> str:
-    """The text without line breaks."""
     return " ".join(str(text).split())
 
 
@@ -94,3 +98,19 @@ class HelpFormatter(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = text.split("\n\n")
         return "\n\n".join(part if "\n " in part else textwrap.fill(part, width) for part in parts)
+
+
+def filled(name: str, *filters: Callable[..., str], **values: object) -> str:
+    """The template ``texts/NAME.txt`` with these values; it can use ``filters`` by their names."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # help texts do not need it
+
+    made = Environment(loader=FileSystemLoader(TEXTS), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters |= {function.__name__: function for function in (count, names, number, size, *filters)}
+    made.tests["finite"] = math.isfinite
+    return made.get_template(f"{name}.txt", globals=values).render().rstrip("\n")
+
+
+def help_texts(name: str, **values: object) -> tuple[str, ...]:
+    """The description and the epilog of a parser, from the file ``texts/NAME.txt`` with these values filled in."""
+    text = (TEXTS / f"{name}.txt").read_text(encoding="utf-8")
+    return tuple(text.format(**values).strip().split("\n---\n"))

@@ -2,17 +2,15 @@
 
 import argparse
 import time
-from collections import Counter
 
 import numpy as np
 import pandas as pd
 
 from cagp.cli.console import Console, UsageError, count, print_json, warn
-from cagp.cli.scores import tally_of, write_report
-from cagp.cli.tables import held_out_rows, pieces, targets_of, warn_of_levels, warn_of_missing, warn_of_noise
+from cagp.cli.tables import Unseen, held_out_rows, pieces, tally_of, targets_of, warn_of_noise, write_report
 from cagp.estimators import CaGPClassifier, load
 from cagp.estimators.overlap import KnownRows
-from cagp.progress import TableProgress
+from cagp.progress import Progress
 
 REPORT_ROWS = 20_000
 """A report is on at most this many rows, drawn at random."""
@@ -32,16 +30,14 @@ def run(arguments: argparse.Namespace) -> int:
     warn_of_noise(model, arguments.noise)
     tally, sample, num_rows, num_tested = tally_of(model), Sample(REPORT_ROWS), 0, 0
     known_rows, common = None if is_classifier else KnownRows.of_model(model.fitted), None
-    unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
-    start = time.perf_counter()
-    with TableProgress("evaluate", enabled=not arguments.quiet) as progress:
+    unseen, start = Unseen(), time.perf_counter()
+    with Progress("evaluate", enabled=not arguments.quiet) as progress:
         for piece in pieces(model, arguments) if arguments.split is None else [held_out_rows(model, arguments)]:
             y = targets_of(model, piece.frame, arguments.table)
             known = np.asarray(~np.isnan(y).all(axis=1))
             tested, y = piece.where(known), y[known]
             tally.add(y, tested.inputs, tested.noise)
-            unknown += Counter(model.encoder_.num_unknown(tested.inputs.matrix))
-            lacking += Counter(model.encoder_.num_missing(tested.inputs.matrix))
+            unseen.add(tested.inputs)
             num_rows, num_tested = num_rows + len(known), num_tested + len(y)
             if known_rows is not None:
                 overlap = known_rows.overlap(tested.inputs.matrix, y)
@@ -50,8 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
                 numbers = {} if is_classifier else dict(zip(model.target_names_, y.T, strict=True))
                 sample.add(tested.frame.assign(**numbers))  # text like "3,14" need not be in every piece
             progress.advance(len(known), piece.fraction)
-    warn_of_levels(unknown)
-    warn_of_missing(lacking)
+    unseen.warn()
     seconds = time.perf_counter() - start
     num_missing = num_rows - num_tested
     if is_classifier and not num_tested:

@@ -13,7 +13,6 @@ from typing import Any
 from cagp import notices
 from cagp.cli.commands import parameters_of
 from cagp.cli.console import Console, UsageError, check_shared_table, count, print_json, warn
-from cagp.cli.scores import tally_of, write_report
 from cagp.cli.sources import (
     CLASSES,
     Source,
@@ -25,7 +24,7 @@ from cagp.cli.sources import (
     read_table_of,
     reason_for_pieces,
 )
-from cagp.cli.tables import Model, targets_of
+from cagp.cli.tables import Model, tally_of, targets_of, write_report
 from cagp.data.table_files import READABLE
 from cagp.estimators import CopiesWarning
 from cagp.files import checked_destination, locked_folder, write_atomically
@@ -55,7 +54,8 @@ class CheckpointFolder:
         """Make the folder for this process alone, until ``resources`` are closed; UsageError if another fit began."""
         self.path.mkdir(exist_ok=True)
         resources.enter_context(locked_folder(self.path, "another fit"))
-        resources.callback(self._remove_unless_begun)
+        # Without a checkpoint there is nothing in the folder to continue from.
+        resources.callback(lambda: self.is_begun or shutil.rmtree(self.path, ignore_errors=True))
         if self.is_begun and not resume:
             raise UsageError(
                 f"{self.path} contains checkpoints of an unfinished fit. Run the same command with --resume to "
@@ -63,12 +63,7 @@ class CheckpointFolder:
             )
 
     def memory_limit(self, fit: str, asked: int | None) -> int:
-        """The memory limit in bytes: a resumed run has that of the run it continues, however much is free by now.
-
-        Args:
-            fit: what the fit depends on, as a short text; ValueError where the folder belongs to a different fit.
-            asked: the limit that the user asks for.
-        """
+        """The limit in bytes: a resumed run has that of the run it continues; ValueError if that was another fit."""
         path = self.path / RUN
         if not path.exists() or not self.is_begun:
             limit = default_memory_limit() if asked is None else asked
@@ -91,11 +86,6 @@ class CheckpointFolder:
         for checkpoint in self.path.glob(f"**/{CHECKPOINT}"):
             checkpoint.unlink()
         shutil.rmtree(self.path)
-
-    def _remove_unless_begun(self) -> None:
-        """Remove a folder without a checkpoint: there is nothing in it to continue from."""
-        if not self.is_begun:
-            shutil.rmtree(self.path, ignore_errors=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,13 +15,13 @@ import torch
 
 from cagp.cli.commands import PREDICTIONS
 from cagp.cli.console import Console, UsageError, check_shared_table, count, names, warn
-from cagp.cli.tables import Model, Rows, check_columns, pieces, warn_of_levels, warn_of_missing, warn_of_noise
+from cagp.cli.tables import Model, Rows, Unseen, check_columns, pieces, warn_of_noise
 from cagp.data import TableWriter, stream_table
+from cagp.data.cells import COMMA_NUMBER, PLAIN_NUMBER
 from cagp.data.table_files import CSV_ENDINGS, ending_of
-from cagp.data.text_values import COMMA_NUMBER, PLAIN_NUMBER
 from cagp.estimators import CaGPClassifier, GPRegressor, load
 from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
-from cagp.progress import TableProgress
+from cagp.progress import Progress
 from cagp.ranks import Ranks
 from cagp.shards import RegionPosterior
 
@@ -46,8 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     keep, verbatim = _kept(model, arguments.table, arguments.keep)
     if clash := sorted(set(answers.names) & set(keep)):
         raise UsageError(f"--keep has {names(clash)}, which is also a column of the result.")
-    unknown, lacking = Counter(), Counter()  # rows with levels, and with gaps, that no training row had
-    start = time.perf_counter()
+    unseen, start = Unseen(), time.perf_counter()
     table = pieces(model, arguments, verbatim)
     answered = _answered(table, answers, isinstance(model.posteriors_[0], RegionPosterior), ranks)
     if not ranks.is_first:
@@ -57,10 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     formulas, written = Counter(), []
     as_it_is = arguments.keep_formulas or arguments.out.lower().endswith(".parquet")
-    with TableProgress("predict", enabled=not quiet) as progress, TableWriter(arguments.out) as writer:
+    with Progress("predict", enabled=not quiet) as progress, TableWriter(arguments.out) as writer:
         for piece, values in answered:
-            unknown += Counter(model.encoder_.num_unknown(piece.inputs.matrix))
-            lacking += Counter(model.encoder_.num_missing(piece.inputs.matrix))
+            unseen.add(piece.inputs)
             result = answers.frame(values, piece.frame.index)
             if keep:
                 check_columns(piece.frame, "--keep", keep)
@@ -75,8 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{count(found, 'cell')} of column {name!r} would run as {'a formula' if found == 1 else 'formulas'} in a "
             "spreadsheet and got a ' in front; --keep-formulas copies them as they are"
         )
-    warn_of_levels(unknown)
-    warn_of_missing(lacking)
+    unseen.warn()
     if arguments.out != "-":
         seconds = time.perf_counter() - start
         words = f"Wrote {arguments.out}: {count(progress.done, 'row')} in {seconds:.1f} s; {names(written, 12)}."
@@ -131,7 +128,7 @@ def _moments(model: GPRegressor, arguments: argparse.Namespace) -> Answers:
         predicted = model.predictive(rows.inputs, rows.noise)
         ends = predicted.quantiles([0.5 - level / 2, 0.5 + level / 2])
         if is_conformal:
-            ends = predicted.at(model.fitted.conformal_factors(level)[:, None] * np.array([-1.0, 1.0]))
+            ends = model.fitted.conformal_ends(predicted, level)
         columns = {"mean": predicted.mean(), "std": predicted.std(), "lower": ends[..., 0], "upper": ends[..., 1]}
         parts = [columns[name][:, :, None] for name in asked]
         values = np.concatenate([*parts, predicted.quantiles(quantiles)], axis=2)

@@ -28,10 +28,10 @@ from cagp.cli.tables import (
     warn_of_missing,
 )
 from cagp.data import MAX_LEVELS, Chunks, Encoder, encode_target, open_chunks, read_table
+from cagp.data.cells import with_decimal_commas_read
 from cagp.data.splits import shared_groups
 from cagp.data.table_files import CSV_ENDINGS
 from cagp.data.tables import is_several_files, stream_table, table_parts, table_rows, table_size
-from cagp.data.text_values import with_decimal_commas_read
 from cagp.estimators import CaGPClassifier, CaGPRegressor, EncodedTable
 from cagp.estimators.overlap import MANY_IN_GROUPS, KnownRows, group_words
 from cagp.estimators.pieces import gathered
@@ -39,8 +39,7 @@ from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
 from cagp.memory import default_memory_limit
 from cagp.quantities import size
 from cagp.ranks import Ranks
-from cagp.recipes import OPTIONS, RECIPES, methods_for, users_of
-from cagp.recipes.options import kind_of, not_for
+from cagp.recipes.table import OPTIONS, RECIPES, kind_of, methods_for, not_for, users_of
 
 CLASSES = "classes"
 
@@ -58,7 +57,7 @@ LEAST_BYTES = 10**9
 
 
 def kind_of_targets(arguments: argparse.Namespace) -> str:
-    """What the targets are, see ``cagp.recipes.options.kind_of``."""
+    """What the targets are, see ``cagp.recipes.table.kind_of``."""
     if getattr(arguments, "classify", False):
         return CLASSES
     return kind_of(getattr(arguments, "likelihood", GAUSSIAN))
@@ -118,11 +117,7 @@ class Source(ABC):
 
     @abstractmethod
     def tested(self, model: Model, ranks: Ranks) -> tuple[Rows, int]:
-        """The rows to test on as a fitted model takes them, and the number of rows without any target.
-
-        Args:
-            ranks: the processes that read a part of these rows each; all of them get all rows.
-        """
+        """The rows to test on, of which each process reads a part and gets all; and the number without any target."""
 
     @abstractmethod
     def key(self) -> list[Any]:
@@ -199,10 +194,8 @@ class WholeTable(Source):
         """Say that test rows have much in common with training rows, or lack values that all of these have."""
         if not self.num_test:
             return
-        codes, y = (
-            self.train.inputs.matrix,
-            _as_numbers(self.train.frame.loc[:, self.targets], self.test.frame.loc[:, self.targets]),
-        )
+        codes = self.train.inputs.matrix
+        y = _as_numbers(*(part.frame.loc[:, self.targets] for part in (self.train, self.test)))
         warn_of_missing(self.test.inputs.encoder.num_missing(self.test.inputs.matrix))
         overlap = KnownRows.of_table(codes, y[: len(codes)]).overlap(self.test.inputs.matrix, y[len(codes) :])
         if overlap.is_large:
@@ -333,17 +326,9 @@ def open_in_pieces(arguments: argparse.Namespace, reason: str) -> TableInPieces:
         chosen[drawn[np.searchsorted(drawn, start) : np.searchsorted(drawn, stop)] - start] = True
         return chosen
 
-    return TableInPieces(
-        arguments,
-        num_rows,
-        num_test,
-        0,
-        [str(name) for name in first.inputs.columns],
-        targets,
-        chunks.where(lambda start, stop: ~is_test(start, stop), num_rows - num_test),
-        chunks.where(is_test, num_test),
-        reason,
-    )
+    train, test = chunks.where(lambda *rows: ~is_test(*rows), num_rows - num_test), chunks.where(is_test, num_test)
+    inputs = [str(name) for name in first.inputs.columns]
+    return TableInPieces(arguments, num_rows, num_test, 0, inputs, targets, train, test, reason)
 
 
 def reason_for_pieces(arguments: argparse.Namespace) -> str | None:

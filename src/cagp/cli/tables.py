@@ -1,19 +1,24 @@
-"""Tables as commands read them: columns with a part to play, rows to test on, and pieces that a model can predict."""
+"""Tables as commands read them: columns with a part to play, pieces that a model can predict, and its scores there."""
 
 import argparse
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import pandas as pd
+import torch
 
+from cagp.class_metrics import class_scores
 from cagp.cli.commands import SplitRule
-from cagp.cli.console import UsageError, count, warn
+from cagp.cli.console import UsageError, count, filled, warn
 from cagp.data import read_table, split, stream_table
-from cagp.data.text_values import with_decimal_commas_read
+from cagp.data.cells import with_decimal_commas_read
 from cagp.estimators import CaGPClassifier, EncodedTable, GPRegressor
-from cagp.estimators.labels import codes_of
+from cagp.estimators.target_kinds import codes_of
+from cagp.likelihood_registry import likelihoods_of
+from cagp.metrics import METRICS, ScoreSum
 
 Model = GPRegressor | CaGPClassifier
 
@@ -104,17 +109,12 @@ class Rows(NamedTuple):
     fraction: float | None = None  # of the table that was read so far
 
     def where(self, mask: np.ndarray) -> "Rows":
-        """Some of them."""
         noise = None if self.noise is None else self.noise[mask]
         return self._replace(frame=self.frame.loc[mask], inputs=self.inputs.take(mask), noise=noise)
 
 
 def rows_of(
-    model: Model,
-    frame: pd.DataFrame,
-    arguments: argparse.Namespace,
-    rows_from: int = 0,
-    fraction: float | None = None,
+    model: Model, frame: pd.DataFrame, arguments: argparse.Namespace, rows_from: int = 0, fraction: float | None = None
 ) -> Rows:
     """Rows of a table, from a given number on; an input that the model cannot take is an error with row and column."""
     matrix = model.encoder_.codes(inputs_of(model, frame, arguments), rows_from)
@@ -177,19 +177,108 @@ def warn_of_noise(model: Model, noise: str | None) -> None:
         )
 
 
-def warn_of_levels(num_unknown: Mapping[str, int]) -> None:
-    """Say in how many rows columns have levels that no training row had."""
-    for name, num_rows in num_unknown.items():
-        warn(
-            f"{count(num_rows, 'row')} of column {name!r} {'has a level' if num_rows == 1 else 'have levels'} that no "
-            "training row had; predictions there come from the rows of all levels"
-        )
+@final
+class Unseen:
+    """In how many rows columns have levels that no training row had, or lack values that all training rows have."""
+
+    def __init__(self):
+        self._levels, self._missing = Counter(), Counter()
+
+    def add(self, inputs: EncodedTable) -> None:
+        self._levels += Counter(inputs.encoder.num_unknown(inputs.matrix))
+        self._missing += Counter(inputs.encoder.num_missing(inputs.matrix))
+
+    def warn(self) -> None:
+        for name, rows in self._levels.items():
+            warn(
+                f"{count(rows, 'row')} of column {name!r} {'has a level' if rows == 1 else 'have levels'} that no "
+                "training row had; predictions there come from the rows of all levels"
+            )
+        warn_of_missing(self._missing)
 
 
 def warn_of_missing(num_missing: Mapping[str, int]) -> None:
     """Say in how many rows values are missing in columns in which no training row lacked one."""
-    for name, num_rows in num_missing.items():
+    for name, rows in num_missing.items():
         warn(
-            f"{count(num_rows, 'row')} {'lacks' if num_rows == 1 else 'lack'} a value of column {name!r}, in which no "
+            f"{count(rows, 'row')} {'lacks' if rows == 1 else 'lack'} a value of column {name!r}, in which no "
             "training row lacked one; predictions there are averages over its training values, with wider error bars"
         )
+
+
+# ---- how good the predictions of rows are ----
+
+
+@final
+class TargetTally:
+    """The metrics of a model's targets, and of a constant prediction: mean and spread of the training targets."""
+
+    def __init__(self, model: GPRegressor):
+        self._model = model
+        self._sums = {name: {"model": ScoreSum(), "constant": ScoreSum()} for name in model.target_names_}
+
+    def add(self, y: np.ndarray, inputs: EncodedTable, sample_noise: np.ndarray | None = None) -> None:
+        """Predict rows and count them for the targets that they have; y is (n, q), NaN where it is missing."""
+        if len(y) == 0:
+            return
+        predicted = self._model.predictive(inputs, sample_noise)
+        answers = {"model": predicted, "constant": self._model.fitted.constant_prediction(predicted)}
+        for j, sums in enumerate(self._sums.values()):
+            known = ~np.isnan(y[:, j])
+            for which, total in sums.items():
+                rows = answers[which].take(known).row_scores(j, y[known, j])
+                total.add_rows(torch.from_numpy(y[known, j]), rows)
+
+    def record(self) -> dict[str, Any]:
+        """The metrics by target, of the model and of the constant prediction; None for a target that no row has."""
+        return {
+            name: {which: total.scores()._asdict() if total.num_rows else None for which, total in sums.items()}
+            for name, sums in self._sums.items()
+        }
+
+    def words(self) -> str:
+        """A table of the metrics, with how to read each one."""
+        model = self._model
+        logs = [n for n, t in zip(model.target_names_, model.target_transforms_, strict=True) if t == "log"]
+        values = {"model": model, "logs": logs, "METRICS": METRICS, "likelihoods_of": likelihoods_of}
+        return filled("scores", record=self.record(), **values)
+
+
+@final
+class ClassTally:
+    """The metrics of a classifier; y are the numbers of classes."""
+
+    def __init__(self, model: CaGPClassifier):
+        self._model, self._codes, self._probabilities = model, [], []
+
+    def add(self, y: np.ndarray, inputs: EncodedTable, sample_noise: np.ndarray | None = None) -> None:
+        if len(y):
+            self._codes.append(y[:, 0].astype(np.int64))
+            self._probabilities.append(self._model.predict_proba(inputs))
+
+    def record(self) -> dict[str, Any]:
+        return class_scores(np.concatenate(self._codes), np.concatenate(self._probabilities))._asdict()
+
+    def words(self) -> str:
+        return filled("class_scores", **self.record())
+
+
+def tally_of(model: Model) -> TargetTally | ClassTally:
+    return ClassTally(model) if isinstance(model, CaGPClassifier) else TargetTally(model)
+
+
+def write_report(
+    model: Model, frame: pd.DataFrame, arguments: argparse.Namespace, shared_groups: Mapping[str, float] | None = None
+) -> None:
+    """Write the page of --report on rows with known targets; ``shared_groups`` as for ``cagp.report.write_report``."""
+    from cagp import report  # it draws
+
+    X = model.encoder_.typed(inputs_of(model, frame, arguments))
+    y = targets_of(model, frame, arguments.table)
+    if isinstance(model, CaGPClassifier):
+        labels = pd.Series(model.classes_[y[:, 0].astype(np.int64)], name=model.target_name_)
+        report.write_class_report(model, X, labels, arguments.report)
+        return
+    known = None if arguments.noise is None else noise_column(frame, arguments.noise)
+    targets = as_target(pd.DataFrame(y, columns=list(model.target_names_)))
+    report.write_report(model, X, targets, arguments.report, sample_noise=known, shared_groups=shared_groups)

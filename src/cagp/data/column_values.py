@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from cagp.column_kinds import AWARE, DATETIME, EXPOSURE, LEVELS, NAIVE, NUMBER, TIMEDELTA, WORDS, Column
-from cagp.data.table_checks import numbers_of, short
-from cagp.data.text_values import TEXT_FORMATS, format_of, is_date, is_number, time_zones
+from cagp.data.cells import TEXT_FORMATS, format_of, is_date, is_number, numbers_of, short, time_zones
 
 MAX_LEVELS = 20
 """Levels of a column that become an input each. The others share one: many inputs make a Gaussian process worse."""
@@ -65,11 +64,7 @@ class _Cells:
 
 
 class ColumnScan:
-    """Learns what a column holds from its rows, in one part or in several.
-
-    Args:
-        as_levels: take numbers, too, as levels.
-    """
+    """Learns what a column holds from its rows, in one part or in several; with ``as_levels``, numbers are levels."""
 
     def __init__(self, name: str, as_levels: bool):
         self.name, self._as_levels = name, as_levels
@@ -81,11 +76,7 @@ class ColumnScan:
         self._num_kept = self._num_present = 0  # rows to learn from, and those of them that are not missing
 
     def add(self, values: pd.Series, kept: np.ndarray | None = None, rows_from: int = 0) -> None:
-        """Further rows.
-
-        Args:
-            kept: which of them are rows to learn from; None for all. Others decide what the column holds, no more.
-        """
+        """Further rows; those that are not ``kept`` to learn from decide what the column holds, no more."""
         kind = kind_of(values, self.name)
         if self._as_levels and kind in (DATETIME, TIMEDELTA):
             raise ValueError(
@@ -112,7 +103,7 @@ class ColumnScan:
         if self._text is not None:
             return
         if len(self._cells) > MOST_VALUES:
-            self._text, self._cells = self._read_as(), {}
+            self._text, self._cells = self.without_levels(), {}
             if self._text.kind == LEVELS:
                 raise ValueError(
                     f"column {self.name!r} has more than {MOST_VALUES:,} levels: it looks like an identifier or free "
@@ -130,7 +121,7 @@ class ColumnScan:
             cells.count += int(count)
             cells.count_kept += int(count_kept)
 
-    def _read_as(self) -> Column:
+    def without_levels(self) -> Column:
         """The column but for its levels; one of missing values counts as numbers."""
         if self._text is not None:
             return self._text
@@ -139,7 +130,6 @@ class ColumnScan:
             distinct = list(self._cells)
             text = format_of(pd.Series(distinct, dtype=object).astype(str), self.name) if self._is_text else None
             if text is None:
-                self._check_levels()
                 return Column(self.name, LEVELS)
             kind, form = text.kind, text.name
             if kind == DATETIME:
@@ -149,12 +139,13 @@ class ColumnScan:
 
     def column(self) -> Column:
         """The column as the rows to learn from show it: its kind, levels, and whether values are missing."""
-        column = self._read_as()
+        column = self.without_levels()
         if self._num_present == 0:
             raise ValueError(f"column {self.name!r} has only missing values in the rows to learn from; drop it.")
         column = column._replace(missing=self._num_present < self._num_kept)
         if column.kind != LEVELS:
             return column
+        self._check_levels()
         counts = {_label(value): cells.count_kept for value, cells in self._cells.items() if cells.count_kept}
         levels, common = tuple(sorted(counts)), ()
         if len(levels) > MAX_LEVELS:  # of those that are as frequent, the first by name
@@ -243,10 +234,19 @@ def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarra
 
 
 def expanded_column(column: Column, codes: np.ndarray) -> np.ndarray:
-    """The inputs that the column becomes, (n, number of its names_out)."""
+    """The inputs that the column becomes, (n, number of its names_out).
+
+    Of the 0/1 columns of levels, a missing value or unknown level is in none, and half way between two levels.
+    """
     if column.kind == EXPOSURE:
         return np.empty((len(codes), 0))
-    inputs = _expanded_levels(column, codes) if column.kind == LEVELS else codes[:, None]
+    inputs = codes[:, None]
+    if column.kind == LEVELS:
+        inputs = (inputs == [column.levels.index(level) for level in column.coded_levels]).astype(np.float64)
+        if column.common:
+            inputs = np.column_stack([inputs, ~np.isnan(codes) & ~inputs.any(axis=1)])
+        elif len(column.levels) == 2:
+            inputs[~np.isin(codes, (0, 1))] = 0.5
     return np.column_stack([inputs, np.isnan(codes)]) if column.missing else inputs
 
 
@@ -273,9 +273,6 @@ def first_text(values: pd.Series, rows_from: int) -> str:
     return f", {short(value)} at row {rows_from + row}"
 
 
-# ---- levels ----
-
-
 def _level_codes(column: Column, values: pd.Series) -> np.ndarray:
     codes, distinct = pd.factorize(values)
     _check_codes(column.name, distinct)
@@ -284,18 +281,6 @@ def _level_codes(column: Column, values: pd.Series) -> np.ndarray:
     labels, unknown = map(_label, distinct), len(column.levels)
     places = [place.get(label, whole.get(_without_point(label), unknown)) for label in labels]
     return np.array([*places, np.nan])[codes]  # missing: code -1, the last entry
-
-
-def _expanded_levels(column: Column, codes: np.ndarray) -> np.ndarray:
-    """0/1 columns. A missing value or unknown level is in none of them, and half way between two levels."""
-    place = {level: j for j, level in enumerate(column.levels)}
-    block = (codes[:, None] == [place[level] for level in column.coded_levels]).astype(np.float64)
-    if column.common:
-        others = ~np.isnan(codes) & ~block.any(axis=1)
-        return np.column_stack([block, others])
-    if len(column.levels) == 2:
-        block[~np.isin(codes, (0, 1))] = 0.5
-    return block
 
 
 def _label(level: Any) -> str:
@@ -316,9 +301,6 @@ def _check_codes(name: str, levels: Any) -> None:
 def _without_point(label: str) -> str:
     """Another name for a level: "1.0" is how a file may have the code 1 if other rows lack theirs."""
     return re.sub(r"^([+-]?\d+)\.0*$", r"\1", label)
-
-
-# ---- dates and durations ----
 
 
 def one_zone(name: str, zones: set[str]) -> str:

@@ -1,35 +1,15 @@
-"""The encoder: users' tables (frames, arrays, tensors, lists) as float64 matrices, always in the same way."""
+"""Users' tables (frames, arrays, tensors, lists) as float64 matrices, always in the same way; and their targets."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float64, Int64
 
-from cagp.column_kinds import DATETIME, DECIMAL_COMMA, EXPOSURE, LEVELS, NUMBER, WORDS, Column
-from cagp.data.column_values import (
-    ColumnScan,
-    column_codes,
-    expanded_column,
-    is_unknown,
-    kind_of,
-    quantile_stride,
-    stand_ins,
-    with_quantiles,
-)
-from cagp.data.table_checks import (
-    Table,
-    as_table,
-    check_exposure,
-    check_values,
-    column_places,
-    columns_text,
-    listed,
-    names_of,
-)
-from cagp.data.text_values import TEXT_FORMATS
+from cagp.column_kinds import DATETIME, DECIMAL_COMMA, EXPOSURE, LEVELS, NUMBER, TIMEDELTA, WORDS, Column
+from cagp.data import cells, column_values
 
 PLAIN = {NUMBER, EXPOSURE}
 """Kinds of columns that an array of numbers holds as they are."""
@@ -54,10 +34,24 @@ class Encoder:
 
     There are two steps. ``codes`` has one number for each cell, with NaN for missing values and levels as 0, 1, 2, ...,
     for methods that know categories, e.g. trees. ``expand`` turns codes into the inputs of a Gaussian process.
+
+    Attributes:
+        columns: what is known of each column.
+        num_columns: the number of columns of the tables, and of ``codes``.
+        names_in: the names of the columns at fit; None if the table was not a frame.
+        names_out: the names of the columns of ``transform``: "column", "column=level" or "column is missing".
+        text_names: columns to read from a file as text (``cagp.data.read_table``): levels, and numbers with commas.
+        categorical: the positions of the columns of levels in ``codes``.
+        exposure_name: the name of the column of exposures; None where there is none.
     """
 
     def __init__(self, columns: Sequence[Column], has_names: bool):
-        self.columns, self._has_names = tuple(columns), has_names
+        self.columns, self._has_names, self.num_columns = tuple(columns), has_names, len(columns)
+        self.names_in = tuple(column.name for column in columns) if has_names else None
+        self.names_out = tuple(name for column in columns for name in column.names_out)
+        self.text_names = tuple(c.name for c in columns if c.kind == LEVELS or c.format == DECIMAL_COMMA)
+        self.categorical = tuple(j for j, column in enumerate(columns) if column.kind == LEVELS)
+        self.exposure_name = next((column.name for column in columns if column.kind == EXPOSURE), None)
 
     @classmethod
     def fit(cls, X: Any, categories: Sequence[Any] = ()) -> "Encoder":
@@ -79,43 +73,26 @@ class Encoder:
     def fit_codes(
         cls, X: Any, categories: Sequence[Any] = (), kept: Bool[np.ndarray, " n"] | None = None
     ) -> tuple["Encoder", Float64[np.ndarray, "n c"]]:
-        """The encoder for tables like ``X``, and the rows of ``X`` as its ``codes`` gives them.
-
-        Args:
-            kept: which rows to learn from; None for all. All rows decide what kind of values a column holds.
-        """
-        table, scan = as_table(X), EncoderScan(categories)
-        kept = None if kept is not None and len(kept) == len(table) and kept.all() else kept
+        """The encoder and its ``codes`` of ``X``; rows not ``kept`` to learn from decide the kinds of columns alone."""
+        table, scan = cells.as_table(X), EncoderScan(categories)
         scan.add(table, kept)
         encoder = scan.encoder()
-        codes = encoder._read(table, 0)
-        rows = codes if kept is None else codes[kept]
-        encoder = encoder.with_quantiles(rows[:: quantile_stride(len(rows))])
-        check_values(codes, [column.name for column in encoder.columns], 0)
-        return encoder, codes
+        codes = encoder.codes(table)
+        rows = codes if kept is None or kept.all() else codes[kept]
+        return encoder.with_quantiles(rows[:: column_values.quantile_stride(len(rows))]), codes
 
     def with_exposure(self, exposure: Any, codes: Float64[np.ndarray, "n c"]) -> "Encoder":
-        """The same encoder with a column of exposures, which is not an input; all must be positive.
-
-        Args:
-            exposure: the name of the column in a frame, its position in an array.
-            codes: of the rows to learn from.
-        """
+        """The same encoder with a column of exposures (its name, or position in an array): positive, and no input."""
         names = [column.name for column in self.columns]
-        (place,) = column_places("exposure", [exposure], names, by_position=not self._has_names)
+        (place,) = cells.column_places("exposure", [exposure], names, by_position=not self._has_names)
         if len(names) == 1:
             raise ValueError("X has no column besides the exposure; add one to predict from.")
         column, columns = self.columns[place], list(self.columns)
         if column.kind != NUMBER:
             raise ValueError(f"the exposure, column {column.name!r}, holds {WORDS[column.kind]}, expected numbers.")
-        check_exposure(codes[:, place], column.name, 0)
+        cells.check_exposure(codes[:, place], column.name, 0)
         columns[place] = Column(column.name, EXPOSURE, format=column.format)
         return Encoder(columns, self._has_names)
-
-    @property
-    def exposure_name(self) -> str | None:
-        """The name of the column of exposures; None where there is none."""
-        return next((column.name for column in self.columns if column.kind == EXPOSURE), None)
 
     def without_exposure(
         self, codes: Float64[np.ndarray, "n c"]
@@ -130,32 +107,9 @@ class Encoder:
 
     def with_quantiles(self, codes: Float64[np.ndarray, "m c"]) -> "Encoder":
         """The same encoder with quantiles, from the codes of every ``quantile_stride``-th row to learn from."""
-        return Encoder([with_quantiles(c, codes[:, j]) for j, c in enumerate(self.columns)], self._has_names)
-
-    @property
-    def names_in(self) -> tuple[str, ...] | None:
-        """The names of the columns at fit; None if the table was not a frame."""
-        return tuple(column.name for column in self.columns) if self._has_names else None
-
-    @property
-    def num_columns(self) -> int:
-        """The number of columns of the tables, and of ``codes``."""
-        return len(self.columns)
-
-    @property
-    def names_out(self) -> tuple[str, ...]:
-        """The names of the columns of ``transform``: "column", "column=level" or "column is missing"."""
-        return tuple(name for column in self.columns for name in column.names_out)
-
-    @property
-    def text_names(self) -> tuple[str, ...]:
-        """Columns to read from a file as text (see ``cagp.data.read_table``): levels, and numbers with commas."""
-        return tuple(c.name for c in self.columns if c.kind == LEVELS or c.format == DECIMAL_COMMA)
-
-    @property
-    def categorical(self) -> tuple[int, ...]:
-        """The positions of the columns of levels in ``codes``."""
-        return tuple(j for j, column in enumerate(self.columns) if column.kind == LEVELS)
+        return Encoder(
+            [column_values.with_quantiles(c, codes[:, j]) for j, c in enumerate(self.columns)], self._has_names
+        )
 
     def transform(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n p"]:
         """The rows of ``X`` as inputs of a Gaussian process: ``expand(codes(X))``, which may be ``X`` itself.
@@ -167,18 +121,25 @@ class Encoder:
 
     def codes(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n c"]:
         """A number for each cell: NaN for missing values, 0 to L - 1 for levels, L for one that fit did not see."""
-        codes = self._read(as_table(X), rows_from)
+        table = cells.as_table(X)
+        columns = self._ours(table)
+        if isinstance(table, np.ndarray) and table.dtype.kind == "f" and {c.kind for c in self.columns} <= PLAIN:
+            codes = table
+        else:
+            codes = np.empty((len(table), self.num_columns))
+            for j, (column, values) in enumerate(zip(self.columns, columns, strict=True)):
+                codes[:, j] = column_values.column_codes(column, values, rows_from)
         for j, column in enumerate(self.columns):
             if column.kind == EXPOSURE:
-                check_exposure(codes[:, j], column.name, rows_from)
-        check_values(codes, [column.name for column in self.columns], rows_from)
+                cells.check_exposure(codes[:, j], column.name, rows_from)
+        cells.check_values(codes, [column.name for column in self.columns], rows_from)
         return codes
 
     def expand(self, codes: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, "n p"]:
         """The inputs for rows in the form of ``codes``; a missing number stays NaN."""
         if not any(column.kind in (LEVELS, EXPOSURE) or column.missing for column in self.columns):
             return codes
-        parts = [expanded_column(column, codes[:, j]) for j, column in enumerate(self.columns)]
+        parts = [column_values.expanded_column(column, codes[:, j]) for j, column in enumerate(self.columns)]
         return np.concatenate(parts, axis=1)
 
     def stand_ins(
@@ -190,11 +151,11 @@ class Encoder:
         all combinations are taken; where these are many, each column goes several times through its stand-ins, in
         random orders of its own: columns then vary nearly independently.
         """
-        unknown = {j: is_unknown(column, codes[:, j]) for j, column in enumerate(self.columns)}
+        unknown = {j: column_values.is_unknown(column, codes[:, j]) for j, column in enumerate(self.columns)}
         unknown = {j: rows for j, rows in unknown.items() if rows.any()}
         if not unknown:
             return codes, np.arange(len(codes))
-        values = {j: stand_ins(self.columns[j]) for j in unknown}
+        values = {j: column_values.stand_ins(self.columns[j]) for j in unknown}
         longest, product, strides = np.ones(len(codes), dtype=np.int64), np.ones(len(codes)), {}
         for j, rows in unknown.items():
             strides[j] = product  # combinations after which this column takes its next stand-in
@@ -206,7 +167,8 @@ class Encoder:
         turn = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
         replaced = codes[numbers]
         for j, rows in unknown.items():
-            random_order = _rounds(len(values[j]), int(counts[rows].max()), seed=j)
+            random, rounds = np.random.default_rng(seed=j), math.ceil(counts[rows].max() / len(values[j]))
+            random_order = np.concatenate([random.permutation(len(values[j])) for _ in range(rounds)])
             in_turn = (turn // strides[j][numbers]).astype(np.int64) % len(values[j])
             place = np.where(all_of_them[numbers], in_turn, random_order[turn % len(random_order)])
             replaced[:, j] = np.where(rows[numbers], values[j][place], replaced[:, j])
@@ -214,14 +176,13 @@ class Encoder:
 
     def num_unknown(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
         """In how many rows columns have a level that did not occur at fit; only columns with such rows."""
-        return self._counted({j: codes[:, j] == len(self.columns[j].levels) for j in self.categorical})
+        levels = {j: len(self.columns[j].levels) for j in self.categorical}
+        return {self.columns[j].name: n for j, L in levels.items() if (n := int((codes[:, j] == L).sum()))}
 
     def num_missing(self, codes: Float64[np.ndarray, "n c"]) -> dict[str, int]:
         """The same of values that are missing in columns that had them all at fit."""
-        return self._counted({j: np.isnan(codes[:, j]) for j, c in enumerate(self.columns) if not c.missing})
-
-    def _counted(self, rows: dict[int, Bool[np.ndarray, " n"]]) -> dict[str, int]:
-        return {self.columns[j].name: int(which.sum()) for j, which in rows.items() if which.any()}
+        counts = zip(self.columns, np.isnan(codes).sum(axis=0).tolist(), strict=True)
+        return {column.name: n for column, n in counts if n and not column.missing}
 
     def typed(self, frame: Any) -> Any:
         """A frame with dates and numbers for text columns that are read as such; any other table as it is."""
@@ -229,9 +190,9 @@ class Encoder:
             return frame
         known = {column.name: column for column in self.columns if column.kind in (NUMBER, DATETIME)}
         columns = _columns(frame)
-        for j, name in enumerate(names_of(frame)):
-            if name in known and kind_of(columns[j], name) == LEVELS:
-                values = TEXT_FORMATS[known[name].format].read(columns[j])
+        for j, name in enumerate(cells.names_of(frame)):
+            if name in known and column_values.kind_of(columns[j], name) == LEVELS:
+                values = cells.TEXT_FORMATS[known[name].format].read(columns[j])
                 columns[j] = values if known[name].kind == NUMBER else values.dt.tz_localize(None)
         return pd.concat(columns, axis=1).set_axis(frame.columns, axis=1)
 
@@ -261,82 +222,60 @@ class Encoder:
             raise ValueError("the state does not have columns as cagp stores them; save the model again.")
         return cls(columns, has_names)
 
-    def _read(self, table: Table, rows_from: int) -> Float64[np.ndarray, "n c"]:
-        """The codes of a table, before any check of values."""
-        columns = self._ours(table)
-        if isinstance(table, np.ndarray) and table.dtype.kind == "f" and {c.kind for c in self.columns} <= PLAIN:
-            return table
-        codes = np.empty((len(table), len(self.columns)))
-        for j, (column, values) in enumerate(zip(self.columns, columns, strict=True)):
-            codes[:, j] = column_codes(column, values, rows_from)
-        return codes
-
-    def _ours(self, table: Table) -> list[pd.Series]:
+    def _ours(self, table: cells.Table) -> list[pd.Series]:
         """The columns of fit in this table."""
         columns, ours = _columns(table), [column.name for column in self.columns]
         if isinstance(table, pd.DataFrame) and self._has_names:
-            found = dict(zip(names_of(table), columns, strict=True))
+            found = dict(zip(cells.names_of(table), columns, strict=True))
             absent = [name for name in ours if name not in found]
             if absent:
-                raise ValueError(f"X has no {columns_text(absent)}, which fit had; its columns are {listed(found)}.")
+                raise ValueError(
+                    f"X has no {cells.columns_text(absent)}, which fit had; its columns are {cells.listed(found)}."
+                )
             return [found[name] for name in ours]
         if len(columns) != len(ours):
             raise ValueError(
                 f"X has {len(columns)} features, but Encoder is expecting {len(ours)} features as input: "
-                f"the columns of fit, {listed(ours)}."
+                f"the columns of fit, {cells.listed(ours)}."
             )
         return columns
 
 
-def _columns(table: Table) -> list[pd.Series]:
+def _columns(table: cells.Table) -> list[pd.Series]:
     if isinstance(table, pd.DataFrame):
         return [table.iloc[:, j] for j in range(table.shape[1])]
     return [pd.Series(column) for column in table.T]
-
-
-def _rounds(count: int, length: int, seed: int) -> Int64[np.ndarray, " k"]:
-    """The numbers 0 to count - 1 in random orders, one after the other, at least ``length`` numbers in all."""
-    random = np.random.default_rng(seed)
-    return np.concatenate([random.permutation(count) for _ in range(math.ceil(length / count))])
 
 
 class EncoderScan:
     """Learns the encoder of a table that comes in parts: the one that ``Encoder.fit`` learns from the whole of it.
 
     Of text with more than a million values, the first million decide its format.
-
-    Args:
-        categories: as for ``Encoder.fit``.
     """
 
     def __init__(self, categories: Sequence[Any] = ()):
         self._categories = categories
         self._has_names = False
-        self._scans: dict[str, ColumnScan] = {}
+        self._scans: dict[str, column_values.ColumnScan] = {}
 
     def add(self, X: Any, kept: Bool[np.ndarray, " n"] | None = None, rows_from: int = 0) -> None:
-        """Further rows.
-
-        Args:
-            kept: which of them are rows to learn from; None for all.
-            rows_from: the number of the first one, for error messages.
-        """
-        table = as_table(X)
+        """Further rows, from the number ``rows_from`` on; those to learn from are ``kept``, or all."""
+        table = cells.as_table(X)
         if kept is not None and len(kept) != len(table):
             raise ValueError(
                 f"Found input variables with inconsistent numbers of samples: X has {len(table):,} rows, "
                 f"y has {len(kept):,}."
             )
         is_frame = isinstance(table, pd.DataFrame)
-        names = names_of(table) if is_frame else tuple(f"x{j}" for j in range(table.shape[1]))
+        names = cells.names_of(table) if is_frame else tuple(f"x{j}" for j in range(table.shape[1]))
         if not self._scans:
-            chosen = column_places("categories", self._categories, names, by_position=not is_frame)
+            chosen = cells.column_places("categories", self._categories, names, by_position=not is_frame)
             self._has_names = is_frame
-            self._scans = {name: ColumnScan(name, j in chosen) for j, name in enumerate(names)}
+            self._scans = {name: column_values.ColumnScan(name, j in chosen) for j, name in enumerate(names)}
         if is_frame != self._has_names or self._scans.keys() != set(names):
             raise ValueError(
-                f"the rows from {rows_from} on have the columns {listed(names)}, those before had "
-                f"{listed(self._scans)}; all parts of a table have the same columns."
+                f"the rows from {rows_from} on have the columns {cells.listed(names)}, those before had "
+                f"{cells.listed(self._scans)}; all parts of a table have the same columns."
             )
         for name, values in zip(names, _columns(table), strict=True):
             self._scans[name].add(values, kept, rows_from)
@@ -344,3 +283,80 @@ class EncoderScan:
     def encoder(self) -> Encoder:
         """The encoder for tables like this one, but for quantiles: see ``Encoder.with_quantiles``."""
         return Encoder([scan.column() for scan in self._scans.values()], self._has_names)
+
+
+class Target(NamedTuple):
+    """Targets as numbers, with NaN for missing values."""
+
+    values: Float64[np.ndarray, "n"] | Float64[np.ndarray, "n q"]  # one column is a vector
+    names: tuple[str, ...]
+    missing: Bool[np.ndarray, "n"]  # the rows in which at least one target is missing
+    empty: Bool[np.ndarray, "n"]  # the rows in which all targets are missing
+
+
+def encode_target(y: Any, name: str = "y") -> Target:
+    """The targets as float64, their names, and the rows in which they are missing; only numbers and booleans.
+
+    Args:
+        name: what error messages call the targets; also the name of targets that have none.
+    """
+    target = encode_target_rows(y, name)
+    values = target.values.reshape(len(target.missing), -1)
+    for column, absent in zip(target.names, np.isnan(values).T, strict=True):
+        if absent.all():
+            raise ValueError(f"Input {name} contains only NaN in column {column!r}: there is nothing to learn from.")
+    return target
+
+
+def encode_target_rows(y: Any, name: str = "y", rows_from: int = 0) -> Target:
+    """The same for rows of a table from one number on, of which all may lack a target."""
+    if y is None:
+        raise ValueError(f"This regressor requires y to be passed, but the target {name} is None.")
+    frame = _target_frame(y, name)
+    if 0 in frame.shape:
+        raise ValueError(f"{name} has the shape {frame.shape}, expected at least 1 row and 1 column (minimum of 1).")
+    names = cells.names_of(frame)
+    cells.check_duplicates(names, name)
+    values = np.stack([_target_values(frame.iloc[:, j], names[j], name) for j in range(len(names))], axis=1)
+    for column, wrong in zip(names, (np.abs(values) > cells.LARGEST).T, strict=True):
+        if wrong.any():
+            raise ValueError(
+                f"Input {name} contains infinity or a value too large for dtype('float64'): column {column!r} has "
+                f"{int(wrong.sum())} (first at row {rows_from + int(wrong.argmax())}). Drop these rows, or write NaN "
+                "for a target that is not known."
+            )
+    absent = np.isnan(values)
+    missing, empty = np.asarray(absent.any(axis=1)), np.asarray(absent.all(axis=1))
+    return Target(values[:, 0] if len(names) == 1 else values, names, missing, empty)
+
+
+def _target_frame(y: Any, name: str) -> pd.DataFrame:
+    y = cells.plain(y, name)
+    if isinstance(y, pd.DataFrame):
+        return y
+    if isinstance(y, pd.Series):
+        return y.to_frame(name if y.name is None else str(y.name))
+    array = cells.as_array(y, name)
+    if array.ndim not in (1, 2):
+        raise ValueError(
+            f"{name} should be a 1d array, or a 2d array with a column for each target; it has shape {array.shape}."
+        )
+    width = 1 if array.ndim == 1 else array.shape[1]
+    return pd.DataFrame(array, columns=[name] if width == 1 else [f"{name}{j}" for j in range(width)])
+
+
+def _target_values(values: pd.Series, column: str, name: str) -> np.ndarray:
+    values = cells.with_decimal_commas_read(values, column)
+    kind = column_values.kind_of(values, column)
+    if kind in (DATETIME, TIMEDELTA):
+        raise ValueError(
+            f"{name} holds {WORDS[kind]} in column {column!r}, expected numbers; convert them, e.g. to days: "
+            + ("(y - y.min()) / pandas.Timedelta(days=1)." if kind == DATETIME else "y / pandas.Timedelta(days=1).")
+        )
+    if kind == LEVELS:
+        raise ValueError(
+            f"{name} holds text or categories in column {column!r}{column_values.first_text(values, 0)}. "
+            "This is regression: targets are numbers. Convert numbers written as text with pandas.to_numeric; for "
+            "classes use CaGPClassifier, or cagp fit --classify."
+        )
+    return np.full(len(values), np.nan) if kind == column_values.EMPTY else cells.numbers_of(values, column)

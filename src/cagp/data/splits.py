@@ -1,4 +1,4 @@
-"""Which rows are held out, for tests or for validation: drawn at random, the latest ones, or whole groups."""
+"""Which rows are held out (at random, the latest, whole groups), and which rows of a table another table has, too."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -6,13 +6,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float64, Int, Shaped
+from jaxtyping import Bool, Float64, Int, Shaped
+from scipy.spatial import KDTree
 from torch import Tensor
 
-from cagp.column_kinds import DATETIME, LEVELS, Column
-from cagp.data.column_values import column_codes, first_text, kind_of, one_zone
-from cagp.data.table_checks import as_array
-from cagp.data.text_values import format_of, time_zones
+from cagp.column_kinds import LEVELS
+from cagp.data.cells import as_array
+from cagp.data.column_values import ColumnScan, column_codes, first_text
 
 
 class Split(NamedTuple):
@@ -55,12 +55,7 @@ class RowRule:
 
     @classmethod
     def of(cls, time: Any = None, group: Any = None, num_rows: int | None = None, kept: Any = slice(None)) -> "RowRule":
-        """The rule for rows with these times or groups; ValueError if both are given, or some are missing.
-
-        Args:
-            num_rows: how many values are expected.
-            kept: the rows to hold out from; the others need no value.
-        """
+        """The rule for the rows that are ``kept``, which all need a time or a group; ValueError if both are given."""
         if time is not None and group is not None:
             raise ValueError("time and group are both given; held-out rows follow one of them.")
         if time is None and group is None:
@@ -173,15 +168,50 @@ def _column(values: Any) -> pd.Series:
 
 def _times(series: pd.Series, name: str) -> Float64[np.ndarray, " n"]:
     """Numbers, or days for dates and durations; text is read as the encoder reads it."""
-    title, form = str(series.name), ""
-    kind = kind_of(series, title)
-    if kind == LEVELS and not isinstance(series.dtype, pd.CategoricalDtype):
-        text = format_of(series.astype(str), title)
-        kind, form = (kind, "") if text is None else (text.kind, text.name)
-    if kind == LEVELS:
+    scan = ColumnScan(str(series.name), as_levels=False)
+    scan.add(series)
+    column = scan.without_levels()
+    if column.kind == LEVELS:
         raise ValueError(
             f"{name} holds text or categories{first_text(series, 0)}; time needs numbers or dates. Write dates like "
             "2024-03-31, or convert them with pandas.to_datetime."
         )
-    zone = one_zone(title, time_zones(series)) if kind == DATETIME else ""
-    return column_codes(Column(title, kind, format=form, time_zone=zone), series, 0)
+    return column_codes(column, series, 0)
+
+
+NEAR = 1e-7
+"""Values are the same if they differ by at most this, in standard deviations, or this share of themselves if they are
+larger than one. Rounding to float32 changes less; in a million rows of one column, few are this close by chance."""
+
+
+class RowIndex:
+    """Finds rows that differ from one of ``rows`` by at most ``tolerance`` in every column, ``NEAR`` by default.
+
+    A k-d tree of the distinct rows, on a scale that is linear up to one and logarithmic beyond: distances there are
+    relative ones. Time O(n d log n) to make, and about O(d log n) for each row that is looked up; memory O(n d).
+    """
+
+    def __init__(self, rows: Float64[np.ndarray, "n d"], tolerance: Float64[np.ndarray, " d"] | None = None):
+        self._tolerance = np.full(rows.shape[1], NEAR) if tolerance is None else tolerance
+        # Many copies of one row would make a leaf of the tree that is searched one by one.
+        self._tree = KDTree(self._scaled(rows[distinct_rows(rows)]), balanced_tree=False)
+
+    def __len__(self) -> int:
+        """The number of different rows."""
+        return self._tree.n
+
+    def holds(self, rows: Float64[np.ndarray, "t d"]) -> Bool[np.ndarray, " t"]:
+        """Whether each of these rows is the same as one of the index; a row with a missing value never is."""
+        found, complete = np.zeros(len(rows), dtype=bool), ~np.isnan(rows).any(axis=1)
+        distance, _ = self._tree.query(self._scaled(rows[complete]), p=np.inf, distance_upper_bound=1.0)
+        found[complete] = np.isfinite(distance)
+        return found
+
+    def _scaled(self, rows: np.ndarray) -> np.ndarray:
+        size = np.abs(np.nan_to_num(rows))
+        return np.sign(rows) * np.where(size > 1, 1 + np.log(np.maximum(size, 1)), size) / self._tolerance
+
+
+def distinct_rows(rows: Float64[np.ndarray, "n d"]) -> Int[np.ndarray, " m"]:
+    """The rows that are not copies of a row before them, by number. A missing value equals another. Time O(n d)."""
+    return np.flatnonzero(~pd.DataFrame(rows).duplicated().to_numpy())

@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cagp.column_kinds import NAIVE
-from cagp.data.table_checks import check_duplicates
-from cagp.data.text_values import ISO_DATE, is_number, iso_dates, time_zones
+from cagp.data.cells import ISO_DATE, check_duplicates, is_number, iso_dates, time_zones
 from cagp.files import PathLike
 from cagp.notices import warn
 
@@ -60,8 +60,12 @@ def pieces_of_file(path: PathLike, rows: int | None, text: Sequence[str]) -> Pie
             yield from _csv_pieces(path, rows, text, stack)
         elif ending == ".parquet":
             yield from _parquet_pieces(path, rows, stack)
+        elif ending == ".npy":
+            matrix = open_npy(path)
+            names = [f"x{j}" for j in range(1 if matrix.ndim == 1 else matrix.shape[1])]
+            yield from _array_pieces(len(matrix), [(names, lambda start, stop: matrix[start:stop])], rows)
         else:
-            yield from _npy_pieces(path, rows) if ending == ".npy" else _npz_pieces(path, rows, stack)
+            yield from _npz_pieces(path, rows, stack)
 
 
 def rows_of_file(path: PathLike) -> int | None:
@@ -99,11 +103,8 @@ def _file_errors(path: PathLike) -> Iterator[None]:
         ) from error
 
 
-def _rows_at_once(rows: int, num_columns: int) -> int:
-    return max(1, min(rows, CHUNK_CELLS // num_columns))
-
-
-# ---- CSV ----
+def _rows_at_once(rows: int | None, num_columns: int) -> int | None:
+    return None if rows is None else max(1, min(rows, CHUNK_CELLS // num_columns))
 
 
 def _csv_pieces(path: PathLike, rows: int | None, text: Sequence[str], stack: ExitStack) -> Pieces:
@@ -118,30 +119,24 @@ def _csv_pieces(path: PathLike, rows: int | None, text: Sequence[str], stack: Ex
     )
     if len(first) > len(names) and not trailing:
         raise too_many
-    try:
-        reader: Any = pd.read_csv(
-            _TextAgain("\n" * num_lines + "".join(lines), stream),  # lines keep their numbers in errors
-            sep=separator,
-            header=None,
-            names=[*names, NAMELESS] if trailing else names,
-            index_col=False,
-            dtype={name: str for name in text if name in names},
-            float_precision=FLOAT_PRECISION,
-            low_memory=False,
-            iterator=True,
-        )
-        stack.enter_context(reader)
-        warned: set[str] = set()
-        while True:
-            frame = reader.read() if rows is None else reader.get_chunk(_rows_at_once(rows, len(names)))
-            if trailing and bool(frame.pop(NAMELESS).notna().any()):
-                raise too_many
-            _warn_of_rounding(frame, path, warned)
-            yield frame, fraction()
-            if rows is None:
-                return
-    except (StopIteration, pd.errors.EmptyDataError):
-        return
+    reader = pd.read_csv(
+        _TextAgain("\n" * num_lines + "".join(lines), stream),  # lines keep their numbers in errors
+        sep=separator,
+        header=None,
+        names=[*names, NAMELESS] if trailing else names,
+        index_col=False,
+        dtype={name: str for name in text if name in names},
+        float_precision=FLOAT_PRECISION,
+        low_memory=False,
+        iterator=True,
+        chunksize=_rows_at_once(rows, len(names)),
+    )
+    warned: set[str] = set()
+    for frame in stack.enter_context(reader):
+        if trailing and bool(frame.pop(NAMELESS).notna().any()):
+            raise too_many
+        _warn_of_rounding(frame, path, warned)
+        yield frame, fraction()
 
 
 def _warn_of_rounding(frame: pd.DataFrame, path: PathLike, warned: set[str]) -> None:
@@ -201,31 +196,18 @@ class _TextAgain(io.TextIOBase):
     def __init__(self, text: str, stream: io.TextIOWrapper):
         self._text, self._stream = text, stream
 
-    def readable(self) -> bool:
-        return True
-
     def read(self, size: int | None = -1) -> str:
-        """What was read already first, all of it; then the stream."""
+        """What was read already first, all of it; then the stream. The parser always gives a size."""
         text, self._text = self._text, ""
-        if size is None or size < 0:
-            return text + self._stream.read()
         return text or self._stream.read(size)
 
 
 def _next_record(stream: io.TextIOWrapper, separator: str = ",") -> tuple[list[str], list[str]]:
-    """The fields of the next record that is not blank, if there is one, and all lines that were read for it.
-
-    Quoted fields may span lines.
-    """
-    lines: list[str] = []
-
-    def recorded() -> Iterator[str]:
-        for line in stream:
-            lines.append(line)
-            yield line
-
-    records = csv.reader(recorded(), delimiter=separator)
-    return next((fields for fields in records if any(field.strip() for field in fields)), []), lines
+    """The fields of the next record that is not blank, and all lines read for it: quoted fields may span lines."""
+    lines, again = tee(stream)
+    records = csv.reader(lines, delimiter=separator)
+    fields = next((fields for fields in records if any(field.strip() for field in fields)), [])
+    return fields, list(islice(again, records.line_num))
 
 
 def with_dates(frame: pd.DataFrame, text: Sequence[str]) -> pd.DataFrame:
@@ -246,21 +228,16 @@ def with_dates(frame: pd.DataFrame, text: Sequence[str]) -> pd.DataFrame:
     return frame.assign(**columns) if columns else frame
 
 
-# ---- Parquet ----
-
-
 def _parquet_pieces(path: PathLike, rows: int | None, stack: ExitStack) -> Pieces:
     file = stack.enter_context(pq.ParquetFile(os.fspath(path)))
     names = file.schema_arrow.names
     check_duplicates(names, str(path))
     num_rows, done = file.metadata.num_rows, 0
     if num_rows and names:
-        for table in [file.read()] if rows is None else file.iter_batches(_rows_at_once(rows, len(names))):
+        at_once = _rows_at_once(rows, len(names))
+        for table in [file.read()] if at_once is None else file.iter_batches(at_once):
             done += table.num_rows
             yield table.to_pandas(), done / num_rows
-
-
-# ---- arrays ----
 
 
 def open_npy(path: PathLike) -> np.ndarray:
@@ -272,23 +249,15 @@ def open_npy(path: PathLike) -> np.ndarray:
     return array
 
 
-def _npy_pieces(path: PathLike, rows: int | None) -> Pieces:
-    matrix = open_npy(path)
-    width = 1 if matrix.ndim == 1 else matrix.shape[1]
-    columns = {"X": [f"x{j}" for j in range(width)]}
-    return _array_pieces(len(matrix), columns, {"X": lambda start, stop: matrix[start:stop]}, rows)
-
-
 def _array_pieces(
-    num_rows: int, columns: dict[str, list[str]], read: dict[str, Callable[[int, int], np.ndarray]], rows: int | None
+    num_rows: int, arrays: list[tuple[list[str], Callable[[int, int], np.ndarray]]], rows: int | None
 ) -> Pieces:
     """Pieces of arrays side by side, from the names of their columns and what reads some rows of each."""
-    width = max(1, sum(map(len, columns.values())))
-    at_once = max(1, num_rows) if rows is None else _rows_at_once(rows, width)
+    at_once = _rows_at_once(rows, max(1, sum(len(names) for names, _ in arrays))) or max(1, num_rows)
     for start in range(0, num_rows, at_once):
         stop, frame = min(start + at_once, num_rows), {}
-        for key, labels in columns.items():
-            frame.update(zip(labels, read[key](start, stop).reshape(stop - start, len(labels)).T, strict=True))
+        for names, read in arrays:
+            frame.update(zip(names, read(start, stop).reshape(stop - start, len(names)).T, strict=True))
         yield pd.DataFrame(frame), stop / num_rows
 
 
@@ -328,7 +297,7 @@ def _npz_pieces(path: PathLike, rows: int | None, stack: ExitStack) -> Pieces:
     if not columns:
         raise ValueError(f"{path} has no table: expected an array X (n, d), and y or other arrays of length n.")
     num_rows = members[next(iter(columns))].shape[0]
-    yield from _array_pieces(num_rows, columns, {key: members[key].rows for key in columns}, rows)
+    yield from _array_pieces(num_rows, [(labels, members[key].rows) for key, labels in columns.items()], rows)
 
 
 def _npz_columns(path: PathLike, members: dict[str, _Member], names: np.ndarray | None) -> dict[str, list[str]]:

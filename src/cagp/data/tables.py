@@ -1,26 +1,29 @@
-"""Tables in files: CSV, Parquet, NPY and NPZ are read at once or in pieces; CSV and Parquet are written in pieces."""
+"""Tables in files, read at once or in pieces, as often as needed; CSV and Parquet are written in pieces."""
 
 import glob
 import gzip
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cagp.data.table_checks import check_duplicates, listed, names_of
+from cagp.data.cells import check_duplicates, listed, names_of, plain
 from cagp.data.table_files import (
     CSV_ENDINGS,
     READABLE,
     ending_of,
     is_standard,
+    open_npy,
     pieces_of_file,
     rows_of_file,
     with_dates,
@@ -28,6 +31,9 @@ from cagp.data.table_files import (
 from cagp.files import PathLike, checked_destination, replacing
 
 WRITABLE = [".csv", ".csv.gz", ".parquet"]
+
+CHUNK_ROWS = 65_536
+"""Rows of a piece."""
 
 
 class Chunk(NamedTuple):
@@ -57,26 +63,44 @@ def read_table(path: PathLike, text: Sequence[str] = ()) -> pd.DataFrame:
             (``Encoder.text_names``), so that the level "007" does not become 7.
     """
     parts = table_parts(path)
-    frames = [chunk.frame for chunk in _chunks(parts, None, text)]
+    frames = [chunk.frame for chunk in stream_parts(parts, None, text)]
     frame = frames[0] if len(frames) == 1 else pd.concat(frames)
     return with_dates(frame, text) if ending_of(parts[0]) in CSV_ENDINGS else frame
 
 
-def stream_table(path: PathLike, rows: int = 65536, text: Sequence[str] = ()) -> Iterator[Chunk]:
+def stream_table(path: PathLike, rows: int = CHUNK_ROWS, text: Sequence[str] = ()) -> Iterator[Chunk]:
     """The table of ``read_table`` in pieces of at most ``rows`` rows, in order.
 
     A CSV column has the type that its values in the piece suggest, and dates stay text; an ``Encoder`` accepts either
     if its levels are read as ``text``. Memory O(piece), except for an NPZ array in Fortran order, which is read at
     once, and row groups of Parquet files, which are held in their compressed form.
     """
+    if rows < 1:
+        raise ValueError(f"rows is {rows}, expected at least 1.")
     return stream_parts(table_parts(path), rows, text)
 
 
-def stream_parts(parts: Sequence[PathLike], rows: int, text: Sequence[str] = ()) -> Iterator[Chunk]:
-    """The same for a table whose files are known: a file that has vanished since is an error."""
-    if rows < 1:
-        raise ValueError(f"rows is {rows}, expected at least 1.")
-    return _chunks(parts, rows, text)
+def stream_parts(parts: Sequence[PathLike], rows: int | None, text: Sequence[str]) -> Iterator[Chunk]:
+    """The same for files that are known, each in one piece for None; one that is gone or has no rows is an error."""
+    rows_from, names = 0, []
+    for number, path in enumerate(parts):
+        before = rows_from
+        for frame, fraction in pieces_of_file(_checked(path), rows, text):
+            if len(frame) == 0:
+                continue
+            names = names or list(frame.columns)
+            if set(frame.columns) != set(names):
+                raise ValueError(
+                    f"{path} has the columns {listed(frame.columns)}, {parts[0]} has {listed(names)}; the files of "
+                    "a table have the same columns."
+                )
+            if len(parts) > 1:
+                fraction = (number + (0.5 if fraction is None else fraction)) / len(parts)
+            index = pd.RangeIndex(rows_from, rows_from + len(frame))
+            yield Chunk(frame.set_axis(index, axis=0).loc[:, names], rows_from, fraction)
+            rows_from += len(frame)
+        if rows_from == before:
+            raise ValueError(f"{path} has no rows.")
 
 
 def table_size(path: PathLike) -> int | None:
@@ -92,9 +116,8 @@ def table_rows(path: PathLike) -> int | None:
 
 def is_several_files(path: PathLike) -> bool:
     """Whether a path is a folder or a pattern, rather than the name of a file."""
-    if is_standard(path) or Path(path).is_file():
-        return False
-    return Path(path).is_dir() or glob.has_magic(os.fspath(path))
+    is_one = is_standard(path) or Path(path).is_file()
+    return not is_one and (Path(path).is_dir() or glob.has_magic(os.fspath(path)))
 
 
 def table_parts(path: PathLike) -> Sequence[PathLike]:
@@ -137,7 +160,7 @@ class TableWriter:
     """
 
     def __init__(self, path: PathLike):
-        self._path = path
+        self._path, self._ending = path, ending_of(path)
         if not is_standard(path):
             _check_ending(path, WRITABLE, "written")
             checked_destination(path)
@@ -147,16 +170,16 @@ class TableWriter:
         self._stack = ExitStack()  # what must be closed, in reverse order
         self._parquet: pq.ParquetWriter | None = None
         if is_standard(self._path):
-            self._text: Any = sys.stdout
+            self._file: Any = sys.stdout
             self._stack.callback(sys.stdout.flush)
             return self
-        self._file: Any = self._stack.enter_context(replacing(self._path))
-        if ending_of(self._path) != ".parquet":
-            binary = self._file
-            if ending_of(self._path).endswith(".gz"):
-                binary = self._stack.enter_context(gzip.GzipFile(filename="", fileobj=binary, mode="wb", mtime=0))
-            self._text = io.TextIOWrapper(binary, encoding="utf-8", newline="")
-            self._stack.callback(self._text.detach)
+        self._file = self._stack.enter_context(replacing(self._path))
+        if self._ending.endswith(".gz"):
+            self._file = self._stack.enter_context(gzip.GzipFile("", "wb", fileobj=self._file, mtime=0))
+        if self._ending != ".parquet":
+            self._file = io.TextIOWrapper(self._file, encoding="utf-8", newline="")
+            self._stack.callback(self._file.detach)
+        self._stack.push(self._refuse_no_rows)
         return self
 
     def write(self, frame: pd.DataFrame) -> None:
@@ -173,13 +196,10 @@ class TableWriter:
                 f"{listed(self._columns)}; all frames must have the same columns."
             )
         frame = frame.loc[:, self._columns]
-        if ending_of(self._path) == ".parquet":
-            self._write_parquet(frame)
-        else:
-            frame.to_csv(self._text, index=False, header=first, lineterminator="\n")
-
-    def _write_parquet(self, frame: pd.DataFrame) -> None:
-        frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
+        if self._ending != ".parquet":
+            frame.to_csv(self._file, index=False, header=first, lineterminator="\n")
+            return
+        frame = frame.set_axis(names_of(frame), axis=1)
         schema = None if self._parquet is None else self._parquet.schema
         try:
             table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
@@ -192,17 +212,13 @@ class TableWriter:
             self._parquet = self._stack.enter_context(pq.ParquetWriter(self._file, table.schema))
         self._parquet.write_table(table)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None and not self._columns and not is_standard(self._path):
-            nothing = ValueError(f"{self._path} is not written: there were no rows.")
-            self._stack.__exit__(ValueError, nothing, None)
-            raise nothing
-        self._stack.__exit__(kind, error, trace)
+    def _refuse_no_rows(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Raise ValueError at the end of a block in which nothing was written."""
+        if kind is None and not self._columns:
+            raise ValueError(f"{self._path} is not written: there were no rows.")
 
-
-# ---- paths ----
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
 
 def _check_ending(path: PathLike, endings: list[str], done: str) -> None:
@@ -225,27 +241,203 @@ def _checked(path: PathLike) -> PathLike:
     return path
 
 
-# ---- reading ----
+# ---- tables in pieces, each with inputs and targets ----
 
 
-def _chunks(parts: Sequence[PathLike], rows: int | None, text: Sequence[str]) -> Iterator[Chunk]:
-    """The pieces of all files, none of them empty; every file has rows, and the columns of the first."""
-    rows_from, names = 0, []
-    for number, path in enumerate(parts):
-        before = rows_from
-        for frame, fraction in pieces_of_file(_checked(path), rows, text):
-            if len(frame) == 0:
-                continue
-            names = names or list(frame.columns)
-            if set(frame.columns) != set(names):
-                raise ValueError(
-                    f"{path} has the columns {listed(frame.columns)}, {parts[0]} has {listed(names)}; the files of "
-                    "a table have the same columns."
-                )
-            if len(parts) > 1:
-                fraction = (number + (0.5 if fraction is None else fraction)) / len(parts)
-            index = pd.RangeIndex(rows_from, rows_from + len(frame))
-            yield Chunk(frame.set_axis(index, axis=0).loc[:, names], rows_from, fraction)
-            rows_from += len(frame)
-        if rows_from == before:
-            raise ValueError(f"{path} has no rows.")
+class ChunkOfRows(NamedTuple):
+    """Consecutive rows of a table, as ``fit`` takes them."""
+
+    inputs: Any  # a frame or a matrix
+    targets: Any  # a column, a vector, or several of them
+    noise: np.ndarray | None  # known variances
+    rows_from: int  # the number of the first row, from 0
+
+
+Reader = Callable[[Sequence[str], int, int], Iterator[ChunkOfRows]]
+"""The pieces of one of several parts of a table, by its number and theirs; some columns are read as text."""
+
+
+@final
+@dataclass(frozen=True)
+class Chunks:
+    """A table in pieces, each with inputs and targets; made by ``open_chunks``, and taken by ``fit`` as ``X``."""
+
+    words: str  # what the table is called in messages
+    num_rows: int | None  # None where only reading tells
+    reader: Reader
+    has_types: bool = True  # False for CSV, where a column can be read as text
+    share: tuple[int, int] = (0, 1)  # the part of the table that these pieces are, and the number of parts
+
+    def read(self, text: Sequence[str] = ()) -> Iterator[ChunkOfRows]:
+        """All pieces, in order, from the first row on; ``text`` are columns to read as text from CSV."""
+        return self.reader(text, *self.share)
+
+    def where(self, rows: Callable[[int, int], np.ndarray], num_rows: int | None) -> "Chunks":
+        """Some of the rows, ``num_rows`` in all: ``rows(start, stop)`` says as booleans which of these numbers."""
+
+        def reader(text: Sequence[str], part: int, num_parts: int) -> Iterator[ChunkOfRows]:
+            for chunk in self.reader(text, part, num_parts):
+                kept = rows(chunk.rows_from, chunk.rows_from + len(chunk.inputs))
+                if kept.all():
+                    yield chunk
+                elif kept.any():
+                    inputs, targets, noise = (None if values is None else values[kept] for values in chunk[:3])
+                    yield ChunkOfRows(inputs, targets, noise, chunk.rows_from)
+
+        return replace(self, num_rows=num_rows, reader=reader)
+
+    def part(self, part: int, num_parts: int) -> "Chunks":
+        """One of several parts, from 0, that have all rows: some files, where these are Parquet; else some pieces."""
+        if num_parts == 1:
+            return self
+        words = f"part {part + 1} of {num_parts} of {self.words}"
+        return replace(self, words=words, num_rows=None, share=(part, num_parts))
+
+
+def open_chunks(
+    source: Any,
+    target: str | Sequence[str] | None = None,
+    *,
+    drop: Sequence[str] = (),
+    noise: str | None = None,
+    rows: int = CHUNK_ROWS,
+) -> Chunks:
+    """A table that ``fit`` reads in pieces, so that it can be larger than memory.
+
+    Args:
+        source: one of
+
+            - a file, a folder or a pattern like "parts/*.parquet": see ``cagp.data.read_table``;
+            - a tuple (X, y) or (X, y, noise) of arrays or of NPY files, which are read from disk when needed;
+            - a list of pieces, or a function that returns an iterator over them each time it is called. A piece is a
+              frame, or a tuple (X, y) or (X, y, noise) as ``fit`` takes them.
+        target: of files and frames, the name of the target, or a list of names.
+        drop: of files and frames, columns that are not inputs.
+        noise: of files and frames, the column with the known noise variance of each row.
+        rows: in a piece of a file or of an array, at most.
+    """
+    if rows < 1:
+        raise ValueError(f"rows is {rows}, expected at least 1.")
+    columns = _Columns(target, tuple(drop), noise)
+    if isinstance(source, str | os.PathLike):
+        if os.fspath(source) == "-":
+            raise ValueError(
+                "stdin can be read once, and a fit in pieces reads a table several times; write it to a file."
+            )
+        opened = _of_files(table_parts(source), str(source), columns, rows)
+        next(opened.read())  # a column that is not there is reported at once
+        return opened
+    if isinstance(source, tuple) and source and all(isinstance(p, str | os.PathLike | np.ndarray) for p in source):
+        return _of_arrays(source, columns, rows)
+    return _of_pieces(source, columns)
+
+
+class _Columns(NamedTuple):
+    """What the columns of a frame are."""
+
+    target: str | Sequence[str] | None
+    drop: tuple[str, ...]
+    noise: str | None
+
+    def in_turn(self, pieces: Callable[[], Iterable[Any]]) -> Reader:
+        """What reads the pieces that a function returns: several parts of a table take turns."""
+        return lambda text, part, num_parts: islice(self.chunks(pieces()), part, None, num_parts)
+
+    def chunks(self, pieces: Iterable[Any], words: str | None = None, first_row: int = 0) -> Iterator[ChunkOfRows]:
+        """Pieces as inputs, targets and noise, with the numbers of their rows; empty ones are left out."""
+        for piece in pieces:
+            where = words or f"the piece from row {first_row} on"
+            chunk = ChunkOfRows(*self._parts(plain(piece, "a piece"), where), first_row)
+            if len(chunk.inputs):
+                yield chunk
+            first_row += len(chunk.inputs)
+
+    def refuse(self, words: str) -> None:
+        """Raise ValueError if columns are named, since arrays have no names."""
+        if self.target is not None or self.drop or self.noise is not None:
+            raise ValueError(f"target, drop and noise name columns, and {words} have no names; pass (X, y).")
+
+    def _parts(self, piece: Any, words: str) -> tuple[Any, Any, np.ndarray | None]:
+        """Inputs, targets and noise of a piece."""
+        if isinstance(piece, pd.DataFrame):
+            return self._split(piece, words)
+        if not isinstance(piece, tuple) or len(piece) not in (2, 3):
+            raise TypeError(
+                f"a piece is a {type(piece).__name__}, expected a frame, or a tuple (X, y) or (X, y, noise)."
+            )
+        self.refuse("pieces that are tuples")
+        lengths = [len(part) for part in piece if part is not None]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"{words} has parts of {lengths} rows, expected equal numbers.")
+        inputs, targets, noise = (*piece, None)[:3]
+        return inputs, targets, None if noise is None else np.asarray(noise, dtype=np.float64)
+
+    def _split(self, frame: pd.DataFrame, words: str) -> tuple[Any, Any, np.ndarray | None]:
+        if self.target is None:
+            raise ValueError(f"say with target which column to predict; {words} has {listed(frame.columns)}.")
+        is_one = isinstance(self.target, str)
+        targets = [self.target] if is_one else list(self.target)
+        others = [*targets, *self.drop, *([] if self.noise is None else [self.noise])]
+        absent = [name for name in others if name not in frame.columns]
+        if absent:
+            raise ValueError(f"{words} has no column {listed(absent)}; its columns are {listed(frame.columns)}.")
+        inputs = frame.drop(columns=others)
+        if inputs.shape[1] == 0:
+            raise ValueError(f"no inputs are left: {words} has the columns {listed(frame.columns)}.")
+        noise = None if self.noise is None else frame[self.noise].to_numpy()
+        return inputs, frame[self.target if is_one else targets], noise
+
+
+def _of_files(parts: Sequence[PathLike], words: str, columns: _Columns, rows: int) -> Chunks:
+    counts: list[Any] = [rows_of_file(part) for part in parts]
+    ends = None if None in counts else np.cumsum([0, *counts])
+
+    def reader(text: Sequence[str], part: int, num_parts: int) -> Iterator[ChunkOfRows]:
+        """Whole files for each part, as even in their rows as their order allows; pieces where files are too few."""
+        owners = np.zeros(len(parts), dtype=int)
+        if ends is not None and num_parts > 1:
+            owners = ((ends[:-1] + ends[1:]) / 2 * num_parts / ends[-1]).astype(int)
+        if len(np.unique(owners)) < num_parts:  # a part would have no file
+            return islice(reader(text, 0, 1), part, None, num_parts)
+        own = np.flatnonzero(owners == part).tolist()
+        frames = (chunk.frame for chunk in stream_parts([parts[k] for k in own], rows, text))
+        return columns.chunks(frames, words, 0 if ends is None else int(ends[own[0]]))
+
+    has_types = ending_of(parts[0]) not in CSV_ENDINGS
+    return Chunks(words, None if ends is None else int(ends[-1]), reader, has_types)
+
+
+def _of_arrays(source: tuple[Any, ...], columns: _Columns, rows: int) -> Chunks:
+    columns.refuse("arrays")
+    if len(source) not in (2, 3):
+        raise ValueError(f"the source is a tuple of {len(source)} arrays or files, expected (X, y) or (X, y, noise).")
+    arrays = [part if isinstance(part, np.ndarray) else open_npy(part) for part in source]
+    names = [n if isinstance(part, np.ndarray) else str(part) for n, part in zip(("X", "y", "noise"), source)]  # noqa: B905
+    num_rows = len(arrays[0])
+    if any(len(array) != num_rows for array in arrays):
+        lengths = ", ".join(f"{name} has {len(array):,} rows" for name, array in zip(names, arrays, strict=True))
+        raise ValueError(f"the arrays differ in their number of rows: {lengths}.")
+    starts = range(0, num_rows, rows)
+    pieces = columns.in_turn(lambda: (tuple(np.array(array[k : k + rows]) for array in arrays) for k in starts))
+    return Chunks(names[0], num_rows, pieces)
+
+
+def _of_pieces(source: Any, columns: _Columns) -> Chunks:
+    if not callable(source) and not isinstance(source, Iterable):
+        raise TypeError(
+            f"the source is a {type(source).__name__}, expected a path, a tuple (X, y), a list of pieces, or a "
+            "function that returns an iterator over pieces."
+        )
+    if not callable(source) and iter(source) is source:
+        raise TypeError(
+            "the source is an iterator, which can be read once; a fit reads the pieces several times. Pass the "
+            "function that makes it, e.g. open_chunks(make_pieces) instead of open_chunks(make_pieces())."
+        )
+
+    def pieces() -> Iterable[Any]:
+        made = source() if callable(source) else source
+        if not isinstance(made, Iterable):
+            raise TypeError(f"the function returned a {type(made).__name__}, expected an iterator over pieces.")
+        return made
+
+    return Chunks("the table", None, columns.in_turn(pieces))

@@ -1,12 +1,128 @@
-"""The scale on which a target is fitted: its own, or that of its logarithm; and the way back."""
+"""The scale on which a fit works: standard units of the training rows, and targets as they are or their logarithms."""
 
-from typing import final
+import math
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from torch import Tensor
 
+from cagp.checks import check_matrix, check_vector
 from cagp.metrics import RowScores, lognormal_row_scores, row_scores
+
+CONSTANT = 32
+"""A column counts as constant if its values differ by at most this many rounding errors of their size."""
+
+
+class Standardizer(NamedTuple):
+    """Maps inputs and targets to mean 0 and standard deviation 1, and predictions back; made by ``fit``.
+
+    Targets are a vector, or a matrix with a column for each target. Inputs may be missing (NaN): the statistics are
+    those of the others, and a missing input becomes the mean, 0 in standard units.
+    """
+
+    input_mean: Float[Tensor, " d"]
+    input_std: Float[Tensor, " d"]
+    target_mean: Float[Tensor, "*q"]
+    target_std: Float[Tensor, "*q"]
+
+    @classmethod
+    def fit(cls, X: Float[Tensor, "n d"], y: Float[Tensor, "n *q"]) -> "Standardizer":
+        """The statistics of these rows: pass training rows only. Constant columns are centred but not scaled."""
+        check_matrix(X, "X", missing=True)
+        for column in y.unbind(1) if y.ndim == 2 else [y]:
+            check_vector(column, "y", X)
+        if X.shape[0] < 2:
+            raise ValueError("X has 1 row, expected at least 2: one row has no standard deviation.")
+        return cls.from_moments(ColumnMoments.of(X), ColumnMoments.of(y))
+
+    @classmethod
+    def from_moments(cls, inputs: "ColumnMoments", targets: "ColumnMoments") -> "Standardizer":
+        """The statistics of rows that came in parts; equal to those of ``fit`` up to round-off."""
+        return cls(*inputs.scale(), *targets.scale())
+
+    def inputs(self, X: Float[Tensor, "t d"]) -> Float[Tensor, "t d"]:
+        """Inputs in standard units; 0 where they are missing."""
+        if X.shape[-1] != len(self.input_mean):
+            raise ValueError(f"X has {X.shape[-1]} columns, the standardizer was fitted to {len(self.input_mean)}.")
+        standard = (X - self.input_mean.to(X)) / self.input_std.to(X)
+        return standard.nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf)
+
+    def targets(self, y: Float[Tensor, "t *q"]) -> Float[Tensor, "t *q"]:
+        """Targets in standard units."""
+        return (y - self.target_mean.to(y)) / self.target_std.to(y)
+
+    def restore_mean(self, mean: Float[Tensor, "t *q"]) -> Float[Tensor, "t *q"]:
+        """Means (or targets) from standard units back to the unit of the targets."""
+        return mean * self.target_std.to(mean) + self.target_mean.to(mean)
+
+    def restore_variance(self, variance: Float[Tensor, "t *q"]) -> Float[Tensor, "t *q"]:
+        """Variances from standard units back to the squared unit of the targets."""
+        return variance * self.target_std.to(variance).square()
+
+
+class ColumnMoments(NamedTuple):
+    """Statistics of the columns of a matrix, float64, that parts of its rows can be joined to; NaN does not count."""
+
+    count: Float[Tensor, "*d"]
+    mean: Float[Tensor, "*d"]
+    std: Float[Tensor, "*d"]  # zero for fewer than two values
+    least: Float[Tensor, "*d"]
+    largest: Float[Tensor, "*d"]
+
+    @classmethod
+    def of(cls, values: Float[Tensor, "n *d"]) -> "ColumnMoments":
+        """The statistics of these rows."""
+        n, nothing = len(values), values.new_zeros(values.shape[1:])
+        if n == 0:
+            return cls(nothing, nothing, nothing, nothing + torch.inf, nothing - torch.inf)
+        # Divided by a power of two near their size, no digit changes, and squares neither overflow nor underflow.
+        size = values.abs().amax(0)
+        unit = torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent)
+        mean, std = values.mean(0), unit * (values / unit).std(0) if n > 1 else nothing
+        moments = cls(torch.full_like(mean, n), mean, std, values.amin(0), values.amax(0))
+        for j in mean.isnan().nonzero().flatten().tolist():
+            present = cls.of(values[~values[:, j].isnan(), j])
+            for part, value in zip(moments, present, strict=True):
+                part[j] = value
+        return moments
+
+    def joined(self, other: "ColumnMoments") -> "ColumnMoments":
+        """The statistics of the rows of both.
+
+        |x - mean|² = |x₁ - mean₁|² + |x₂ - mean₂|² + (mean₂ - mean₁)² n₁n₂/n (Chan, Golub and LeVeque), as lengths,
+        which neither overflow nor underflow.
+        """
+        n = self.count + other.count
+        share = other.count / n.clamp_min(1)
+        apart = other.mean - self.mean
+        within = torch.hypot(*(part.std * (part.count - 1).clamp_min(0).sqrt() for part in (self, other)))
+        length = torch.hypot(within, apart.abs() * (self.count * share).sqrt())
+        only = (self.count == 0) | (other.count == 0)  # then nothing is computed, and no bit changes
+        return ColumnMoments(
+            n,
+            torch.where(only, torch.where(other.count == 0, self.mean, other.mean), self.mean + apart * share),
+            torch.where(only, torch.maximum(self.std, other.std), length / (n - 1).clamp_min(1).sqrt()),
+            torch.minimum(self.least, other.least),
+            torch.maximum(self.largest, other.largest),
+        )
+
+    def scale(self) -> tuple[Float[Tensor, "*d"], Float[Tensor, "*d"]]:
+        """Mean and standard deviation of each column; the latter is 1 where a column is constant, or has one value."""
+        size = torch.maximum(self.least.abs(), self.largest.abs())
+        spread = torch.maximum(self.largest - self.mean, self.mean - self.least)
+        constant = (self.count < 2) | (spread <= CONSTANT * torch.finfo(self.mean.dtype).eps * size)
+        return self.mean, torch.where(constant, 1.0, self.std)
+
+
+def standardized(
+    X: Float[Tensor, "n d"], y: Float[Tensor, " n"], *parts: Int[Tensor, " _"], dtype: torch.dtype | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """The inputs and targets of each part of the rows, in the standard units of the first part: the training rows."""
+    scaler = Standardizer.fit(X[parts[0]], y[parts[0]])
+    return [(scaler.inputs(X[rows]).to(dtype=dtype), scaler.targets(y[rows]).to(dtype=dtype)) for rows in parts]
+
 
 Array = Float[np.ndarray, "..."]
 

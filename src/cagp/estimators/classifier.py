@@ -9,12 +9,9 @@ from jaxtyping import Float
 from sklearn.base import ClassifierMixin
 
 from cagp.class_metrics import ClassScores, class_scores
-from cagp.data.chunks import Chunks
+from cagp.data.tables import Chunks
 from cagp.estimators.base import GPEstimator, learned, refuse_keywords
-from cagp.estimators.fitted_model import FittedModel
-from cagp.estimators.labels import Labels, codes_of
-from cagp.estimators.sources import Table
-from cagp.estimators.target_kinds import check_whole
+from cagp.estimators.target_kinds import Labels, check_whole, codes_of
 from cagp.ranks import Ranks
 
 
@@ -59,8 +56,8 @@ class CaGPClassifier(ClassifierMixin, GPEstimator):
     n_neighbors: int | Literal["auto"] = "auto"
     class_weight: dict[Any, float] | str | None = None
 
-    classes_ = learned(lambda m: _labels(m).classes)
-    target_name_ = learned(lambda m: _labels(m).name)
+    classes_ = learned(lambda m: m.labels and m.labels.classes)
+    target_name_ = learned(lambda m: m.labels and m.labels.name)
     offsets_ = learned(lambda m: list(m.offsets))
 
     def __sklearn_tags__(self):
@@ -83,7 +80,7 @@ class CaGPClassifier(ClassifierMixin, GPEstimator):
         check_whole("a classifier", Ranks.here(), not isinstance(X, Chunks))
         labels, codes = Labels.learn(y)
         noise = labels.row_noise(codes, self.class_weight)
-        self._learn(Table(X, labels.indicators(codes), noise), replace(kind, labels=labels))
+        self._learn(replace(kind, labels=labels), X, labels.indicators(codes), noise)
         return self
 
     # ---- answers ----
@@ -109,21 +106,14 @@ class CaGPClassifier(ClassifierMixin, GPEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""
-        places = self.predict_log_proba(X).argmax(1)
-        return self.classes_[places]
+        return self.classes_[self.predict_log_proba(X).argmax(1)]
 
     def scores(self, X: Any, y: Any) -> ClassScores:
         """Log loss, error, Brier score and calibration error of the predicted probabilities of these labels."""
-        probabilities = self.predict_proba(X)
-        return class_scores(codes_of(self.classes_, y), probabilities)
+        return class_scores(codes_of(self.classes_, y), self.predict_proba(X))
 
     def report(self, X: Any, y: Any, path: str | Path = "report.html", title: str | None = None) -> Path:
         """Write one HTML page on how well the model predicts these test rows; see docs/report.md."""
         from cagp.report import write_class_report  # it draws, and comes above this layer
 
         return write_class_report(self, self.encoder_.typed(X), y, path, title=title)
-
-
-def _labels(fitted: FittedModel) -> Labels:
-    assert fitted.labels is not None
-    return fitted.labels

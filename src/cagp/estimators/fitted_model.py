@@ -1,8 +1,9 @@
 """What a fit has learned, as one frozen value that answers: units, posteriors and all else that predictions need."""
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, final
 
@@ -11,24 +12,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cagp import metrics
 from cagp.data.transforms import Transform
 from cagp.diagnostics import KINDS, reference_for, variance_components
-from cagp.estimators.labels import Labels
 from cagp.estimators.predictive import Baseline, Observations, Predictive
+from cagp.estimators.target_kinds import Labels
 from cagp.estimators.units import NO_NOISE, Points, Rows, Units, as_array, known_variances, own_noise
-from cagp.kernel_summary import kernel_parts
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import ClassLikelihood, Likelihood
-from cagp.metrics import Calibration
 from cagp.posteriors import AveragedPosterior, LocalPosterior, Posterior, predict_columns
 from cagp.prior import GaussianNoise
 from cagp.recipes import guarantee_words
+from cagp.saved_summary import kernel_parts
 from cagp.training import FitResult
 from cagp.trees import Trees
-
-Known = Float[np.ndarray, "n q"] | None
-"""Known noise variances of the rows of a table, in squared units of the targets."""
 
 COVARIANCE_ROWS = 20_000
 """Joint answers are for at most this many test points."""
@@ -70,99 +66,88 @@ class FittedModel:
     # ---- test points ----
 
     @property
-    def num_functions(self) -> int:
-        """q, the number of latent functions."""
-        return self.units.num_targets
-
-    @property
     def predicts_counts(self) -> bool:
         """Whether targets are counts."""
         return isinstance(self.likelihood, Likelihood) and self.likelihood.are_counts
 
-    def points(self, X: Any, verbose: bool = False) -> Points:
-        """The rows of a table as test points; ``verbose`` shows progress when they are predicted."""
-        return self.units.points(X)._replace(verbose=verbose)
-
-    def known_noise(self, sample_noise: Any, points: Points, noise: bool = True) -> Known:
-        """The noise variances that the user knows, checked; None where there are none."""
-        if sample_noise is None:
-            return None
+    def points(self, X: Any, sample_noise: Any = None, noise: bool = True, verbose: bool = False) -> Points:
+        """The rows of a table as test points, with known noise where answers include it; ``verbose`` shows progress."""
+        points = self.units.points(X)._replace(verbose=verbose)
+        known = known_variances(sample_noise, (points.num_rows, self.units.num_targets))
+        if known is None:
+            return points
         if self.likelihood is not None:
             raise own_noise(self.likelihood_name)
         if not noise:
             raise ValueError("sample_noise is given with noise=False, which leaves all noise out; remove one of them.")
         if self.units.has_log:
             raise ValueError(NO_NOISE)
-        known = known_variances(sample_noise, (points.num_rows, self.num_functions))
-        return None if known is None else known[points.rows]
+        return points._replace(noise=known[points.rows])
 
     def _each(
-        self, points: Points, known: Known = None, jointly: bool = False
+        self, points: Points, jointly: bool = False
     ) -> Iterator[tuple[Rows, int, Posterior, Tensor, Tensor | None, Tensor]]:
-        """For some of the points, or all jointly, and each function: which they are, the function and its posterior.
+        """For parts of the points, or all jointly, and each function: which they are, the function and its posterior.
 
         And, in standard units: the points, their known noise, and what trees predict for them.
         """
-        units, first = self.units, self.posteriors[0]
-        whole = [(slice(None), units.standard(points.inputs, first))] if jointly else None
-        for rows, tile in units.tiles(points, first) if whole is None else whole:
+        units, first, num_rows = self.units, self.posteriors[0], len(points.inputs)
+        if jointly and num_rows > COVARIANCE_ROWS:
+            raise ValueError(
+                f"joint answers at {num_rows:,} rows would take {8 * num_rows**2 / 1e9:.0f} GB and more; the limit is "
+                f"{COVARIANCE_ROWS:,} rows. Use return_std, which treats each row alone, or pass fewer rows."
+            )
+        tiles = [(slice(None), units.standard(points.inputs, first))] if jointly else units.tiles(points, first)
+        for rows, tile in tiles:
             trees = self._tree_mean(points.inputs[rows])
             for j, posterior in enumerate(self.posteriors):
                 Z = tile.to(posterior.X)
                 offset = torch.from_numpy(np.ascontiguousarray(trees[:, j])).to(Z)
-                yield rows, j, posterior, Z, units.standard_noise(known, j, rows, Z), offset
+                yield rows, j, posterior, Z, units.standard_noise(points, rows, j, Z), offset
 
     def _tree_mean(self, inputs: Float[np.ndarray, "m c"]) -> Float[np.ndarray, "m q"]:
         """What trees predict for some codes, in standard units, or zero: the prior mean."""
-        return np.zeros((len(inputs), self.num_functions)) if self.trees is None else self.trees.mean(inputs)
+        return np.zeros((len(inputs), self.units.num_targets)) if self.trees is None else self.trees.mean(inputs)
 
     # ---- each test point alone ----
 
     def _moments(
-        self, points: Points, known: Known = None, noise: bool = False
+        self, points: Points, noise: bool = False
     ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m q"]]:
         """Mean and variance of the latent functions, or with noise of observations, in standard units."""
-        mean, variance = np.empty((2, len(points.inputs), self.num_functions))
-        for rows, j, posterior, Z, row_noise, offset in self._each(points, known):
+        mean, variance = np.empty((2, len(points.inputs), self.units.num_targets))
+        for rows, j, posterior, Z, row_noise, offset in self._each(points):
             predicted = posterior.predict(Z, noise=noise, row_noise=row_noise, offset=offset)
             mean[rows, j], variance[rows, j] = as_array(predicted.mean), as_array(predicted.variance)
         return mean, variance
 
-    def mean(self, points: Points, known: Known = None, noise: bool = True) -> Float[np.ndarray, "n q"]:
+    def mean(self, points: Points, noise: bool = True) -> Float[np.ndarray, "n q"]:
         """The mean of each row; on a log scale it depends on the variance."""
         if self.units.has_log or self.likelihood is not None:
-            return self.predictive(points, known, noise).mean()
-        mean = np.empty((len(points.inputs), self.num_functions))
+            return self.predictive(points, noise).mean()
+        mean = np.empty((len(points.inputs), self.units.num_targets))
         for rows, j, posterior, Z, _, offset in self._each(points):
             mean[rows, j] = as_array(posterior.mean(Z, offset))
         return self.units.restore(points.average(mean))
 
-    def predictive(self, points: Points, known: Known = None, noise: bool = True) -> Predictive | Observations:
+    def predictive(self, points: Points, noise: bool = True) -> Predictive | Observations:
         """The distribution of a new observation, or of the function, at each row."""
         if self.likelihood is not None:
             observations = self._observations(points)
             return observations if noise else observations.function()
-        mean, variance = self._moments(points, known, noise)
+        mean, variance = self._moments(points, noise)
         std = np.sqrt(points.average(variance) + points.spread(mean))
         return Predictive(self.units.restore(points.average(mean)), self.units.rescale(std), self.units.transforms)
 
     def _observations(self, points: Points, prior_mean: Float[np.ndarray, "m 1"] | None = None) -> Observations:
-        """The distributions of targets, where the likelihood is not Gaussian.
-
-        Args:
-            prior_mean: that of the latent function, for the distributions that follow from it alone.
-        """
+        """The distributions of targets where the likelihood is not Gaussian; of a known latent function, if given."""
         assert isinstance(self.likelihood, Likelihood)
         mean, variance = self._moments(points) if prior_mean is None else (prior_mean, np.zeros_like(prior_mean))
         exposure = None if points.exposure is None else np.log(points.exposure)
         latent = points.average(mean) + self.offsets[0] + (0.0 if exposure is None else exposure[:, None])
         spread = points.average(variance).clip(0) + points.spread(mean)
-        return Observations(latent, spread, self.likelihood, *self._unit, exposure)
-
-    @property
-    def _unit(self) -> tuple[float, float]:
-        """What is zero and what is one in standard units of the only target."""
-        return float(self.units.scaler.target_mean[0]), float(self.units.scaler.target_std[0])
+        centre, unit = (float(part[0]) for part in self.units.scaler[2:])
+        return Observations(latent, spread, self.likelihood, centre, unit, exposure)
 
     def prior_mean(self, points: Points) -> Float[np.ndarray, "n q"]:
         """The prior mean: what trees predict, or a constant; on a log scale, the median that it stands for."""
@@ -184,21 +169,16 @@ class FittedModel:
         # A level that fit has not seen is one of those it has seen.
         return np.log(points.average(np.exp(log_p))) if points.has_stand_ins else log_p
 
-    def constant_prediction(
-        self, num_rows: int, predicted: Predictive | Observations | None = None
-    ) -> Predictive | Observations:
-        """What the training targets alone say about every row: with Gaussian noise, their mean and standard deviation.
-
-        Args:
-            predicted: what the model predicts for these rows, which knows their exposures.
-        """
-        if self.baseline is None:
-            scaler = self.units.scaler
-            mean, std = (np.tile(np.ravel(part), (num_rows, 1)) for part in (scaler.target_mean, scaler.target_std))
+    def constant_prediction(self, predicted: Predictive | Observations) -> Predictive | Observations:
+        """What the training targets alone say about the rows of a prediction: with Gaussian noise, mean and spread."""
+        if isinstance(predicted, Predictive):
+            mean, std = (np.full_like(predicted.location, part.numpy()) for part in self.units.scaler[2:])
             return Predictive(mean, std, self.units.transforms)
-        exposure = predicted.known if isinstance(predicted, Observations) else None
-        location = np.full((num_rows, 1), self.baseline.location) + (0.0 if exposure is None else exposure[:, None])
-        return Observations(location, np.zeros((num_rows, 1)), self.baseline.likelihood, *self._unit, exposure)
+        assert self.baseline is not None
+        zeros = np.zeros_like(predicted.latent_mean)
+        location = zeros + self.baseline.location + (0.0 if predicted.known is None else predicted.known[:, None])
+        likelihood = self.baseline.likelihood
+        return replace(predicted, latent_mean=location, latent_variance=zeros, likelihood=likelihood)
 
     @property
     def constant_words(self) -> str:
@@ -207,21 +187,23 @@ class FittedModel:
             return "the mean and standard deviation"
         if not self.predicts_counts:
             return "the median and the median absolute deviation"
-        if self.units.encoder.exposure_name is None:
-            return "the mean and the variance"
-        return "the mean per unit of exposure, and the variance,"
+        is_rate = self.units.encoder.exposure_name is not None
+        return "the mean per unit of exposure, and the variance," if is_rate else "the mean and the variance"
 
     # ---- intervals and calibration ----
 
-    def conformal_factors(self, level: float, calibration: Sequence[np.ndarray] | None = None) -> np.ndarray:
-        """How many standard deviations, on the scale of the fit, the interval of each target reaches to either side.
+    def conformal_ends(
+        self, predicted: Predictive | Observations, level: float, calibration: Sequence[np.ndarray] | None = None
+    ) -> Float[np.ndarray, "n q 2"]:
+        """Both ends of the conformal interval of each target.
 
         Args:
-            calibration: |y - mean| / std of rows that were not trained on, for each target; None for training rows,
-                each predicted without its own target.
+            calibration: as ``left_out_scores``, which it is unless given, for rows that were not trained on.
         """
+        assert isinstance(predicted, Predictive)
         scores = self.left_out_scores if calibration is None else calibration
-        return np.array([_factor(own, level, n) for own, n in zip(scores, self.units.target_names, strict=True)])
+        factors = [_factor(own, level, name) for own, name in zip(scores, self.units.target_names, strict=True)]
+        return predicted.at(np.outer(factors, [-1.0, 1.0]))
 
     @cached_property
     def left_out_scores(self) -> list[np.ndarray]:
@@ -245,30 +227,15 @@ class FittedModel:
             scores.append(score[np.isfinite(score)])
         return scores
 
-    def calibration(
-        self, points: Points, y: Float[np.ndarray, "n q"], levels: Sequence[float] | None, known: Known = None
-    ) -> Calibration:
-        """Promised and observed coverage of central intervals, over all rows and targets.
-
-        Of counts, the place of each in its distribution is random between the two probabilities on either side of it:
-        no interval of integers has exactly the probability it should have.
-        """
-        error = torch.from_numpy(self.predictive(points, known).standardized(y)).reshape(-1)
-        standard = torch.zeros_like(error), torch.ones_like(error)
-        return metrics.calibration(error, *standard, levels=19 if levels is None else levels)
-
     # ---- all test points jointly ----
 
-    def covariance(
-        self, points: Points, known: Known, noise: bool, mean: Float[np.ndarray, "n q"]
-    ) -> Float[np.ndarray, "n n q"]:
+    def covariance(self, points: Points, noise: bool, mean: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "n n q"]:
         """The joint covariance of targets with this mean, or of their means given the function without the noise."""
-        _check_joint(len(points.inputs))
         parts, gaussian, transforms, of_noise = [], self.likelihood is None, self.units.transforms, 0.0
-        for _, _, posterior, Z, row_noise, offset in self._each(points, known, jointly=True):
+        for _, _, posterior, Z, row_noise, offset in self._each(points, jointly=True):
             part = as_array(posterior.covariance(Z, noise=noise and gaussian, row_noise=row_noise))
             parts.append(points.joint(part, as_array(posterior.mean(Z, offset))) if points.has_stand_ins else part)
-        joint = self.units.rescale(np.stack(parts, -1), 2, axis=2)
+        joint = self.units.rescale(np.stack(parts, -1), 2)
         if not gaussian:
             observations = self._observations(points)
             function = observations.function()
@@ -277,14 +244,11 @@ class FittedModel:
             of_noise = np.diag(observations.noise_variance()[:, 0])[..., None] if noise else 0.0
         return np.stack([t.covariance(mean[:, j], joint[..., j]) for j, t in enumerate(transforms)], -1) + of_noise
 
-    def samples(
-        self, points: Points, num_samples: int, seed: int, known: Known = None, noise: bool = True
-    ) -> Float[np.ndarray, "n q s"]:
+    def samples(self, points: Points, num_samples: int, seed: int, noise: bool = True) -> Float[np.ndarray, "n q s"]:
         """Joint draws of new observations, or of the function."""
-        _check_joint(len(points.inputs))
         generator = torch.Generator().manual_seed(seed)
         draws, noisy = [], noise and self.likelihood is None
-        for _, _, posterior, Z, row_noise, offset in self._each(points, known, jointly=True):
+        for _, _, posterior, Z, row_noise, offset in self._each(points, jointly=True):
             options = {"row_noise": row_noise, "offset": offset, "generator": generator}
             draws.append(as_array(posterior.sample(Z, num_samples, noise=noisy, **options).mT))
         values = points.choose(np.stack(draws, 1), np.random.default_rng(seed))
@@ -317,17 +281,14 @@ class FittedModel:
         parts = {"noise": noise, "latent": (predicted.scale**2 - noise).clip(0), "computational": np.zeros_like(noise)}
         return np.sqrt(_in_units(self.units.transforms, parts, predicted.mean())["noise"])
 
-    def variance_parts(
-        self, points: Points, known: Known, mean: Float[np.ndarray, "n q"]
-    ) -> tuple[dict[str, np.ndarray], str]:
+    def variance_parts(self, points: Points, mean: Float[np.ndarray, "n q"]) -> tuple[dict[str, np.ndarray], str]:
         """The parts of the variance of observations with this mean, and what is known of the computational part."""
-        means, *arrays = np.zeros((1 + len(PARTS), len(points.inputs), self.num_functions))
+        means, *arrays = np.zeros((1 + len(PARTS), len(points.inputs), self.units.num_targets))
         parts, gaussian = dict(zip(PARTS, arrays, strict=True)), self.likelihood is None
-        references = []
-        for posterior, noise, num_rows in zip(self.posteriors, self.row_noise, self.target_rows, strict=True):
-            if not gaussian and isinstance(posterior, LocalPosterior):
-                noise = posterior.row_noise  # that of sites
-            references.append(reference_for(posterior, noise, num_rows))
+        noise = self.row_noise
+        if not gaussian:  # that of sites
+            noise = [p.row_noise if isinstance(p, LocalPosterior) else None for p in self.posteriors]
+        references = [reference_for(*known) for known in zip(self.posteriors, noise, self.target_rows, strict=True)]
         for rows, j, posterior, Z, _, offset in self._each(points):
             ignored = None if gaussian else Z.new_ones(len(Z))  # noise comes from the likelihood
             components = variance_components(posterior, references[j], Z, ignored)
@@ -338,8 +299,8 @@ class FittedModel:
         parts = {name: self.units.rescale(points.average(values), 2) for name, values in parts.items()}
         parts["latent"] += self.units.rescale(points.spread(means), 2)
         kind = next(kind for kind in KINDS if kind in {reference.kind for reference in references})
-        if known is not None:
-            parts["noise"] += points.average(known)
+        if points.noise is not None:
+            parts["noise"] += points.average(points.noise)
         if gaussian:
             return _in_units(self.units.transforms, parts, mean), kind
         observations = self._observations(points)
@@ -369,7 +330,7 @@ class FittedModel:
     @property
     def kernel_parts(self) -> list[dict[str, Any]]:
         """Every part of the kernel, what it sees and what it learned; as plain values."""
-        state = _with_arrays(self.posteriors[0].prior.state()["kernel"])
+        state = copy.deepcopy(self.posteriors[0].prior).cpu().state()["kernel"]
         return kernel_parts(state, list(self.units.encoder.names_out), self.units.scaler.input_std.numpy())
 
     @property
@@ -378,10 +339,10 @@ class FittedModel:
         if isinstance(self.likelihood, Likelihood):
             zero = torch.zeros(1, dtype=torch.float64)
             own = np.nan if self.predicts_counts else float(self.likelihood.predictive_noise(zero, zero).sqrt())
-            return self.units.rescale(np.array([own]), axis=0)
+            return self.units.rescale(np.array([own]))
         noises = (posterior.prior.noise for posterior in self.posteriors)
         variances = [float(n.noise.detach()) if isinstance(n, GaussianNoise) else 0.0 for n in noises]
-        return self.units.rescale(np.sqrt(variances), axis=0)
+        return self.units.rescale(np.sqrt(variances))
 
 
 def _in_units(transforms: Sequence[Transform], parts: dict[str, np.ndarray], mean: np.ndarray) -> dict[str, np.ndarray]:
@@ -406,20 +367,3 @@ def _factor(scores: np.ndarray, level: float, name: str) -> float:
             f"{len(scores):,}. Use a lower level, or more rows."
         )
     return float(np.partition(scores, rank - 1)[rank - 1])
-
-
-def _check_joint(num_rows: int) -> None:
-    if num_rows > COVARIANCE_ROWS:
-        raise ValueError(
-            f"joint answers at {num_rows:,} rows would take {8 * num_rows**2 / 1e9:.0f} GB and more; the limit is "
-            f"{COVARIANCE_ROWS:,} rows. Use return_std, which treats each row alone, or pass fewer rows."
-        )
-
-
-def _with_arrays(state: Any) -> Any:
-    """A state with arrays instead of tensors."""
-    if isinstance(state, Tensor):
-        return as_array(state)
-    if isinstance(state, dict):
-        return {name: _with_arrays(value) for name, value in state.items()}
-    return [_with_arrays(value) for value in state] if isinstance(state, list) else state

@@ -14,19 +14,18 @@ from torch import Tensor
 
 from cagp import fields, notices
 from cagp.data.encoding import Encoder
-from cagp.data.scaling import Standardizer
-from cagp.data.transforms import TRANSFORMS
+from cagp.data.transforms import TRANSFORMS, Standardizer
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.estimators.fitted_model import FittedModel
-from cagp.estimators.labels import Labels
 from cagp.estimators.predictive import Baseline, learned_parameters
+from cagp.estimators.target_kinds import Labels
 from cagp.estimators.units import Units
 from cagp.likelihood_registry import LIKELIHOODS
-from cagp.likelihoods import Likelihood, class_likelihood, likelihood_class
+from cagp.likelihoods import ClassLikelihood, Likelihood, class_likelihood, likelihood_class
 from cagp.posteriors import AveragedPosterior, CGPosterior, Posterior
 from cagp.prior import GaussianNoise
-from cagp.recipes import RECIPES
-from cagp.recipes.means import state_of, trees_from_state
+from cagp.recipes.table import RECIPES
+from cagp.recipes.task import state_of, trees_from_state
 from cagp.shards import RegionPosterior
 from cagp.storage import State
 from cagp.training import FitResult
@@ -48,17 +47,6 @@ PROBES = 4
 def one_of(names: Container[str]) -> fields.Check:
     """Text that is one of these names."""
     return fields.that(lambda value: value in names, fields.text)
-
-
-def of_each_target(check: fields.Check) -> fields.Check:
-    """A list with a value for each of the q targets."""
-
-    def each(value: Any, sizes: fields.Sizes) -> list[Any]:
-        values = fields.list_of(check)(value, sizes)
-        fields.require(len(values) == sizes["q"])
-        return values
-
-    return each
 
 
 def _moments(mean: str, std: str, size: str) -> dict[str, fields.Check]:
@@ -84,7 +72,7 @@ UNITS: fields.Fields = {
     "scaler": fields.record(_moments("input_mean", "input_std", "p") | _moments("target_mean", "target_std", "q")),
     "target_is_matrix": fields.flag,
     "target_dtype": one_of(("float32", "float64")),
-    "target_transforms": of_each_target(one_of(TRANSFORMS)),
+    "target_transforms": fields.list_of(one_of(TRANSFORMS)),
 }
 """The units of p inputs and q targets, besides their encoder and the names of the targets."""
 
@@ -104,8 +92,8 @@ TRIED: fields.Fields = NOT_TRIED | {
 }
 FITTED: fields.Fields = {
     "num_rows": fields.integer(2),
-    "target_rows": of_each_target(fields.integer(2)),
-    "row_noise": of_each_target(fields.optional(_variances)),
+    "target_rows": fields.list_of(fields.integer(2)),
+    "row_noise": fields.list_of(fields.optional(_variances)),
     "methods": fields.list_of(one_of(RECIPES), least=1),
     "results": fields.list_of(fields.made_by(FitResult.from_state)),
     "choice": fields.optional(fields.text),
@@ -114,6 +102,14 @@ FITTED: fields.Fields = {
     "report": fields.text,
 }
 """Attributes of a fitted model."""
+
+LIKELIHOOD: fields.Fields = {
+    "name": one_of(LIKELIHOODS),
+    "offsets": fields.list_of(fields.real(-LARGEST_OFFSET, LARGEST_OFFSET)),
+    "labels": fields.optional(fields.made_by(Labels.from_state)),
+    "baseline": fields.optional(fields.made_by(lambda state: Baseline(**fields.checked(state, Baseline.FIELDS)))),
+}
+"""A likelihood that is not Gaussian, besides its parameters."""
 
 
 def fitted_state(fitted: FittedModel) -> State:
@@ -145,12 +141,11 @@ def fitted_from_state(state: Any, posteriors: list[Posterior]) -> FittedModel:
     fitted = FittedModel(units=units, posteriors=posteriors, **fields.checked(state, FITTED, sizes), **likelihood)
     trees = fitted.trees
     if trees is not None and (trees.num_targets, trees.num_inputs) != (q, encoder.num_columns):
-        raise ValueError(
-            f"the model has trees for {trees.num_targets} targets and {trees.num_inputs} columns, it predicts {q} from "
-            f"{encoder.num_columns}."
-        )
+        words = f"the model has trees for {trees.num_targets} targets and {trees.num_inputs} columns"
+        raise ValueError(f"{words}, it predicts {q} from {encoder.num_columns}.")
     need(q == 1 or is_matrix, "'target_is_matrix'")
-    need(len(posteriors) == q, "'posteriors'")
+    each = scales, posteriors, fitted.target_rows, fitted.row_noise
+    need(all(len(values) == q for values in each), "a value for each target")
     need(max(fitted.target_rows) <= fitted.num_rows, "'target_rows'")
     need(len(fitted.results) == len(fitted.methods), "'results'")
     _check_posteriors(fitted)
@@ -184,16 +179,11 @@ def _likelihood_state(fitted: FittedModel) -> State | None:
 def _likelihood_from_state(state: State | None, num_functions: int) -> dict[str, Any]:
     if state is None:
         return {}
-    name, nothing = fields.entry(state, "name", one_of(LIKELIHOODS)), fields.that(lambda value: value is None)
+    name, offsets, labels, baseline = fields.checked(state, LIKELIHOOD).values()
     of_classes = LIKELIHOODS[name].targets == "classes"
-    parts = {
-        "offsets": fields.list_of(fields.real(-LARGEST_OFFSET, LARGEST_OFFSET)),
-        "labels": fields.made_by(Labels.from_state) if of_classes else nothing,
-        "baseline": nothing if of_classes else fields.made_by(Baseline.from_state),
-    }
-    offsets, labels, baseline = fields.checked(state, parts).values()
+    need((labels is not None) == (baseline is None) == of_classes, "'labels'")
     likelihood = likelihood_class(name)() if labels is None else class_likelihood(name, len(labels.classes))
-    count = 1 if labels is None else labels.num_functions
+    count = likelihood.num_functions if isinstance(likelihood, ClassLikelihood) else 1
     if num_functions != count:
         raise ValueError(f"it has {num_functions} latent functions, where the likelihood {name!r} has {count}")
     need(len(offsets) == count, "'offsets'")
@@ -220,38 +210,33 @@ def _likelihood_from_state(state: State | None, num_functions: int) -> dict[str,
 
 @torch.no_grad()
 def _check_posteriors(fitted: FittedModel) -> None:
-    """Raise ValueError unless every posterior suits the columns, has values of a sensible size, and can answer."""
-    num_inputs = len(fitted.units.encoder.names_out)
-    for j, posterior in enumerate(fitted.posteriors):
+    """Raise ValueError unless every posterior suits the columns, has values of a sensible size, and can answer.
+
+    It must predict some of its own rows; those that conjugate gradients hold, without variance.
+    """
+    units = fitted.units
+    scales = zip(units.scaler.target_mean.tolist(), units.scaler.target_std.tolist(), strict=True)
+    for posterior, noise, (centre, unit) in zip(fitted.posteriors, fitted.row_noise, scales, strict=True):
         for part in posterior.components if isinstance(posterior, AveragedPosterior) else (posterior,):
-            check_posterior(part, num_inputs)
+            check_posterior(part, len(units.encoder.names_out))
         if isinstance(posterior, RegionPosterior):  # its regions are checked when they are opened
             continue
-        _check_answers(fitted, posterior, j)
-        noise = fitted.row_noise[j]
         need(noise is None or len(noise) == len(posterior.X), "'row_noise'")
+        X = posterior.X[:: max(1, len(posterior.X) // PROBES)][:PROBES]
+        with notices.collected():
+            mean = posterior.mean(X).double() * unit + centre
+            variance = mean.new_ones(()) if isinstance(posterior, CGPosterior) else posterior.predict(X).variance
+        std = variance.double().sqrt() * unit
+        need(bool((std.isfinite() & (mean.abs() < 1e306)).all()), "a posterior that answers")
 
 
 def check_posterior(posterior: Posterior, num_inputs: int) -> None:
     """Raise ValueError unless a posterior takes that many inputs, and has values of a sensible size."""
     need(posterior.X.shape[1] == num_inputs and bool(torch.isfinite(posterior.X).all()), "'X'")
     need(1 <= posterior.max_bytes <= LARGEST_BYTES, "'max_bytes'")
-    system = posterior._solver.system if isinstance(posterior, CGPosterior) else None
+    system = posterior.solver.system if isinstance(posterior, CGPosterior) else None
     need(system is None or system.max_bytes <= LARGEST_BYTES, "'system_max_bytes'")
     diagonal = posterior.prior.kernel.diag(posterior.X[:PROBES]).double()
     need(bool(((diagonal >= 0) & (diagonal < LARGEST_SCALE)).all()), "the size of the kernel")
     noise = posterior.prior.noise
     need(not isinstance(noise, GaussianNoise) or float(noise.noise) < LARGEST_SCALE, "the size of the noise")
-
-
-def _check_answers(fitted: FittedModel, posterior: Posterior, j: int) -> None:
-    """The model must be able to predict some of its own rows; those that conjugate gradients hold, without variance."""
-    X = posterior.X[:: max(1, len(posterior.X) // PROBES)][:PROBES]
-    unit, centre = float(fitted.units.scaler.target_std[j]), float(fitted.units.scaler.target_mean[j])
-    with notices.collected():
-        if isinstance(posterior, CGPosterior):
-            mean, variance = posterior.mean(X).double(), torch.ones(len(X), dtype=torch.float64)
-        else:
-            mean, variance = (part.double() for part in posterior.predict(X))
-    mean, std = mean * unit + centre, variance.sqrt() * unit
-    need(bool((std.isfinite() & (mean.abs() < 1e306)).all()), "a posterior that answers")

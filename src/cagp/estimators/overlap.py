@@ -6,26 +6,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cagp.data.duplicates import NEAR, RowIndex
-from cagp.data.scaling import Standardizer
+from cagp.data.splits import NEAR, RowIndex
+from cagp.data.transforms import Standardizer
 from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.units import EncodedTable, as_array
-from cagp.posteriors import InducingPosterior, LocalPosterior, Posterior
+from cagp.posteriors import InducingPosterior, LocalPosterior
 from cagp.shards import RegionPosterior
 
-MANY_COPIES, MANY_SAME_INPUTS = 0.05, 0.2
-"""From these shares of the tested rows there is a warning: the same inputs alone can be chance, if they are few numbers
-or levels."""
-
-MANY_IN_GROUPS = 0.05
-"""The same for rows whose group has training rows, too."""
-
-ALL = 0.9
-"""From this share, the tested rows are the training rows."""
+MANY_COPIES, MANY_IN_GROUPS, MANY_SAME_INPUTS, ALL = 0.05, 0.05, 0.2, 0.9
+"""From these shares of the tested rows there is a warning: copies of training rows, rows whose group has training rows,
+too, and the same inputs alone, which can be chance if they are few numbers or levels. From the last one, the tested
+rows are the training rows."""
 
 SAME_TARGET = 1e-4
 """Targets are the same if they differ by at most this, in standard deviations: an exact model's are recomputed."""
-
 
 Standard = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -40,8 +34,8 @@ class Overlap(NamedTuple):
 
     def plus(self, other: "Overlap") -> "Overlap":
         """The same for the rows of both, compared with the same training rows."""
-        counts = (self.num_same_inputs, other.num_same_inputs), (self.num_copies, other.num_copies)
-        same, copies = (None if one is None or two is None else one + two for one, two in counts)
+        pairs = zip(self[1:3], other[1:3], strict=True)
+        same, copies = (None if one is None or two is None else one + two for one, two in pairs)
         return Overlap(self.num_rows + other.num_rows, same, copies, self.share_known)
 
     @property
@@ -106,8 +100,7 @@ class KnownRows:
     @classmethod
     def of_table(cls, inputs: np.ndarray, targets: np.ndarray) -> "KnownRows":
         """All training rows, in the user's units; targets may be missing."""
-        filled = np.nan_to_num(targets)
-        scaler = Standardizer.fit(torch.from_numpy(np.array(inputs)), torch.from_numpy(filled))
+        scaler = Standardizer.fit(torch.from_numpy(np.array(inputs)), torch.from_numpy(np.nan_to_num(targets)))
 
         def standard(codes: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             X = scaler.inputs(torch.from_numpy(np.array(codes, dtype=np.float64)))
@@ -117,38 +110,25 @@ class KnownRows:
 
     @classmethod
     def of_model(cls, model: FittedModel) -> "KnownRows | None":
-        """The rows that a fitted model keeps; None where it keeps none, or no process has all.
-
-        Models of nearest rows keep the targets. Those of exact inference follow from the weights w of the mean:
-        y = m(X) + K̂w. Others keep some rows or all of them, but no targets; so do models with trees in the mean, which
-        keep the residuals of the trees, and those whose likelihood is not Gaussian, which keep sites.
-        """
-        posteriors = model.posteriors
+        """The rows that a fitted model keeps; None where it keeps none, or no process has all."""
+        posteriors, units = model.posteriors, model.units
         if not posteriors or isinstance(posteriors[0], InducingPosterior | RegionPosterior):
             return None  # inducing points are not rows, and of a model in regions no process has all rows
-        without = model.trees is not None or model.likelihood is not None
-        kept = [None] * len(posteriors) if without else range(len(posteriors))
-        known = [None if j is None else _targets(posteriors[j], model, j) for j in kept]
-        targets = [column for column in known if column is not None]
         inputs = as_array(posteriors[0].X)
-        share = min(1.0, len(inputs) / model.num_rows)
-        whole = len(targets) == len(known) and len({len(column) for column in targets}) == 1
+        columns = [_targets(model, j) for j in range(len(posteriors))]
+        targets = [column for column in columns if column is not None and len(column) == len(inputs)]
+        whole = np.stack(targets, 1) if len(targets) == len(columns) else None
 
         def standard(codes: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            units = model.units
             return units.scaled(codes).numpy(), units.scaler.targets(torch.from_numpy(units.forward(y))).numpy()
 
-        return cls(standard, inputs, np.stack(targets, 1) if whole else None, share)
+        return cls(standard, inputs, whole, min(1.0, len(inputs) / model.num_rows))
 
     def overlap(self, inputs: np.ndarray, targets: np.ndarray) -> Overlap:
         """What these rows have in common with the training rows; inputs are codes, both in the user's units."""
         X, y = self._standard(inputs, targets)
-        num_same = int(self._inputs.holds(X).sum())
-        num_copies = None
-        if self._both is not None:
-            rows = np.concatenate([X, y], 1)
-            num_copies = int(self._both.holds(rows[~np.isnan(y).any(1)]).sum())
-        return Overlap(len(X), num_same, num_copies, self._share)
+        num_copies = None if self._both is None else int(self._both.holds(np.concatenate([X, y], 1)).sum())
+        return Overlap(len(X), int(self._inputs.holds(X).sum()), num_copies, self._share)
 
 
 def overlap_with(model: FittedModel, X: Any, y: np.ndarray) -> Overlap:
@@ -167,14 +147,20 @@ def group_words(name: str, share: float) -> str:
     )
 
 
-def _targets(posterior: Posterior, model: FittedModel, j: int) -> np.ndarray | None:
-    """The targets of the rows that a posterior keeps, in standard units."""
+def _targets(model: FittedModel, j: int) -> np.ndarray | None:
+    """The targets of the rows that the j-th posterior keeps, in standard units; None where it keeps none.
+
+    Models of nearest rows keep the targets. Those of exact inference follow from the weights w of the mean:
+    y = m(X) + K̂w. Others keep some rows or all of them, but no targets; so do models with trees in the mean, which keep
+    the residuals of the trees, and those whose likelihood is not Gaussian, which keep sites.
+    """
+    posterior = model.posteriors[j]
+    if model.trees is not None or model.likelihood is not None:
+        return None
     if isinstance(posterior, LocalPosterior):
         return as_array(posterior.y)
-    if model.methods[0] != "exact":
+    weights = posterior._representer
+    if model.methods[0] != "exact" or weights is None:
         return None
-    X, weights = posterior.X, posterior._representer
-    assert weights is not None
-    return as_array(
-        posterior.mean(X).double() + posterior.prior.noise_variance(X, model.row_noise[j]) * weights.double()
-    )
+    noise = posterior.prior.noise_variance(posterior.X, model.row_noise[j])
+    return as_array(posterior.mean(posterior.X).double() + noise * weights.double())

@@ -1,35 +1,37 @@
-"""A table in pieces: units learned from all of them, and the rows in standard units in a file."""
+"""A table in pieces: units learned from all of them, and the rows in a file; and a table in regions."""
 
+import json
+import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from cagp.column_kinds import NUMBER, WORDS
-from cagp.data.chunks import Chunks
 from cagp.data.column_values import MixedKindsError, quantile_stride
-from cagp.data.encoding import Encoder, EncoderScan
-from cagp.data.scaling import ColumnMoments, Standardizer
-from cagp.data.targets import encode_target_rows
-from cagp.data.transforms import TRANSFORMS
-from cagp.estimators.rows import Fit, MappedRows, Prepared, TrainingRows, missing_words
-from cagp.estimators.target_kinds import choose_transforms
-from cagp.estimators.units import Units, is_matrix, known_variances, target_dtype
-from cagp.mapped import check_room, mapped_tensor
+from cagp.data.encoding import Encoder, EncoderScan, encode_target_rows
+from cagp.data.tables import Chunks
+from cagp.data.transforms import ColumnMoments, Standardizer
+from cagp.dataset import Data, check_room, mapped_tensor
+from cagp.estimators.target_kinds import Fit, Prepared, check_log, choose_transforms
+from cagp.estimators.units import MappedRows, TrainingRows, Units, known_variances
 from cagp.memory import current_memory
-from cagp.posteriors.storing import DTYPES
-from cagp.quantities import size
+from cagp.posteriors.base import DTYPES
+from cagp.quantities import seconds_of, size
 from cagp.ranks import Ranks
-from cagp.recipes import Recipe
+from cagp.recipes import local
+from cagp.recipes.table import Recipe
 from cagp.recipes.target_scale import MOST_ROWS
-
-Value = TypeVar("Value")
+from cagp.recipes.task import Fitted, Task
+from cagp.shards import RegionPosterior, Regions, Shard, exchange_rows, halo_width, sample_of_parts
+from cagp.storage import fingerprint, write_atomically
 
 FAILURES: tuple[type[Exception], ...] = (ValueError, OSError)
 """What reading a part of a table can raise: then all processes raise it."""
@@ -37,6 +39,9 @@ FAILURES: tuple[type[Exception], ...] = (ValueError, OSError)
 REGION, EXCHANGED = 1.5, 5
 """Of a fit in regions: rows of a region and its halo, as a multiple of an even share of the table, and how many copies
 of them an exchange between processes holds; heuristics."""
+
+PROCESSES = "processes.json"
+"""Beside the checkpoints of a fit in regions: how many processes it has."""
 
 
 def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = False) -> Prepared:
@@ -49,29 +54,22 @@ def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = F
             rows those of the part.
     """
     options, ranks = fit.options, fit.ranks
-    _check_recipe(recipe, options.mean)
-
-    def together(read: Callable[[], Value], failures: tuple[type[Exception], ...] = FAILURES) -> Value:
-        return ranks.together(read, failures) if in_parts else read()
-
-    scan = together(lambda: _scanned(chunks, options.categories))
+    remedy = "needs the whole table in memory: pass X and y as arrays or frames, or use"
+    if not recipe.takes_chunks:
+        raise ValueError(f'method "{recipe.name}" {remedy} "local" or "auto", which learn from a table in pieces.')
+    if options.mean == "trees":
+        raise ValueError(f'mean="trees" {remedy} mean="zero".')
+    scan = ranks.together(lambda: _scanned(chunks, options.categories), FAILURES)
     scan = _agreed_scan(scan, ranks) if in_parts else scan
-    moments = together(lambda: _moments(chunks, scan, options.target, fit.seed))
+    moments = ranks.together(lambda: _moments(chunks, scan, options.target, fit.seed), FAILURES)
     moments = _agreed_moments(moments, ranks) if in_parts else moments
-    units = Units(
-        scan.encoder.with_quantiles(moments.spaced),
-        Standardizer.from_moments(moments.inputs, moments.targets),
-        scan.target_names,
-        scan.target_is_matrix,
-        scan.target_dtype,
-        (TRANSFORMS["identity"],) * len(scan.target_names),
-    )
+    scaler = Standardizer.from_moments(moments.inputs, moments.targets)
+    units = Units.plain(scan.encoder.with_quantiles(moments.spaced), scaler, scan.target_names, scan.first_targets)
     # The scale of each target is chosen with a sample of the rows.
-    chosen, _, scales = choose_transforms(fit, recipe, units, moments.sample(scan.has_noise))
-    transforms = chosen.transforms
-    if any(transform.name == "log" for transform in transforms):
+    transforms, scales = choose_transforms(fit, recipe, units, moments.sample(scan.has_noise))
+    logs = torch.tensor([transform.name == "log" for transform in transforms])
+    if logs.any():
         pairs = zip(moments.targets, moments.logs, strict=True)
-        logs = torch.tensor([transform.name == "log" for transform in transforms])
         targets = ColumnMoments(*(torch.where(logs, log, plain) for plain, log in pairs))
         units = replace(units, transforms=transforms, scaler=Standardizer.from_moments(moments.inputs, targets))
     dtype = DTYPES["float32" if options.dtype == "auto" else options.dtype]
@@ -92,26 +90,16 @@ def learn_chunks(fit: Fit, recipe: Recipe, chunks: Chunks, *, in_parts: bool = F
                 "leave out columns, or fit to a part of the rows."
             )
 
-    together(check_plan, (MemoryError,))
-    rows = together(lambda: _written(chunks, scan, units, dtype, row_bytes, options.checkpoint_dir))
-    read = f"Read {chunks.words} in pieces: {scan.num_rows + scan.num_missing:,} rows, which stay on disk."
-    if in_parts:
-        read = f"Process {ranks.rank} read {chunks.words}: {scan.num_rows + scan.num_missing:,} rows."
-    notes = [read, *missing_words(scan.num_missing, scan.num_rows, units.num_targets)]
-    notes += scan.encoder.missing_in_words(moments.missing, scan.num_rows)
+    ranks.together(check_plan, (MemoryError,))
+    rows = ranks.together(lambda: _written(chunks, scan, units, dtype, row_bytes, options.checkpoint_dir), FAILURES)
+    read = f"{scan.num_rows + scan.num_missing:,} rows"
+    in_pieces = f"Read {chunks.words} in pieces: {read}, which stay on disk."
+    notes = [f"Process {ranks.rank} read {chunks.words}: {read}." if in_parts else in_pieces]
+    notes += [*units.missing_words(rows), *scan.encoder.missing_in_words(moments.missing, scan.num_rows)]
     if options.mean == "auto":
         notes.append("The prior mean is zero: trees would need the table in memory, and were not tried.")
     notes += ["Rows that are copies of others were not looked for: that would need the table in memory.", plan]
-    return Prepared(units, rows, recipe, rows.num_rows, notes, scales)
-
-
-def _check_recipe(recipe: Recipe, mean: str) -> None:
-    """Raise ValueError for what needs the table in memory."""
-    remedy = "needs the whole table in memory: pass X and y as arrays or frames, or use"
-    if not recipe.takes_chunks:
-        raise ValueError(f'method "{recipe.name}" {remedy} "local" or "auto", which learn from a table in pieces.')
-    if mean == "trees":
-        raise ValueError(f'mean="trees" {remedy} mean="zero".')
+    return Prepared(units, rows, recipe, rows.num_rows, [*notes, *scales])
 
 
 # ---- first pass: what the columns hold ----
@@ -123,8 +111,7 @@ class _Scan(NamedTuple):
     encoder: Encoder
     text: tuple[str, ...]  # columns to read as text
     target_names: tuple[str, ...]
-    target_is_matrix: bool
-    target_dtype: np.dtype
+    first_targets: Any  # of the first piece, as the user has them
     has_noise: bool
     num_rows: int  # with a target
     num_missing: int
@@ -143,13 +130,11 @@ def _scanned(chunks: Chunks, categories: Sequence[Any]) -> _Scan:
 
 
 def _scan(chunks: Chunks, categories: Sequence[Any], text: tuple[str, ...]) -> _Scan:
-    columns, num_rows, num_missing, first, y = EncoderScan(categories), 0, 0, None, None
+    columns, num_rows, num_missing, first = EncoderScan(categories), 0, 0, None
     for chunk in chunks.read(text):
         target = encode_target_rows(chunk.targets, rows_from=chunk.rows_from)
-        about = target.names, chunk.noise is not None
-        if first is None:
-            first, y = about, chunk.targets
-        if about != first:
+        first = (target.names, chunk.targets, chunk.noise is not None) if first is None else first
+        if (target.names, chunk.noise is not None) != first[::2]:
             raise ValueError(
                 f"the rows from {chunk.rows_from} on have the targets {', '.join(target.names)}"
                 f"{'' if chunk.noise is None else ' and noise'}; the first rows have others."
@@ -167,32 +152,25 @@ def _scan(chunks: Chunks, categories: Sequence[Any], text: tuple[str, ...]) -> _
         raise ValueError(f"{chunks.words} has no rows.")
     if num_rows < 2:
         raise ValueError(f"Found n_samples={num_rows} with a target, while a minimum of 2 is required to learn.")
-    names, has_noise = first
-    return _Scan(columns.encoder(), text, names, is_matrix(y), target_dtype(y), has_noise, num_rows, num_missing)
+    return _Scan(columns.encoder(), text, *first, num_rows, num_missing)
 
 
 def _agreed_scan(scan: _Scan, ranks: Ranks) -> _Scan:
-    """The scan with the columns and targets of process 0, if all parts of the table have them; on all processes.
-
-    Values that are missing in one part count as missing in all.
-    """
+    """The scan with the columns and targets of process 0, if all parts have them; gaps in one part count for all."""
     columns = {column.name: column for column in scan.encoder.columns}
     first = ranks.from_first(
         lambda: {
             "names": list(columns),
             "targets": list(scan.target_names),
-            "matrix": scan.target_is_matrix,
-            "dtype": scan.target_dtype.name,
             "frame": scan.encoder.names_in is not None,
         }
     )
     names, targets = first["names"], first["targets"]
 
     def check() -> None:
-        other = [column for column in columns.values() if column.kind != NUMBER]
-        if other:
+        for column in (column for column in columns.values() if column.kind != NUMBER):
             raise ValueError(
-                f"column {other[0].name!r} holds {WORDS[other[0].kind]}; with shards=True every input is a number, "
+                f"column {column.name!r} holds {WORDS[column.kind]}; with shards=True every input is a number, "
                 "since no process sees all rows. Encode the column, or drop it."
             )
         if sorted(columns) != sorted(names) or list(scan.target_names) != targets:
@@ -201,47 +179,34 @@ def _agreed_scan(scan: _Scan, ranks: Ranks) -> _Scan:
                 f"part {', '.join([*names, *targets])}; expected the same columns in all parts."
             )
         if len(targets) > 1:
-            words = ", ".join(targets)
-            raise ValueError(f"the targets are {words}; with shards=True a model has one: fit each alone.")
+            raise ValueError(f"the targets are {', '.join(targets)}; with shards=True a model has one: fit each alone.")
 
     ranks.together(check, FAILURES)
     missing = ranks.any(*(columns[name].missing for name in names))
     agreed = [columns[name]._replace(missing=gaps) for name, gaps in zip(names, missing, strict=True)]
-    dtype, encoder = np.dtype(first["dtype"]), Encoder(agreed, first["frame"])
-    return scan._replace(encoder=encoder, target_is_matrix=first["matrix"], target_dtype=dtype)
+    return scan._replace(encoder=Encoder(agreed, first["frame"]))
 
 
 # ---- second pass: means and deviations ----
 
 
-class _Rows(NamedTuple):
-    """Rows of a piece that have a target."""
-
-    codes: np.ndarray
-    targets: np.ndarray  # (n, q)
-    noise: np.ndarray | None  # (n, q)
-    first: int  # the number of the first one, among those with a target
-    rows_from: int  # the number of the first row of the piece
-
-
-def _rows(chunks: Chunks, scan: _Scan) -> Iterator[_Rows]:
+def _rows(chunks: Chunks, scan: _Scan) -> Iterator[tuple[int, TrainingRows]]:
+    """The rows of each piece that have a target, and the number of the first of them among all that have one."""
     first = 0
     for chunk in chunks.read(scan.text):
         target = encode_target_rows(chunk.targets, rows_from=chunk.rows_from)
         values, kept = target.values.reshape(len(target.empty), -1), ~target.empty
-        noise, inputs = None if chunk.noise is None else known_variances(chunk.noise, values.shape), chunk.inputs
+        noise, inputs = known_variances(chunk.noise, values.shape), chunk.inputs
         if not kept.all():
             inputs, values, noise = inputs[kept], values[kept], None if noise is None else noise[kept]
         first += len(values)
         if first > scan.num_rows:
             break
         if len(values):
-            codes = scan.encoder.codes(inputs, chunk.rows_from)
-            yield _Rows(codes, values, noise, first - len(values), chunk.rows_from)
+            codes, places = scan.encoder.codes(inputs, chunk.rows_from), chunk.rows_from + np.flatnonzero(kept)
+            yield first - len(values), TrainingRows(codes, values, noise, 0, places)
     if first != scan.num_rows:
-        raise ValueError(
-            f"{chunks.words} changed while it was read: it had {scan.num_rows:,} rows with a target before."
-        )
+        raise ValueError(f"{chunks.words} changed while it was read: {scan.num_rows:,} rows had a target before.")
 
 
 class _Moments(NamedTuple):
@@ -268,22 +233,17 @@ def _moments(chunks: Chunks, scan: _Scan, target: str, seed: int) -> _Moments:
     total: list[ColumnMoments] | None = None
     missing, sample, spaced = np.zeros(scan.encoder.num_columns, dtype=np.int64), [], []
     stride = quantile_stride(scan.num_rows)
-    for rows in _rows(chunks, scan):
-        if target == "log" and rows.noise is None and (rows.targets <= 0).any():
-            row, j = np.argwhere(rows.targets <= 0)[0]
-            raise ValueError(
-                f'target is "log", but {scan.target_names[j]} has values that are not positive '
-                f"({rows.targets[row, j]:g} among the rows from {rows.rows_from} on). Leave these rows out, or use "
-                'target="identity".'
-            )
+    for first, rows in _rows(chunks, scan):
+        if target == "log":
+            check_log(scan.target_names, rows)
         logs = np.log(rows.targets, where=rows.targets > 0, out=np.full_like(rows.targets, np.nan))
-        parts = (scan.encoder.expand(rows.codes), rows.targets, logs)
+        parts = (scan.encoder.expand(rows.inputs), rows.targets, logs)
         piece = [ColumnMoments.of(torch.from_numpy(np.ascontiguousarray(part))) for part in parts]
         total = piece if total is None else [one.joined(other) for one, other in zip(total, piece, strict=True)]
-        missing += np.isnan(rows.codes).sum(0)
-        spaced.append(rows.codes[-rows.first % stride :: stride])
-        own = drawn[np.searchsorted(drawn, rows.first) : np.searchsorted(drawn, rows.first + len(rows.targets))]
-        sample.append((rows.codes[own - rows.first], rows.targets[own - rows.first]))
+        missing += np.isnan(rows.inputs).sum(0)
+        spaced.append(rows.inputs[-first % stride :: stride])
+        own = drawn[slice(*np.searchsorted(drawn, (first, first + rows.num_rows)))] - first
+        sample.append((rows.inputs[own], rows.targets[own]))
     assert total is not None
     codes, values = (np.concatenate(part) for part in zip(*sample, strict=True))
     inputs, targets, logs = total
@@ -292,20 +252,18 @@ def _moments(chunks: Chunks, scan: _Scan, target: str, seed: int) -> _Moments:
 
 def _agreed_moments(part: _Moments, ranks: Ranks) -> _Moments:
     """Statistics and samples of the rows of all processes, from those of each; on all processes."""
-    if ranks.size == 1:
-        return part
+
+    def joined(moments: ColumnMoments) -> ColumnMoments:
+        parts = ranks.exchange([torch.stack(list(moments))] * ranks.size)
+        return reduce(ColumnMoments.joined, (ColumnMoments(*part.clone().unbind()) for part in parts))
+
     return _Moments(
-        *(_joined(moments, ranks) for moments in part[:3]),
+        *map(joined, part[:3]),
         missing=gathered(part.missing[None], ranks).sum(0).astype(np.int64),
         spaced=gathered(part.spaced[:: ranks.size], ranks),
         sample_codes=gathered(part.sample_codes, ranks),
         sample_targets=gathered(part.sample_targets, ranks),
     )
-
-
-def _joined(moments: ColumnMoments, ranks: Ranks) -> ColumnMoments:
-    parts = ranks.exchange([torch.stack(list(moments))] * ranks.size)
-    return reduce(ColumnMoments.joined, (ColumnMoments(*part.clone().unbind()) for part in parts))
 
 
 def gathered(values: np.ndarray, ranks: Ranks) -> np.ndarray:
@@ -336,11 +294,113 @@ def _written(
     X = mapped_tensor(folder, (n, p), dtype)
     y = mapped_tensor(folder, (q, n), dtype).mT  # each target in one piece
     noise = mapped_tensor(folder, (q, n), dtype).mT if scan.has_noise else None
-    for rows in _rows(chunks, scan):
-        place = slice(rows.first, rows.first + len(rows.targets))
-        in_memory = TrainingRows(rows.codes, units.forward(rows.targets), rows.noise, 0, np.empty(0))
-        X[place], y[place], known = in_memory.standard(units)
-        if noise is not None:
-            assert known is not None
+    for first, rows in _rows(chunks, scan):
+        place = slice(first, first + rows.num_rows)
+        X[place], y[place], known = rows._replace(targets=units.forward(rows.targets)).standard(units)
+        if noise is not None and known is not None:
             noise[place] = known
     return MappedRows(X, y, noise, folder, scan.num_missing)
+
+
+# ---- regions: each process learns from its part of the table, and answers a region of the inputs ----
+
+
+def learn_regions(fit: Fit, recipe: Recipe, chunks: Chunks) -> Prepared:
+    """The units of a table of which this process reads a part, a sample of its rows, and CaGP-Local in regions."""
+    ranks = fit.ranks
+    prepared = learn_chunks(fit, recipe, chunks, in_parts=True)
+    units, rows = prepared.units, prepared.rows
+    assert isinstance(rows, MappedRows)
+    num_rows = int(ranks.from_all(rows.num_rows).sum())
+    notes = [*prepared.notes, f"All {ranks.size:,} processes together have {num_rows:,} rows."]
+    local.check_neighbours(recipe.n_neighbors, num_rows)
+    part = Data(rows.X, rows.y, rows.row_noise, True).column(0)
+    sample = sample_of_parts(torch.cat([part.X, part.y[:, None]], 1), ranks)
+    # Starting values come from rows of all regions.
+    few = MappedRows(sample[:, :-1].contiguous(), sample[:, -1:].contiguous(), None, rows.scratch, rows.num_missing)
+
+    def train(recipe: Recipe, task: Task) -> Fitted:
+        checkpoints = fit.options.checkpoint_dir
+        folder = None if checkpoints is None else _folder(Path(checkpoints), recipe, task, units, num_rows)
+        return _train(recipe, replace(task, folder=folder), part, num_rows)
+
+    return Prepared(units, few, replace(recipe, trainer=train), num_rows, notes)
+
+
+def _train(recipe: Recipe, task: Task, part: Data, num_rows: int) -> Fitted:
+    """Learn hyperparameters together from a sample of all rows and the part of this process; condition on a region."""
+    ranks, neighbours = task.ranks, local.Neighbours.of(recipe.n_neighbors, recipe.objective)
+    if task.kernel.decays(part.X.shape[1]) is False:
+        words = "the kernel does not decay with distance, and no process has rows that are far apart; with shards=True"
+        raise ValueError(f"{words} use one that does, e.g. matern32.")
+    priors = task.priors()
+    (method,) = local.local_methods(task, priors, neighbours)
+    shard = _shard(ranks, num_rows, method.num_neighbours_predict, None, *part)[0]
+    # As many steps as all rows of the table ask for.
+    steps = max(1.0, num_rows / method.batch_size)
+    most_steps = None if task.max_epochs is None else math.ceil(task.max_epochs * steps)
+    reserve = 0.0 if task.max_time is None else local.LOCAL_RESERVE * seconds_of(task.max_time)
+    in_region = replace(task, data=Data(*shard[:3], True), max_epochs=None)
+    result = in_region.run(method.with_own_rows(shard.own), "local", most_steps, reserve)
+    # Neighbours are those of the learned lengthscales: regions are cut again, in these units.
+    own: Any = (None if values is None else values[: shard.own.num_rows] for values in shard[:3])
+    lengthscales = priors[0].kernel.lengthscales(part.X.shape[1])
+    shard, width, regions = _shard(ranks, num_rows, method.num_neighbours_predict, lengthscales, *own)
+    noise = None if shard.row_noise is None else shard.row_noise[:, None]
+    held = replace(task, data=Data(shard.X, shard.y[:, None], noise, trusted=True))
+    (method,) = local.local_methods(held, priors, neighbours, recipe.local_scale)
+    notes = [_words(shard, width, ranks)]
+    few = ranks.any(method.num_neighbours_predict >= held.num_rows)[0]
+    if recipe.local_scale == "auto" and not few:  # the scale that suits the rows of process 0, for all
+        (method,), words = local.with_local_scales([method], held)
+        notes += words
+    posterior = method.posterior(held.data.column(0), shares_rows=True)
+    options = (posterior.X, method.local_scale, lambda _: posterior, task.max_bytes)
+    return Fitted("local", [RegionPosterior(posterior.prior, regions, ranks, *options)], result, notes, None)
+
+
+def _shard(
+    ranks: Ranks, num_rows: int, num_neighbours: int, unit: Tensor | None, X: Tensor, *rest: Any
+) -> tuple[Shard, float, Regions]:
+    """The shard of this process, the width of its halo, and all regions; ``rest`` are targets and noise."""
+    regions, width = Regions.of_parts(X, ranks, unit), 0.0
+    if ranks.size > 1:
+        width = ranks.broadcast(halo_width(sample_of_parts(X, ranks), num_rows, num_neighbours, regions.unit))
+    return exchange_rows(regions, width, ranks, X, *rest), width, regions
+
+
+def _folder(checkpoints: Path, recipe: Recipe, task: Task, units: Units, num_rows: int) -> Path:
+    """The folder of this fit; ValueError on all processes if it was begun by another number of processes."""
+    # Other numbers of processes add up in another order: digits that this changes do not count.
+    scaler = [[f"{value:.6g}" for value in part.tolist()] for part in units.scaler]
+    kernel = [type(part).__name__ for part in task.kernel.modules()]
+    plain = [recipe.name, recipe.values, kernel, task.seed, task.max_epochs, num_rows, units.encoder.names_out, scaler]
+    folder = checkpoints / f"regions-{fingerprint(plain)[:12]}"
+    task.ranks.from_first(lambda: _checked_number(folder / PROCESSES, task.ranks.size))
+    return folder
+
+
+def _words(shard: Shard, width: float, ranks: Ranks) -> str:
+    own, near = ranks.from_all(shard.own.num_rows, len(shard.X) - shard.own.num_rows).T
+    if ranks.size == 1:
+        return f"One region, of {int(own.sum()):,} rows: a single process was started."
+    return (
+        f"{ranks.size:,} regions, one for each process, of {int(own.min()):,} to {int(own.max()):,} rows, and up to "
+        f"{int(near.max()):,} rows within {width:.2g} lengthscales of a region as neighbours."
+    )
+
+
+def _checked_number(path: Path, size: int) -> dict[str, int]:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"processes": size}).encode())
+    try:
+        before = int(json.loads(path.read_text(encoding="utf-8"))["processes"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; delete its folder to start from scratch.") from error
+    if before != size:
+        raise ValueError(
+            f"{path.parent} is of a fit in {before} regions, and {size} processes were started; start {before} to "
+            "resume, or delete the folder to start from scratch."
+        )
+    return {"processes": size}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cagp.data.transforms import TRANSFORMS, Transform
-from cagp.fields import Fields, checked, optional, real, that
+from cagp.fields import Fields, optional, real, that
 from cagp.likelihoods import Likelihood, NegativeBinomial, Poisson, StudentT
 from cagp.metrics import LEVEL, RowScores, Scores, ScoreSum
 
@@ -102,9 +102,9 @@ class Observations:
     known: np.ndarray | None = None  # (n,), the part of the latent mean that is the logarithm of an exposure
 
     def take(self, rows: slice | np.ndarray) -> "Observations":
-        mean, variance, known = self.latent_mean, self.latent_variance, self.known
+        mean, variance, known = self.latent_mean[rows], self.latent_variance[rows], self.known
         known = None if known is None else known[rows]
-        return replace(self, latent_mean=mean[rows], latent_variance=variance[rows], known=known)
+        return replace(self, latent_mean=mean, latent_variance=variance, known=known)
 
     def mean(self) -> Column:
         return self._column(self.centre + self.unit * self.likelihood.predictive_moments(*self._latent).mean)
@@ -121,10 +121,6 @@ class Observations:
         found = [self.likelihood.predictive_quantile(p, *self._latent).numpy() for p in probabilities]
         values = np.stack(found, axis=-1)[:, None] if found else np.empty((len(self.latent_mean), 1, 0))
         return values if self.likelihood.are_counts else self.centre + self.unit * values
-
-    def at(self, z: Float[np.ndarray, "..."]) -> Float[np.ndarray, "n 1 k"]:
-        """The values with the probability of this many standard deviations of a normal distribution."""
-        return self.quantiles([NormalDist().cdf(float(value)) for value in np.ravel(z)])
 
     def log_density(self, y: Column) -> Column:
         """log p(y), in nats; minus infinity for a target that cannot be."""
@@ -222,16 +218,10 @@ class Baseline:
         dispersion = (((y - mu).square() - mu).sum() / mu.square().sum()).clamp(0.0, LARGEST_DISPERSION)
         return cls(location, float(dispersion))
 
-    @classmethod
-    def from_state(cls, state: Any) -> "Baseline":
-        """That with these fields; ValueError where they are not right."""
-        return cls(**checked(state, cls.FIELDS))
-
     @property
     def likelihood(self) -> Likelihood:
         """Negative binomial for counts that vary more than Poisson ones; of numbers, Student's with the scale one."""
         if self.dispersion is None:
-            likelihood = StudentT(scale=1.0, df=BASELINE_DF)
-        else:
-            likelihood = NegativeBinomial(self.dispersion) if self.dispersion > LEAST_DISPERSION else Poisson()
-        return likelihood.requires_grad_(False)
+            return StudentT(scale=1.0, df=BASELINE_DF).requires_grad_(False)
+        counts = NegativeBinomial(self.dispersion) if self.dispersion > LEAST_DISPERSION else Poisson()
+        return counts.requires_grad_(False)

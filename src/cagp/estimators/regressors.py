@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
 import numpy as np
-from jaxtyping import Float
+import torch
 from sklearn.base import RegressorMixin
 
+from cagp import metrics
 from cagp.estimators.base import GPEstimator, learned, refuse_keywords, seed_of
 from cagp.estimators.classifier import CaGPClassifier
 from cagp.estimators.predictive import Observations, Predictive
 from cagp.estimators.saved import load_model
-from cagp.estimators.sources import Table
-from cagp.estimators.units import Points
 from cagp.kernels import Kernel
 from cagp.likelihood_registry import GAUSSIAN, likelihoods_of
 from cagp.metrics import Calibration
@@ -40,7 +39,6 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
     target_transforms_ = learned(lambda m: tuple(transform.name for transform in m.units.transforms))
     noise_std_ = learned(lambda m: m.noise_std)
     offset_ = learned(lambda m: m.offsets[0] if m.offsets else 0.0)
-    baseline_ = learned(lambda m: m.baseline)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -72,15 +70,10 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
             unknown: nothing else is accepted. For weights with Gaussian noise, pass ``sample_noise=variance / weight``.
         """
         refuse_keywords(unknown)
-        self._learn(Table(X, y, sample_noise, time, group), self._check())
+        self._learn(self._check(), X, y, sample_noise, time, group)
         return self
 
     # ---- answers ----
-
-    def _asked(self, X: Any, sample_noise: Any = None, noise: bool = True) -> tuple[Points, Any]:
-        """The rows of a table as test points, and their known noise."""
-        points = self._points(X)
-        return points, self.fitted.known_noise(sample_noise, points, noise)
 
     def predict(
         self,
@@ -113,24 +106,24 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
             raise ValueError("At most one of return_std, return_cov and return_components can be requested.")
         if return_components and not noise:
             raise ValueError('return_components gives the noise as a part: leave noise=False out and read "noise".')
-        points, known = self._asked(X, sample_noise, noise)
+        points = self._points(X, sample_noise, noise)
         fitted, answer = self.fitted, self.fitted.units.answer
         if return_std:
-            predicted = fitted.predictive(points, known, noise)
+            predicted = fitted.predictive(points, noise)
             return answer(predicted.mean(), points), answer(predicted.std(), points)
-        mean = fitted.mean(points, known, noise)
+        mean = fitted.mean(points, noise)
         if return_cov:
-            joint = fitted.covariance(points, known, noise, mean)
+            joint = fitted.covariance(points, noise, mean)
             return answer(mean, points), answer(joint, points, 2, squared=True)
         if return_components:
-            parts, kind = fitted.variance_parts(points, known, mean)
+            parts, kind = fitted.variance_parts(points, mean)
             shown = {name: answer(part, points, squared=True) for name, part in parts.items()}
             return answer(mean, points), {**shown, "computational_kind": kind}
         return answer(mean, points)
 
     def predictive(self, X: Any, sample_noise: Any = None) -> Predictive | Observations:
         """The distribution of a new observation of every target at every row, as arrays of rows by targets."""
-        return self.fitted.predictive(*self._asked(X, sample_noise))
+        return self.fitted.predictive(self._points(X, sample_noise))
 
     def prior_mean(self, X: Any) -> Any:
         """The prior mean at each row, in the unit of the targets: what trees predict, or a constant without them.
@@ -161,15 +154,14 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
                 hold a new row with at least probability ``level`` if it is exchangeable with these rows; see
                 docs/uncertainty.md.
         """
-        points, known = self._asked(X, sample_noise, noise)
+        points = self._points(X, sample_noise, noise)
         self._check_interval(level, noise, method, calibration)
-        predicted = self.fitted.predictive(points, known, noise)
+        predicted = self.fitted.predictive(points, noise)
         if method == "model":
             ends = predicted.quantiles([0.5 - level / 2, 0.5 + level / 2])
         else:
             scores = None if calibration is None else self._scores_of(calibration)
-            factors = self.fitted.conformal_factors(float(level), scores)
-            ends = predicted.at(factors[:, None] * np.array([-1.0, 1.0]))
+            ends = self.fitted.conformal_ends(predicted, float(level), scores)
         counts = noise and self.fitted.predicts_counts
         low, high = (self.units_.answer(ends[..., k], points, counts=counts) for k in (0, 1))
         return low, high
@@ -189,8 +181,7 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
             raise ValueError("conformal intervals are of new observations; noise=False asks for the function.")
         if method == "conformal" and self.likelihood_ is not None:
             raise ValueError(
-                f'method is "conformal", which is for Gaussian noise; the likelihood is {self.likelihood!r}: use '
-                '"model".'
+                f'method is "conformal", which is not for the likelihood {self.likelihood!r}; use "model".'
             )
 
     def _scores_of(self, calibration: Any) -> list[np.ndarray]:
@@ -198,8 +189,8 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
         if not isinstance(calibration, tuple | list) or len(calibration) not in (2, 3):
             raise ValueError(f"calibration is a {type(calibration).__name__}, expected (X, y) or (X, y, sample_noise).")
         X, y, *noise = calibration
-        points, known = self._asked(X, *noise)
-        return list(np.abs(self.fitted.predictive(points, known).standardized(self.units_.observed(points, y))).T)
+        points = self._points(X, *noise)
+        return list(np.abs(self.fitted.predictive(points).standardized(self.units_.observed(points, y))).T)
 
     def predict_quantiles(
         self,
@@ -212,9 +203,14 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
 
         With ``noise=False``, quantiles of the function.
         """
-        wanted = _probabilities(quantiles)
-        points, known = self._asked(X, sample_noise, noise)
-        values = self.fitted.predictive(points, known, noise).quantiles(np.atleast_1d(wanted).tolist())
+        try:
+            wanted = np.asarray(quantiles, dtype=float)
+        except (TypeError, ValueError):
+            wanted = np.empty(0)
+        if wanted.ndim > 1 or wanted.size == 0 or not ((wanted > 0) & (wanted < 1)).all():
+            raise ValueError(f"quantiles are {quantiles!r}, expected probabilities between 0 and 1.")
+        points = self._points(X, sample_noise, noise)
+        values = self.fitted.predictive(points, noise).quantiles(np.atleast_1d(wanted).tolist())
         answer = self.units_.answer(values, points, counts=noise and self.fitted.predicts_counts)
         return answer if wanted.ndim else answer[..., 0]
 
@@ -222,22 +218,29 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
         self, X: Any, n_samples: int = 1, random_state: Any = 0, sample_noise: Any = None, noise: bool = True
     ) -> Any:
         """Joint draws of new observations, in the last axis; with ``noise=False``, of the function."""
-        points, known = self._asked(X, sample_noise, noise)
-        values = self.fitted.samples(points, n_samples, seed_of(random_state), known, noise)
+        points = self._points(X, sample_noise, noise)
+        values = self.fitted.samples(points, n_samples, seed_of(random_state), noise)
         return self.units_.answer(values, points, counts=noise and self.fitted.predicts_counts)
 
     def log_predictive_density(self, X: Any, y: Any, sample_noise: Any = None) -> Any:
         """log p(y | X) of each row, in nats; higher is better. With several targets, a column for each."""
-        points, known = self._asked(X, sample_noise)
+        points = self._points(X, sample_noise)
         values = self.units_.observed(points, y)
-        return self.units_.answer(self.fitted.predictive(points, known).log_density(values), points)
+        return self.units_.answer(self.fitted.predictive(points).log_density(values), points)
 
     def calibration(
         self, X: Any, y: Any, levels: Sequence[float] | None = None, sample_noise: Any = None
     ) -> Calibration:
-        """Promised and observed coverage of central intervals, over all rows and targets."""
-        points, known = self._asked(X, sample_noise)
-        return self.fitted.calibration(points, self.units_.observed(points, y), levels, known)
+        """Promised and observed coverage of central intervals, over all rows and targets.
+
+        Of counts, the place of each in its distribution is random between the two probabilities on either side of it:
+        no interval of integers has exactly the probability it should have.
+        """
+        points = self._points(X, sample_noise)
+        z = self.fitted.predictive(points).standardized(self.units_.observed(points, y))
+        error = torch.from_numpy(z).reshape(-1)
+        zero, one = torch.zeros_like(error), torch.ones_like(error)
+        return metrics.calibration(error, zero, one, levels=19 if levels is None else levels)
 
     def noise_std(self, X: Any) -> Any:
         """The standard deviation of the noise at each row, in the unit of the target.
@@ -255,17 +258,6 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
         from cagp.report import write_report  # it draws, and comes above this layer
 
         return write_report(self, X, y, path, title=title, sample_noise=sample_noise)
-
-
-def _probabilities(quantiles: float | Sequence[float]) -> Float[np.ndarray, "*k"]:
-    """The probabilities of quantiles, one number or several; raises ValueError for others."""
-    try:
-        wanted = np.asarray(quantiles, dtype=float)
-    except (TypeError, ValueError):
-        wanted = np.empty(0)
-    if wanted.ndim > 1 or wanted.size == 0 or not ((wanted > 0) & (wanted < 1)).all():
-        raise ValueError(f"quantiles are {quantiles!r}, expected probabilities between 0 and 1.")
-    return wanted
 
 
 @final
@@ -362,7 +354,6 @@ class ExactGPRegressor(GPRegressor):
     """
 
     kernel: str | Kernel = "auto"
-
     method: ClassVar[str] = "exact"
 
 
@@ -375,7 +366,6 @@ class CGGPRegressor(GPRegressor):
     """
 
     kernel: str | Kernel = "auto"
-
     method: ClassVar[str] = "cggp"
 
 
@@ -390,7 +380,6 @@ class SGPRRegressor(GPRegressor):
 
     n_inducing: int = 512
     kernel: str | Kernel = "auto"
-
     method: ClassVar[str] = "sgpr"
 
 
@@ -405,14 +394,7 @@ class SVGPRegressor(GPRegressor):
 
     n_inducing: int = 512
     kernel: str | Kernel = "auto"
-
     method: ClassVar[str] = "svgp"
-
-
-REGRESSORS: dict[str, type[GPRegressor]] = {
-    regressor.__name__: regressor
-    for regressor in (CaGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor, CGGPRegressor)
-}
 
 
 def load(path: str | Path, kernel: Kernel | None = None) -> Any:
@@ -424,4 +406,5 @@ def load(path: str | Path, kernel: Kernel | None = None) -> Any:
 
     Raises ValueError where the file is damaged, incomplete, or not a model.
     """
-    return load_model(path, {**REGRESSORS, CaGPClassifier.__name__: CaGPClassifier}, kernel)
+    known = (CaGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor, CGGPRegressor, CaGPClassifier)
+    return load_model(path, {estimator.__name__: estimator for estimator in known}, kernel)

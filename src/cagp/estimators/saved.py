@@ -2,28 +2,31 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from cagp import fields
-from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.fitted_state import check_posterior, fitted_from_state, fitted_state, need, one_of
 from cagp.files import checked_destination, one_at_a_time, rename_durably
 from cagp.kernels import Kernel
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.posteriors import LocalPosterior, Posterior, Sharing, posterior_from_state
-from cagp.posteriors.storing import DTYPES
+from cagp.posteriors.base import DTYPES
 from cagp.prior import GP
 from cagp.ranks import Ranks
 from cagp.saved_summary import KIND, VERSION
 from cagp.shards import RegionPosterior, Regions
 from cagp.storage import State, load_state, save_state, stored_digest
+
+if TYPE_CHECKING:
+    from cagp.estimators.base import GPEstimator
 
 _BROKEN = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, AssertionError, NotPositiveDefiniteError)
 ROWS_KIND, REGION_KIND, BESIDE_VERSION = "cagp rows", "cagp region", 1
@@ -63,19 +66,12 @@ REGIONS: fields.Fields = {
 """What the file of a model in regions says of them; each region has a file of its own."""
 
 
-def rows_path(path: Path) -> Path:
-    """The file of the rows that are kept beside a model."""
-    return path.with_name(f"{path.name}.rows")
+def beside(path: Path, ending: str) -> Path:
+    """A file beside a model: its "rows", the "rows.new" of one that is being saved, or a region."""
+    return path.with_name(f"{path.name}.{ending}")
 
 
-def new_rows_path(path: Path) -> Path:
-    """The file of the rows of a model that is being saved."""
-    return path.with_name(f"{path.name}.rows.new")
-
-
-def save_model(
-    estimator: BaseEstimator, fitted: FittedModel, path: str | Path, dtype: str | None, library: str, rows: str
-) -> Path:
+def save_model(estimator: "GPEstimator", path: str | Path, dtype: str | None, rows: str) -> Path:
     """Write a fitted estimator; see ``GPEstimator.save``."""
     if rows not in ("inside", "beside"):
         raise ValueError(f'rows is {rows!r}, expected "inside" (one file) or "beside" (rows in a file of their own).')
@@ -83,10 +79,10 @@ def save_model(
         raise ValueError(f'dtype is {dtype!r}, expected None (as fitted) or "float32" (smaller, rounded rows).')
     stored, path = None if dtype is None else torch.float32, Path(path)
     parameters, names = estimator.get_params(deep=False), getattr(estimator, "feature_names_in_", None)
-    kernel = parameters["kernel"]
+    fitted, kernel = estimator.fitted, parameters["kernel"]
     state = {
         "class": type(estimator).__name__,
-        "library": library,
+        "library": version("cagp"),
         "parameters": {name: _plain(value) for name, value in parameters.items() if name != "checkpoint_dir"},
         "kernel": GP(kernel).state() if isinstance(kernel, Kernel) else None,
         "feature_names": None if names is None else [str(name) for name in names],
@@ -112,31 +108,32 @@ def _write(path: Path, state: State, rows: str) -> None:
     in between finds its rows under either name.
     """
     path = Path(os.path.realpath(path))
-    _settle(path)
-    if rows == "beside":
-        arrays: dict[Any, Tensor] = {}
-        state["posteriors"] = _with_references(state["posteriors"], arrays)
-        save_state(new_rows_path(path), {"arrays": list(arrays.values())}, ROWS_KIND, BESIDE_VERSION)
-        state["rows"] = stored_digest(new_rows_path(path))
-    save_state(path, state, KIND, VERSION)
-    if rows == "beside":
-        rename_durably(new_rows_path(path), rows_path(path))
-    else:
-        rows_path(path).unlink(missing_ok=True)  # of an older model with this name
-
-
-def _settle(path: Path) -> None:
-    """Finish what a process left undone that was killed between two files: new rows are the model's, or nobody's."""
-    if not new_rows_path(path).exists():
+    new, old, is_used = beside(path, "rows.new"), beside(path, "rows"), False
+    if new.exists():  # a process was killed between two files: these rows are the model's, or nobody's
+        with suppress(OSError, ValueError):
+            is_used = load_state(path, KIND, VERSION).get("rows") == stored_digest(new)
+        if is_used:
+            rename_durably(new, old)
+        else:
+            new.unlink(missing_ok=True)
+    if rows == "inside":
+        save_state(path, state, KIND, VERSION)
+        old.unlink(missing_ok=True)  # of an older model with this name
         return
-    try:
-        is_used = load_state(path, KIND, VERSION).get("rows") == stored_digest(new_rows_path(path))
-    except (OSError, ValueError):
-        is_used = False
-    if is_used:
-        rename_durably(new_rows_path(path), rows_path(path))
-    else:
-        new_rows_path(path).unlink(missing_ok=True)
+    arrays: dict[Any, Tensor] = {}  # each once, in the order of the references
+
+    def reference(name: str, value: Any) -> Any:
+        if name not in ROWS or not isinstance(value, Tensor):
+            return value
+        place = (value.data_ptr(), value.shape, value.stride())
+        arrays.setdefault(place, value)
+        return {"rows": list(arrays).index(place), "shape": list(value.shape)}
+
+    state["posteriors"] = _replaced(state["posteriors"], reference)
+    save_state(new, {"arrays": list(arrays.values())}, ROWS_KIND, BESIDE_VERSION)
+    state["rows"] = stored_digest(new)
+    save_state(path, state, KIND, VERSION)
+    rename_durably(new, old)
 
 
 def _replaced(state: Any, value_of: Callable[[str, Any], Any]) -> Any:
@@ -148,35 +145,12 @@ def _replaced(state: Any, value_of: Callable[[str, Any], Any]) -> Any:
     return state
 
 
-def _with_references(state: Any, arrays: dict[Any, Tensor]) -> Any:
-    """A state in which references stand for rows; each array once in ``arrays``, in the order of the references."""
-
-    def reference(name: str, value: Any) -> Any:
-        if name not in ROWS or not isinstance(value, Tensor):
-            return value
-        place = (value.data_ptr(), value.shape, value.stride())
-        arrays.setdefault(place, value)
-        return {"rows": list(arrays).index(place), "shape": list(value.shape)}
-
-    return _replaced(state, reference)
-
-
-def _with_rows(state: Any, arrays: list[Tensor]) -> Any:
-    """The inverse of ``_with_references``."""
-
-    def rows(_: str, value: Any) -> Any:
-        is_reference = isinstance(value, dict) and value.keys() == {"rows", "shape"}
-        return arrays[value["rows"]] if is_reference else value
-
-    return _replaced(state, rows)
-
-
 def _rows_beside(path: Path, digest: str) -> list[Tensor]:
     """The rows of a model, which stay in their file; ValueError if that is not the one that was saved with it."""
     models = (path, Path(os.path.realpath(path)))
-    places = [name(model) for model in models for name in (new_rows_path, rows_path)]
+    places = [beside(model, ending) for model in models for ending in ("rows.new", "rows")]
     right = [place for place in places if place.exists() and stored_digest(place) == digest]
-    state = _file_beside(path, "its rows", right[0] if right else rows_path(path), ROWS_KIND, digest)
+    state = _file_beside(path, "its rows", right[0] if right else beside(path, "rows"), ROWS_KIND, digest)
     return fields.entry(state, "arrays", fields.list_of(fields.that(lambda value: isinstance(value, Tensor))))
 
 
@@ -199,9 +173,14 @@ def _check_there(model: Path, what: str, path: Path) -> None:
 def load_model(path: str | Path, classes: dict[str, type[Any]], kernel: Kernel | None = None) -> Any:
     """Read an estimator back; see ``cagp.load``."""
     path = Path(path)
-    state, beside = _read(path)
+    state, rows = _read(path)
+
+    def row_values(_: str, value: Any) -> Any:
+        is_reference = isinstance(value, dict) and value.keys() == {"rows", "shape"}
+        return rows[value["rows"]] if is_reference else value
+
     try:
-        state["posteriors"] = _with_rows(state["posteriors"], beside)
+        state["posteriors"] = _replaced(state["posteriors"], row_values)
         return _restored(state, path, classes, kernel)
     except ValueError as error:
         raise ValueError(f"{path} cannot be loaded: {error}") from error
@@ -218,11 +197,10 @@ def _read(path: Path) -> tuple[State, list[Tensor]]:
         state = load_state(path, KIND, VERSION)
         if state.get("rows") is None:
             return state, []
-        digest = stored_digest(path)
         try:
             return state, _rows_beside(path, state["rows"])
         except (ValueError, FileNotFoundError):
-            if stored_digest(path) == digest and load_state(path, KIND, VERSION).get("rows") == state["rows"]:
+            if load_state(path, KIND, VERSION).get("rows") == state["rows"]:
                 raise
 
 
@@ -243,21 +221,16 @@ def _restored(state: State, path: Path, classes: dict[str, type[Any]], kernel: K
     parameters["categories"] = tuple(parameters["categories"])
     # A file does not say where a later fit writes.
     estimator = classes[about["class"]](**{**parameters, "checkpoint_dir": None})
-    _check_parameters(estimator, fitted)
+    estimator._check(anywhere=True)
+    fields.checked({name: getattr(estimator, name) for name in PARAMETERS}, PARAMETERS)
+    need(estimator.likelihood == fitted.likelihood_name, "a likelihood")
+    need((fitted.units.encoder.exposure_name is None) == (estimator.exposure is None), "an exposure")
     names, num_columns = about["feature_names"], fitted.units.encoder.num_columns
     if names is not None:
         need(len(names) == num_columns, "'feature_names'")
         estimator.feature_names_in_ = np.asarray(names, dtype=object)
     estimator.n_features_in_, estimator.fitted_ = num_columns, fitted
     return estimator
-
-
-def _check_parameters(estimator: Any, fitted: FittedModel) -> None:
-    """Raise ValueError for parameters that the checks of ``fit`` refuse, or that do not go with the fitted model."""
-    estimator._check(anywhere=True)
-    fields.checked({name: getattr(estimator, name) for name in PARAMETERS}, PARAMETERS)
-    need(estimator.likelihood == fitted.likelihood_name, "a likelihood")
-    need((fitted.units.encoder.exposure_name is None) == (estimator.exposure is None), "an exposure")
 
 
 def _plain(value: Any) -> Any:
@@ -276,9 +249,9 @@ def _plain(value: Any) -> Any:
 # ---- regions: a file for each beside a small one; processes read and write those they need ----
 
 
-def region_path(path: Path, region: int, count: int) -> Path:
-    """The file of a region, counted from 1 in its name."""
-    return path.with_name(f"{path.name}.region-{region + 1}-of-{count}")
+def region_paths(path: Path, count: int) -> list[Path]:
+    """The files of regions, counted from 1 in their names."""
+    return [beside(path, f"region-{number}-of-{count}") for number in range(1, count + 1)]
 
 
 def save_regions(posterior: RegionPosterior, path: Path, dtype: torch.dtype | None) -> dict[str, Any]:
@@ -286,29 +259,24 @@ def save_regions(posterior: RegionPosterior, path: Path, dtype: torch.dtype | No
 
     On all processes; if one cannot write, all raise.
     """
-    ranks, count = posterior.ranks, posterior.regions.num_regions
+    ranks, paths = posterior.ranks, region_paths(path, posterior.regions.num_regions)
 
     def write() -> dict[int, str]:
-        digests = {}
         for region in posterior.own:
-            own = region_path(path, region, count)
             state = posterior.of_region(region).state(dtype)
-            save_state(own, {"posterior": state}, REGION_KIND, BESIDE_VERSION)
-            digests[region] = stored_digest(own)
-        return digests
+            save_state(paths[region], {"posterior": state}, REGION_KIND, BESIDE_VERSION)
+        return {region: stored_digest(paths[region]) for region in posterior.own}
 
     digests = ranks.together(write, (OSError, ValueError))
-    known = [ranks.words_of(region % ranks.size, digests.get(region, "")) for region in range(count)]
-    held = ranks.add_up(
-        torch.tensor([float(sum(len(posterior.of_region(r).X) for r in posterior.own))], dtype=torch.float64)
-    )
+    known = [ranks.words_of(region % ranks.size, digests.get(region, "")) for region in range(len(paths))]
+    held = ranks.from_all(sum(len(posterior.of_region(region).X) for region in posterior.own)).sum()
     return {
         "class": type(posterior).__name__,
         "prior": posterior.prior.state(),
         "dtype": str(posterior.X.dtype).removeprefix("torch."),
         "max_bytes": int(posterior.max_bytes),
         "local_scale": posterior.local_scale,
-        "X": {"shape": [int(held[0]), posterior.X.shape[1]]},  # of all regions, with the rows that several hold
+        "X": {"shape": [int(held), posterior.X.shape[1]]},  # of all regions, with the rows that several hold
         "regions": dict(posterior.regions._asdict()),
         "digests": known,
     }
@@ -320,11 +288,12 @@ def regions_from_state(state: State, path: Path, kernel: Kernel | None) -> Poste
     regions, digests = found["regions"], found["digests"]
     count, d = regions.lower.shape
     need(len(digests) == count and bool((regions.lower <= regions.upper).all()), "'regions'")
-    for region in range(count):
-        _check_there(path, "a region", region_path(path, region, count))
+    paths = region_paths(path, count)
+    for own in paths:
+        _check_there(path, "a region", own)
 
     def open_region(region: int) -> LocalPosterior:
-        own = region_path(path, region, count)
+        own = paths[region]
         stored = _file_beside(path, "a region", own, REGION_KIND, digests[region])
         found = posterior_from_state(stored["posterior"], kernel)
         if not isinstance(found, LocalPosterior):

@@ -1,45 +1,203 @@
-"""The kinds of targets: numbers with Gaussian noise, counts and numbers of another likelihood, classes.
+"""The kinds of targets: numbers with Gaussian noise, counts and numbers of another likelihood, classes by their labels.
 
 They differ by a value. It says how targets are scaled, which recipe and parameters go with them, and with which
-likelihood training starts. Everything else about a fit is the same for all, see ``cagp.estimators.learning``.
+likelihood training starts. Everything else about a fit is the same for all, see ``cagp.estimators.base``.
 """
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
+import pandas as pd
 import torch
+from jaxtyping import Float, Int
 from sklearn.exceptions import DataConversionWarning
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+from torch import Tensor
 
 from cagp import limits
-from cagp.data.duplicates import distinct_rows
-from cagp.data.transforms import TRANSFORMS
-from cagp.estimators.labels import Labels
+from cagp.data.splits import distinct_rows
+from cagp.data.transforms import TRANSFORMS, Transform
 from cagp.estimators.predictive import learned_parameters
-from cagp.estimators.rows import Fit, Prepared, TrainingRows
-from cagp.estimators.units import NO_NOISE, Units, is_matrix, own_noise
+from cagp.estimators.units import NO_NOISE, AnyRows, TrainingRows, Units, is_matrix, own_noise
+from cagp.fields import checked, list_of, record, strange, text, that
 from cagp.likelihood_registry import GAUSSIAN, LIKELIHOODS, likelihoods_of
 from cagp.likelihoods import ClassLikelihood, Likelihood, class_likelihood, likelihood_class
-from cagp.quantities import number, seconds_of
+from cagp.memory import default_memory_limit
+from cagp.quantities import bytes_of, number, seconds_of
 from cagp.ranks import Ranks
-from cagp.recipes import OPTIONS, RECIPES, Recipe, check_processes, recipe_for
-from cagp.recipes.nearest import check_neighbours
-from cagp.recipes.options import kind_of, not_for
+from cagp.recipes.local import check_neighbours
+from cagp.recipes.table import OPTIONS, Recipe, check_processes, kind_of, methods_for, not_for, recipe_for
 from cagp.recipes.target_scale import drawn_rows, may_take_log, takes_log
+
+if TYPE_CHECKING:
+    from cagp.estimators.base import GPEstimator
 
 REGRESSION = (GAUSSIAN, *likelihoods_of("counts", "numbers"))
 """The likelihoods that a regressor can have."""
-
-SITE_METHODS = ("auto", *(name for name, recipe in RECIPES.items() if recipe.takes_likelihoods))
-"""The methods for targets whose noise is not Gaussian."""
 
 SITE_EXACT_ROWS = 1000
 """Up to this many rows, "auto" is exact for such targets."""
 
 NORMAL_MAD, NORMAL_RANGE = 1.482602218505602, 1.3489795003921634
 """The standard deviation of a normal distribution over its median absolute deviation; its interquartile range."""
+
+
+KINDS = "Ubiuf"
+"""Types of labels that a file can hold, by the letters of NumPy: text, booleans, integers and numbers."""
+
+
+# ---- labels: of any type outside, columns of zeros and ones inside ----
+
+
+class Labels(NamedTuple):
+    """The classes in order, and the name of the column that had them."""
+
+    classes: np.ndarray
+    name: str
+
+    @classmethod
+    def learn(cls, y: Any) -> "tuple[Labels, Int[np.ndarray, ' n']]":
+        """The classes of these labels, sorted, and the class of each row; ValueError for what is not one."""
+        values = _column(y)
+        if len(values) == 0:
+            raise ValueError("y has 0 labels, while a minimum of 2 is required to learn.")
+        try:
+            check_classification_targets(values)
+            classes, codes = np.unique(values, return_inverse=True)
+        except TypeError as error:
+            raise ValueError(f"y has labels of types that cannot be sorted ({error}); make all text.") from error
+        if len(classes) < 2:
+            raise ValueError(
+                f"y has one class, {classes.tolist()[0]!r}, in all {len(values):,} rows; expected at least two."
+            )
+        name = y.columns[0] if isinstance(y, pd.DataFrame) else getattr(y, "name", None)
+        return cls(classes, name if isinstance(name, str) else "y"), codes.reshape(-1)
+
+    def row_noise(self, codes: Int[np.ndarray, " n"], class_weight: Any) -> Float[np.ndarray, " n"] | None:
+        """1 / weight of each row by its class, as scikit-learn's ``class_weight`` says; None where all weigh one."""
+        if class_weight is None:
+            return None
+        if isinstance(class_weight, str) and class_weight == "balanced":
+            return 1 / (len(codes) / (len(self.classes) * np.bincount(codes)))[codes]
+        if not isinstance(class_weight, dict):
+            raise ValueError(f'class_weight is {class_weight!r}, expected None, "balanced" or a dict by label.')
+        classes = self.classes.tolist()
+        strangers = [label for label in class_weight if label not in classes]
+        if strangers:
+            raise ValueError(
+                f"class_weight has a weight for {strangers[0]!r}, which is no class; the classes are "
+                f"{', '.join(map(repr, classes[:10]))}."
+            )
+        of_class = np.array([class_weight.get(label, 1.0) for label in classes], dtype=float)
+        if not (np.isfinite(of_class) & (of_class > 0)).all():
+            raise ValueError(f"class_weight has weights {of_class.tolist()}, expected positive numbers.")
+        return 1 / of_class[codes]
+
+    def indicators(self, codes: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n q"]:
+        """A column that is one for the second of two classes; a column for each of several."""
+        first = 1 if len(self.classes) == 2 else 0
+        return (codes[:, None] == np.arange(first, len(self.classes))).astype(float)
+
+    # ---- files ----
+
+    def state(self) -> dict[str, Any]:
+        """As a file can hold them."""
+        dtype, values = self.classes.dtype, self.classes.tolist()
+        if dtype.kind not in KINDS and not (dtype.kind == "O" and all(isinstance(value, str) for value in values)):
+            raise ValueError(f"classes of dtype {dtype} cannot be stored; expected text, numbers or booleans.")
+        dtype = {"O": "object", "U": "str"}.get(dtype.kind, dtype.name)
+        return {"classes": {"dtype": dtype, "values": values}, "target": self.name}
+
+    @classmethod
+    def from_state(cls, state: Any) -> "Labels":
+        """The inverse of ``state``; ValueError where it is not such a state."""
+        label = that(lambda value: isinstance(value, str | bool | int | float))
+        parts = {"classes": record({"dtype": text, "values": list_of(label, least=2)}), "target": text}
+        stored = checked(state, parts)
+        values, dtype, classes = stored["classes"]["values"], stored["classes"]["dtype"], None
+        with suppress(TypeError, ValueError, OverflowError):
+            kind = "U" if dtype in ("object", "str") else np.dtype(dtype).kind
+            if kind in KINDS and all(isinstance(value, str) == (kind == "U") for value in values):
+                classes = np.array(values, dtype=dtype)
+        if classes is None or len(set(values)) != len(values) or classes.tolist() != values:
+            raise strange("classes")
+        return cls(classes, stored["target"])
+
+
+def codes_of(classes: np.ndarray, y: Any) -> Int[np.ndarray, " n"]:
+    """The place of each label among the classes; ValueError for a label that is none of them."""
+    values, listed = _column(y).tolist(), classes.tolist()
+    places = {label: place for place, label in enumerate(listed)}
+    codes = np.array([places.get(label, -1) for label in values], dtype=np.int64)
+    unknown = np.flatnonzero(codes < 0)
+    if len(unknown):
+        raise ValueError(
+            f"y has {len(unknown):,} labels that fit has not seen (first {values[unknown[0]]!r} in row {unknown[0]}); "
+            f"the classes are {', '.join(map(repr, listed[:10]))}."
+        )
+    return codes
+
+
+def column_of(y: Any) -> np.ndarray:
+    """Labels as a vector, also with missing ones."""
+    values = y.cpu().numpy() if isinstance(y, Tensor) else y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    return column_or_1d(values, warn=True, dtype=None)
+
+
+def _column(y: Any) -> np.ndarray:
+    """Labels as a vector, none missing."""
+    if y is None:
+        raise ValueError("This classifier requires y to be passed, but the target y is None.")
+    if isinstance(y, Tensor):
+        y = y.cpu().numpy()
+    y = y if isinstance(y, np.ndarray | pd.DataFrame | pd.Series) else np.asarray(y)
+    missing = np.asarray(pd.isna(y)).reshape(-1)
+    if missing.any():
+        raise ValueError(
+            f"Input y contains NaN: {int(missing.sum()):,} labels are missing (first in row {int(missing.argmax())}); "
+            "leave these rows out."
+        )
+    values = column_or_1d(y, warn=True)
+    if values.dtype.kind == "f" and np.isinf(values).any():
+        raise ValueError("Input y contains infinity; labels are classes.")
+    return values
+
+
+# ---- kinds ----
+
+
+@final
+@dataclass(frozen=True)
+class Fit:
+    """What all steps of a fit have in common."""
+
+    options: "GPEstimator"  # whose parameters say what to do; checked
+    kind: "TargetKind"
+    seed: int  # of everything random
+    ranks: Ranks  # the processes that train together
+    began: float  # on the clock ``time.perf_counter()``; ``max_time`` counts from there
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it may take."""
+        asked = self.options.max_memory
+        return default_memory_limit() if asked is None else bytes_of(asked)
+
+
+class Prepared(NamedTuple):
+    """What is made of a table: all that training needs, and what the fit report says about it."""
+
+    units: Units
+    rows: AnyRows
+    recipe: Recipe
+    num_rows: int  # of all processes together
+    notes: list[str] = []
+    warning: str | None = None  # issued after the fit
 
 
 @final
@@ -59,29 +217,24 @@ class TargetKind:
     @classmethod
     def of(cls, parameters: Mapping[str, Any], is_classifier: bool = False) -> "TargetKind":
         """The kind that the parameters of an estimator ask for; ValueError for those that are not right."""
-        name, method, exposure = parameters["likelihood"], parameters["method"], parameters.get("exposure")
+        name, method = parameters["likelihood"], parameters["method"]
         allowed = likelihoods_of("classes") if is_classifier else REGRESSION
         if not isinstance(name, str) or name not in allowed:
             own = "" if is_classifier else " For a likelihood of your own, use cagp.WithLikelihood."
             raise ValueError(f"likelihood is {name!r}, expected one of {', '.join(allowed)}.{own}")
         kind = kind_of(name)
-        if exposure is not None and kind != "counts":
+        for option in not_for(kind, parameters):
+            value, able = parameters[option.name], [other for other in REGRESSION if kind_of(other) in option.targets]
             raise ValueError(
-                f"exposure is {exposure!r}, but the likelihood is {name!r}; it is for counts "
-                f"({', '.join(likelihoods_of('counts'))}). Remove it, or choose one of these."
+                f"{option.name} is {value!r}, which is for likelihood={' or '.join(map(repr, able))} alone; with "
+                f"{name!r}, leave it out."
             )
-        if kind != GAUSSIAN:
-            for option in not_for(kind, parameters):
-                raise ValueError(
-                    f"{option.name} is {parameters[option.name]!r}, which is for likelihood={GAUSSIAN!r} alone; with "
-                    f"{name!r}, leave it out."
-                )
-            if method not in SITE_METHODS:
-                listed = ", ".join(SITE_METHODS)
-                raise ValueError(f"method is {method!r}, with likelihood={name!r} expected one of {listed}.")
-        used = [option.name for option in OPTIONS.values() if kind in option.targets]
-        made = cls(name, method, {key: parameters[key] for key in used if key in parameters})
-        made.recipe(0)
+        if kind != GAUSSIAN and method not in methods_for(kind):
+            listed = ", ".join(methods_for(kind))
+            raise ValueError(f"method is {method!r}, with likelihood={name!r} expected one of {listed}.")
+        used = (key for key, option in OPTIONS.items() if kind in option.targets and key in parameters)
+        made = cls(name, method, {key: parameters[key] for key in used})
+        made.recipe(0)  # checks the options
         return made
 
     @property
@@ -120,19 +273,19 @@ class TargetKind:
         if self.targets == GAUSSIAN:
             units, rows, notes, warning = distinct(fit.options.copies, units, rows)
             units.check_same(rows, fit.ranks)
-            units, rows, scales = choose_transforms(fit, recipe, units, rows)
-            return Prepared(units, rows, recipe, rows.num_rows, notes, scales, warning)
-        centre, unit = (0.0, 1.0) if self.targets == "classes" else self._scale(rows)
+            transforms, scales = choose_transforms(fit, recipe, units, rows)
+            units, rows = units.with_transforms(transforms, rows)
+            return Prepared(units, rows, recipe, rows.num_rows, [*notes, *scales], warning)
+        scale = (0.0, 1.0) if self.targets == "classes" else self._scale(rows)
         inputs, exposure = units.encoder.without_exposure(rows.inputs)
         rows = rows._replace(inputs=inputs, known=None if exposure is None else np.log(exposure))
-        return Prepared(units.with_target_scale(centre, unit), rows, recipe, rows.num_rows)
+        return Prepared(units.with_target_scale(*scale), rows, recipe, rows.num_rows)
 
     def _scale(self, rows: TrainingRows) -> tuple[float, float]:
         """What are zero and one for a likelihood: of numbers, the median and the median absolute deviation."""
-        if rows.num_targets > 1:
-            raise ValueError(
-                f"y has {rows.num_targets} targets; with a likelihood that is not Gaussian, fit one model for each."
-            )
+        q = rows.targets.shape[1]
+        if q > 1:
+            raise ValueError(f"y has {q} targets; with a likelihood that is not Gaussian, fit one model for each.")
         check_neighbours(self.recipe(rows.num_rows).n_neighbors, rows.num_rows)
         y = rows.targets[:, 0]
         likelihood_class(self.likelihood)().check(torch.from_numpy(y))
@@ -146,7 +299,7 @@ class TargetKind:
 
     def words(self, learned: Likelihood | ClassLikelihood | None, unit: float) -> list[str]:
         """What the fit report says about the likelihood that was learned, in the unit of the targets."""
-        if self.labels is not None or not isinstance(learned, Likelihood):
+        if self.targets == "classes" or not isinstance(learned, Likelihood):
             return []
         shown = {"df": "degrees of freedom"}
         values = [f"{shown.get(k, k)} {number(v)}" for k, v in learned_parameters(learned, unit).items()]
@@ -166,15 +319,12 @@ def check_whole(what: str, ranks: Ranks, in_memory: bool) -> None:
 
 def choose_transforms(
     fit: Fit, recipe: Recipe, units: Units, rows: TrainingRows
-) -> tuple[Units, TrainingRows, list[str]]:
-    """Units and rows on the scale that the user asks for, and notes; "auto" decides for each target, on process 0.
-
-    Args:
-        rows: with every target as it is.
-    """
+) -> tuple[tuple[Transform, ...], list[str]]:
+    """The scale of each target that the user asks for, and notes; "auto" decides for each, on process 0."""
     names, model, seed = units.target_names, fit.options, fit.seed
+    logs, notes = [False] * len(names), []
     if model.target == "log":
-        _check_log(names, rows)
+        check_log(names, rows)
         logs = [True] * len(names)
         notes = [f"{name} is fitted on a log scale: predictions are lognormal." for name in names]
     elif model.target == "auto" and rows.noise is None:
@@ -193,13 +343,10 @@ def choose_transforms(
 
         decided = fit.ranks.from_first(lambda: {"targets": [decide(j) for j in range(len(names))]})["targets"]
         logs, notes = [log for log, _ in decided], [note for _, note in decided if note is not None]
-    else:
-        return units, rows, []
-    transforms = tuple(TRANSFORMS["log" if log else "identity"] for log in logs)
-    return *units.with_transforms(transforms, rows), notes
+    return tuple(TRANSFORMS["log" if log else "identity"] for log in logs), notes
 
 
-def _check_log(names: tuple[str, ...], rows: TrainingRows) -> None:
+def check_log(names: tuple[str, ...], rows: TrainingRows) -> None:
     """Raise ValueError where a target has no logarithm, or where known noise has no meaning for it."""
     if rows.noise is not None:
         raise ValueError(NO_NOISE)

@@ -1,21 +1,19 @@
-"""The user's units: tables in, standard units inside, answers of the user's shape and type out."""
+"""The user's units, and rows in them: tables in, standard units inside, answers of the user's shape and type out."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cagp.data.encoding import Encoder
-from cagp.data.scaling import ColumnMoments, Standardizer
-from cagp.data.targets import encode_target
-from cagp.data.transforms import TRANSFORMS, Transform
-from cagp.estimators.rows import Rows as AnyRows
-from cagp.estimators.rows import TrainingRows
+from cagp.data.encoding import Encoder, encode_target
+from cagp.data.splits import RowRule
+from cagp.data.transforms import TRANSFORMS, ColumnMoments, Standardizer, Transform
 from cagp.posteriors import Posterior
-from cagp.progress import RowProgress
+from cagp.progress import Progress
 from cagp.ranks import Ranks
 
 PREDICT_ROWS = 16_384
@@ -44,7 +42,7 @@ class EncodedTable(NamedTuple):
     encoder: Encoder
     matrix: np.ndarray  # Encoder.codes
 
-    def take(self, rows: "Rows") -> "EncodedTable":
+    def take(self, rows: Rows) -> "EncodedTable":
         """Some of its rows."""
         return self._replace(matrix=self.matrix[rows])
 
@@ -61,6 +59,7 @@ class Points(NamedTuple):
     num_rows: int  # n, of the table
     device: torch.device | None  # answers are tensors on this device; None for arrays
     exposure: np.ndarray | None = None  # (n,), of the rows of the table
+    noise: np.ndarray | None = None  # (m, q), known variances in squared units of the targets
     verbose: bool = False  # whether to show progress
 
     @property
@@ -100,6 +99,80 @@ class Points(NamedTuple):
         return draws[chosen[:, None, :], np.arange(draws.shape[1])[None, :, None], np.arange(num_draws)]
 
 
+# ---- rows to learn from ----
+
+
+class TrainingRows(NamedTuple):
+    """Rows in memory; targets and noise on the scale of the fit, see ``Units.transforms``."""
+
+    inputs: np.ndarray  # (n, c), as Encoder.codes gives them
+    targets: np.ndarray  # (n, q); NaN where a row has some targets but not all
+    noise: np.ndarray | None  # (n, q), known variances
+    num_missing: int  # rows without any target, which were left out
+    places: np.ndarray  # (n,), of the rows in the user's table
+    rule: RowRule = RowRule()  # how rows are held out to compare models
+    known: np.ndarray | None = None  # (n,), a known part of the latent function: the logarithm of exposures
+    scratch = None  # no folder: the rows are in memory
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return len(self.inputs)
+
+    def standard(self, units: "Units") -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets and known noise in standard units, float64."""
+        scale = units.scaler.target_std
+        # Divided twice: the square of a tiny unit would be zero.
+        noise = None if self.noise is None else torch.from_numpy(self.noise) / scale / scale
+        return units.scaled(self.inputs), units.scaler.targets(torch.from_numpy(self.targets)), noise
+
+    def take(self, kept: np.ndarray) -> "TrainingRows":
+        """Some of the rows, by number."""
+        noise, known = (None if values is None else values[kept] for values in (self.noise, self.known))
+        places, rule = self.places[kept], self.rule.take(kept)
+        return TrainingRows(self.inputs[kept], self.targets[kept], noise, self.num_missing, places, rule, known)
+
+    def of_target(self, j: int) -> "TrainingRows":
+        """The rows that have the j-th target, and this target alone."""
+        rows, column = self.take(np.flatnonzero(~np.isnan(self.targets[:, j]))), slice(j, j + 1)
+        noise, num_missing = None if rows.noise is None else rows.noise[:, column], self.num_rows - rows.num_rows
+        return rows._replace(targets=rows.targets[:, column], noise=noise, num_missing=self.num_missing + num_missing)
+
+
+@final
+@dataclass(frozen=True)
+class MappedRows:
+    """Rows in files, in standard units."""
+
+    X: Tensor  # (n, p)
+    y: Tensor  # (n, q)
+    row_noise: Tensor | None  # (n, q)
+    scratch: Path  # the folder of the files
+    num_missing: int  # rows without any target, which were left out
+    rule = RowRule()  # rows are held out at random: times and groups would have to be in memory
+    known = None
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return len(self.X)
+
+    @property
+    def inputs(self) -> np.ndarray:
+        """No columns: trees need the table in memory."""
+        return np.empty((len(self.X), 0))
+
+    def standard(self, units: "Units") -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets and known noise in standard units."""
+        return self.X, self.y, self.row_noise
+
+
+AnyRows = TrainingRows | MappedRows
+
+
+# ---- units ----
+
+
 @dataclass(frozen=True)
 class Units:
     """How a regressor's user writes inputs and targets."""
@@ -123,18 +196,16 @@ class Units:
             exposure: the column of exposures, for counts.
         """
         target = encode_target(y)
-        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X, categories, ~target.empty)
+        empty, values = target.empty, target.values.reshape(len(target.empty), -1)
+        encoder, inputs = X if isinstance(X, EncodedTable) else Encoder.fit_codes(X, categories, ~empty)
         inputs = np.ascontiguousarray(inputs)
         if exposure is not None and not isinstance(X, EncodedTable):
             encoder = encoder.with_exposure(exposure, inputs)
-        values = target.values[:, None] if target.values.ndim == 1 else target.values
         if len(values) != len(inputs):
-            raise ValueError(
-                "Found input variables with inconsistent numbers of samples: "
-                f"X has {len(inputs):,} rows, y has {len(values):,}."
-            )
+            words = "Found input variables with inconsistent numbers of samples"
+            raise ValueError(f"{words}: X has {len(inputs):,} rows, y has {len(values):,}.")
         noise = known_variances(sample_noise, values.shape)
-        kept = np.flatnonzero(~target.empty)
+        kept = np.flatnonzero(~empty)
         if len(kept) < len(inputs):
             inputs, values, noise = inputs[kept], values[kept], None if noise is None else noise[kept]
         if len(inputs) < 2:
@@ -142,17 +213,19 @@ class Units:
         for name, number in zip(target.names, (~np.isnan(values)).sum(0), strict=True):
             if number < 2:
                 raise ValueError(f"target {name!r} has {number} value, expected at least 2 to learn from.")
-        scaler = _scaler(encoder.expand(inputs), values)
-        identity = (TRANSFORMS["identity"],) * len(target.names)
-        units = cls(encoder, scaler, target.names, is_matrix(y), target_dtype(y), identity)
-        return units, TrainingRows(inputs, values, noise, len(target.empty) - len(kept), kept)
+        units = cls.plain(encoder, _scaler(encoder.expand(inputs), values), target.names, y)
+        return units, TrainingRows(inputs, values, noise, len(empty) - len(kept), kept)
+
+    @classmethod
+    def plain(cls, encoder: Encoder, scaler: Standardizer, names: tuple[str, ...], y: Any) -> "Units":
+        """The units with every target as it is; answers are float32 where all targets of the user are."""
+        dtypes = list(y.dtypes) if hasattr(y, "dtypes") and np.iterable(y.dtypes) else [getattr(y, "dtype", None)]
+        is_single = all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes)
+        dtype, identity = np.dtype(np.float32 if is_single else np.float64), TRANSFORMS["identity"]
+        return cls(encoder, scaler, names, is_matrix(y), dtype, (identity,) * len(names))
 
     def with_transforms(self, transforms: tuple[Transform, ...], rows: TrainingRows) -> tuple["Units", TrainingRows]:
-        """The same units with targets on these scales, and the rows with their targets there.
-
-        Args:
-            rows: with every target as it is.
-        """
+        """The same units with targets on these scales, and the rows with theirs, which were as they are."""
         if all(transform.name == "identity" for transform in transforms):
             return self, rows
         units = replace(self, transforms=transforms)
@@ -169,11 +242,10 @@ class Units:
         scaler = self.scaler._replace(target_mean=self.scaler.target_mean[one], target_std=self.scaler.target_std[one])
         return replace(self, scaler=scaler, target_names=self.target_names[one], transforms=self.transforms[one])
 
-    def with_target_scale(self, centre: float, unit: float) -> "Units":
-        """The same units with this value of the targets as zero, and this one as unit."""
-        like = self.scaler.target_mean
-        scaled = {"target_mean": torch.full_like(like, centre), "target_std": torch.full_like(like, unit)}
-        return replace(self, scaler=self.scaler._replace(**scaled))
+    def with_target_scale(self, *scale: float) -> "Units":
+        """The same units with the first value as zero of the targets, and the second one as unit."""
+        target_mean, target_std = (torch.full_like(self.scaler.target_mean, value) for value in scale)
+        return replace(self, scaler=self.scaler._replace(target_mean=target_mean, target_std=target_std))
 
     def check_same(self, rows: AnyRows, ranks: Ranks) -> None:
         """Raise ValueError on all processes unless each was given the same table."""
@@ -188,6 +260,12 @@ class Units:
             "the times or groups": 0.0 if held_out is None else float(np.arange(1, rows.num_rows + 1) @ held_out),
         }
         ranks.check_same(numbers, "give every process the whole table")
+
+    def missing_words(self, rows: AnyRows) -> list[str]:
+        """How many rows have no target, in one sentence; none where there are none."""
+        which = "target is missing" if self.num_targets == 1 else "targets are all missing"
+        total = rows.num_rows + rows.num_missing
+        return [f"Left out {rows.num_missing:,} of {total:,} rows, whose {which}."] if rows.num_missing else []
 
     @property
     def num_targets(self) -> int:
@@ -215,10 +293,9 @@ class Units:
         Parts come in the order in which they cost the posterior least.
         """
         num_rows = len(points.inputs)
-        many, order = num_rows > PREDICT_ROWS, None
-        if many:
-            order = posterior.order(self.standard(points.inputs, posterior))
-        with RowProgress(num_rows, enabled=points.verbose and many) as progress:
+        many = num_rows > PREDICT_ROWS
+        order = posterior.order(self.standard(points.inputs, posterior)) if many else None
+        with Progress("predict", points.verbose and many, num_rows) as progress:
             for start in range(0, num_rows, PREDICT_ROWS):
                 part = slice(start, min(start + PREDICT_ROWS, num_rows))
                 rows = part if order is None else order[part].cpu().numpy()
@@ -236,22 +313,19 @@ class Units:
         """Codes as inputs in standard units, in float64."""
         return self.scaler.inputs(torch.from_numpy(self.encoder.expand(inputs)))
 
-    def standard_noise(self, noise: np.ndarray | None, j: int, rows: Rows, like: Tensor) -> Tensor | None:
-        """Known variances of some rows of one target, in standard units."""
-        if noise is None:
-            return None
+    def standard_noise(self, points: Points, rows: Rows, j: int, like: Tensor) -> Tensor | None:
+        """Known variances of one target at some of the points, in standard units."""
         scale = float(self.scaler.target_std[j])
         # Divided twice: the square of a tiny unit would be zero.
-        return like.new_tensor(noise[rows, j] / scale / scale)
+        return None if points.noise is None else like.new_tensor(points.noise[rows, j] / scale / scale)
 
     def observed(self, points: Points, y: Any) -> np.ndarray:
         """Targets to compare with, (n, q), none missing, in the user's units."""
         target = encode_target(y)
-        values = target.values[:, None] if target.values.ndim == 1 else target.values
-        if values.shape != (points.num_rows, self.num_targets):
-            raise ValueError(
-                f"y has shape {np.shape(y)}, expected {points.num_rows} rows and {self.num_targets} target(s)."
-            )
+        values = target.values.reshape(len(target.empty), -1)
+        n, q = points.num_rows, self.num_targets
+        if values.shape != (n, q):
+            raise ValueError(f"y has shape {np.shape(y)}, expected {n} rows and {q} target(s).")
         if target.missing.any():
             raise ValueError(f"y has {int(target.missing.sum())} missing values; remove these rows from X and y.")
         return values
@@ -260,11 +334,12 @@ class Units:
 
     def restore(self, values: np.ndarray) -> np.ndarray:
         """Means, quantiles or draws in standard units, (n, q, ...), in the units of the scales of the fit."""
-        return self.rescale(values) + _along(self.scaler.target_mean, values, 1)
+        mean, std = (part.numpy().reshape(-1, *[1] * (values.ndim - 2)) for part in self.scaler[2:])
+        return values * std + mean
 
-    def rescale(self, values: np.ndarray, power: int = 1, axis: int = 1) -> np.ndarray:
-        """The same of deviations, or with ``power=2`` of variances; targets are along ``axis``."""
-        return values * _along(self.scaler.target_std, values, axis) ** power
+    def rescale(self, values: np.ndarray, power: int = 1) -> np.ndarray:
+        """The same of deviations, or with ``power=2`` of variances; targets are along the last axis."""
+        return values * self.scaler.target_std.numpy() ** power
 
     def forward(self, values: np.ndarray) -> np.ndarray:
         """Targets, (n, q), on the scales of the fit."""
@@ -282,8 +357,7 @@ class Units:
         Answers have the dtype of the targets of fit. Squares leave the range of float32 too easily and stay float64.
         Counts are integers.
         """
-        if not self.target_is_matrix:
-            values = np.squeeze(values, axis)
+        values = values if self.target_is_matrix else np.squeeze(values, axis)
         if counts:
             values = values.astype(np.int64)
         elif not squared:
@@ -294,18 +368,9 @@ class Units:
         return values
 
 
-def _along(column: Tensor, values: np.ndarray, axis: int) -> np.ndarray:
-    """Numbers of the targets, to be combined with values that have the targets along an axis."""
-    return column.numpy().reshape([-1 if place == axis else 1 for place in range(values.ndim)])
-
-
 def _scaler(inputs: np.ndarray, values: np.ndarray) -> Standardizer:
     """Means and standard deviations of inputs and targets, each of the rows in which it is not missing."""
-    X, y = torch.from_numpy(inputs), torch.from_numpy(values)
-    if not bool(y.isnan().any()):
-        return Standardizer.from_moments(ColumnMoments.of(X), ColumnMoments.of(y))
-    alone = [ColumnMoments.of(column[~column.isnan()]) for column in y.unbind(1)]
-    return Standardizer.from_moments(ColumnMoments.of(X), ColumnMoments(*map(torch.stack, zip(*alone, strict=True))))
+    return Standardizer.from_moments(*(ColumnMoments.of(torch.from_numpy(part)) for part in (inputs, values)))
 
 
 def known_variances(sample_noise: Any, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -336,11 +401,3 @@ def as_array(values: Tensor) -> np.ndarray:
 def is_matrix(y: Any) -> bool:
     """Whether targets have an axis of their own."""
     return (y.ndim if hasattr(y, "ndim") else np.asarray(y).ndim) == 2
-
-
-def target_dtype(y: Any) -> np.dtype:
-    """The dtype of answers: float32 where all targets are, else float64."""
-    dtypes = list(y.dtypes) if hasattr(y, "dtypes") and np.iterable(y.dtypes) else [getattr(y, "dtype", None)]
-    return np.dtype(
-        np.float32 if all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes) else np.float64
-    )

@@ -1,15 +1,12 @@
 """Methods: parameters with an objective to train them and a posterior given data. Data are arguments."""
 
 from cagp.methods.base import Method
-from cagp.methods.cagp_cg import CaGPCG
+from cagp.methods.cagp import CaGPCG, CaGPOpt
 from cagp.methods.cagp_local import CaGPLocal, ScaleChoice
-from cagp.methods.cagp_opt import CaGPOpt
-from cagp.methods.cggp import CGGP
-from cagp.methods.cholesky import CholeskyGP
-from cagp.methods.hyperpriors import MAP, LogNormal
-from cagp.methods.multi_target import MultiTarget
+from cagp.methods.exact import CGGP, CholeskyGP
 from cagp.methods.score_regression import ScoreRegression
 from cagp.methods.variational import SGPR, SVGP
+from cagp.methods.wrappers import MAP, LogNormal, MultiTarget
 
 __all__ = [
     "CGGP",

@@ -1,24 +1,20 @@
 """What every method is: something ``fit`` can train, and that conditions on data; and what methods share."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cagp.actions import Actions
-from cagp.dataset import Data
+from cagp.dataset import Data, column_statistics
 from cagp.engine import backend_for
 from cagp.kernels import Kernel
-from cagp.losses import elbo, leave_one_out_nll, projected_nll
-from cagp.mapped import column_statistics
 from cagp.parameters import named_values
 from cagp.posteriors import Posterior, Prediction
 from cagp.prior import GP, GaussianNoise
-from cagp.training import Batch, ParameterGroup, Trainable
-from cagp.training.trainable import Inputs, Terms
+from cagp.training import ParameterGroup, Trainable
+from cagp.training.trainable import Inputs
 
 Targets = Float[Tensor, " n"]
 RowNoise = Targets | None  # known noise variances
@@ -29,16 +25,13 @@ HYPERPARAMETER_RATE, ACTION_RATE = 0.2, 1.0
 IDLE, MOST_LISTED = 0.01, 12
 IDLE_ELEMENTS = 2**20  # of the rows that are compared at a time
 
-Loss = Literal["elbo", "projected", "loo"]
-"""The evidence lower bound (the paper's recommendation), the projected-data marginal likelihood, or each target's
-density given the projections without it."""
-
 
 class Method(Trainable):
     """Parameters, an objective of the data, and a posterior given them.
 
     A method of your own needs ``terms`` and ``posterior``. A GP called ``prior`` has its noise checked, and the history
-    of a fit shows its hyperparameters.
+    of a fit shows its hyperparameters. Here, a fit learns the mean, kernel and noise of ``prior``; ``max_bytes`` limits
+    temporaries, and ``seed`` determines what is drawn at random.
     """
 
     @abstractmethod
@@ -48,11 +41,7 @@ class Method(Trainable):
     def condition(
         self, X: Inputs | Data, y: Targets | None = None, row_noise: RowNoise = None, **options: Any
     ) -> Posterior:
-        """The posterior given the data, as a snapshot that further training does not change.
-
-        Args:
-            options: those of ``posterior`` of the method.
-        """
+        """The posterior given the data, as a snapshot; ``options`` are those of ``posterior`` of the method."""
         return self.posterior(self.checked(X, y, row_noise), **options)
 
     def marginals(self, data: Data) -> Prediction:
@@ -83,8 +72,20 @@ class Method(Trainable):
         if prior is None or not words:
             return []
         dtype = str(data.X.dtype).removeprefix("torch.")
-        summary = f"{words}, kernel products by {backend_for(prior.kernel, data.X)}, {dtype}."
-        return [summary, *prior_findings(prior, data, input_names)]
+        found, noise = [f"{words}, kernel products by {backend_for(prior.kernel, data.X)}, {dtype}."], prior.noise
+        if isinstance(noise, GaussianNoise) and noise.noise.item() < 1.1 * noise.noise_floor:
+            found.append(
+                f"The noise variance sits at its floor ({noise.noise_floor:g}): the data look noise-free to this "
+                "model. A lower floor may fit better; it needs float64 data."
+            )
+        idle = [str(j if input_names is None else input_names[j]) for j in idle_inputs(prior.kernel, data.X, data.y)]
+        if idle:
+            more = f" and {len(idle) - MOST_LISTED} more" if len(idle) > MOST_LISTED else ""
+            found.append(
+                f"{len(idle)} of {data.X.shape[1]} inputs hardly matter to this model (less than {IDLE:.0%} of the "
+                f"targets' variance, from end to end): {', '.join(idle[:MOST_LISTED])}{more}."
+            )
+        return found
 
 
 def prior_of(method: Trainable) -> GP | None:
@@ -99,63 +100,11 @@ def trained(part: nn.Module | None, lr: float) -> ParameterGroup:
 
 
 def drawn_rows(seed: int, step: int, num_rows: int, batch_size: int) -> Int[Tensor, " b"]:
-    """``batch_size`` of ``num_rows`` row numbers, drawn with replacement: they depend on these numbers alone.
-
-    Time O(b): a permutation would cost O(n), and with many rows drawing one twice is rare and does no harm.
+    """Row numbers drawn with replacement, which depend on these arguments alone. Time O(b): a permutation would cost
+    O(n), and with many rows drawing one twice is rare and does no harm.
     """
     generator = torch.Generator().manual_seed(seed + 1_000_003 * (step + 1))
     return torch.randint(num_rows, (batch_size,), generator=generator)
-
-
-def check_all_rows(batch: Batch, method: str) -> None:
-    """Raise ValueError if ``rows`` are given to a method whose objective always needs all rows."""
-    if batch.rows is not None:
-        raise ValueError(f"rows is given, but the objective of {method} needs all rows: leave rows at None.")
-
-
-def check_loss(loss: str) -> None:
-    """Raise ValueError unless ``loss`` is one of the three."""
-    if loss not in ("elbo", "projected", "loo"):
-        raise ValueError(f'loss is {loss!r}, expected "elbo", "projected" or "loo".')
-
-
-def loss_terms(
-    loss: Loss, prior: GP, actions: Actions, data: Data, max_bytes: int, rows: Int[Tensor, " b"] | None = None
-) -> Terms:
-    """Terms per row whose sum is the loss of these actions, to be minimised.
-
-    Args:
-        rows: the rows to estimate a sum over rows from; None for all rows. The projected-data loss sees none but the
-            support.
-    """
-    if loss == "elbo":
-        bound = elbo(prior, actions, *data.tensors, max_bytes, rows=rows, check=False)
-        terms = {"negative_log_likelihood": -bound.expected_log_likelihood, "kl": bound.kl}
-    elif loss == "loo":
-        terms = {"loo_nll": leave_one_out_nll(prior, actions, *data.tensors, max_bytes, rows=rows, check=False)}
-    else:
-        terms = {"projected_nll": projected_nll(prior, actions, *data.tensors, max_bytes, check=False)}
-    return {name: term / data.num_rows for name, term in terms.items()}
-
-
-def prior_findings(prior: GP, data: Data, names: Sequence[str] | None = None) -> list[str]:
-    """What a user should know about learned hyperparameters: noise at its floor, inputs that hardly matter."""
-    found = []
-    noise = prior.noise
-    if isinstance(noise, GaussianNoise) and noise.noise.item() < 1.1 * noise.noise_floor:
-        found.append(
-            f"The noise variance sits at its floor ({noise.noise_floor:g}): the data look noise-free to this "
-            "model. A lower floor may fit better; it needs float64 data."
-        )
-    idle = [j if names is None else names[j] for j in idle_inputs(prior.kernel, data.X, data.y)]
-    if idle:
-        more = len(idle) - MOST_LISTED
-        listed = ", ".join(map(str, idle[:MOST_LISTED])) + (f" and {more} more" if more > 0 else "")
-        found.append(
-            f"{len(idle)} of {data.X.shape[1]} inputs hardly matter to this model (less than {IDLE:.0%} of the "
-            f"targets' variance, from end to end): {listed}."
-        )
-    return found
 
 
 @torch.no_grad()
@@ -172,5 +121,4 @@ def idle_inputs(kernel: Kernel, X: Float[Tensor, "n d"], y: Float[Tensor, " n"])
         B = A.scatter(1, columns[:, None], high[columns, None])
         A = A.scatter(1, columns[:, None], low[columns, None])
         change[columns] = kernel.diag(A) - 2 * kernel(A[:, None], B[:, None])[:, 0, 0] + kernel.diag(B)
-    idle = (change < IDLE * column_statistics(y[:, None]).variance) & (high > low)
-    return idle.nonzero()[:, 0].tolist()
+    return ((change < IDLE * column_statistics(y[:, None]).variance) & (high > low)).nonzero()[:, 0].tolist()

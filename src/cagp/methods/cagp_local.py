@@ -27,13 +27,9 @@ from cagp.training.trainable import Inputs, Rows, Terms
 Objective = Literal["loo", "ordered"]
 OBJECTIVES: dict[Objective, str] = {"loo": "leave-one-out", "ordered": "ordered"}
 
-DEFAULT_REFRESH_AT = (5, 10, 20, 40, 80, 160)
-"""Steps before which neighbours are looked up again, in units of the lengthscales learned so far; see docs/local.md."""
-
 KEPT_NEIGHBOURS = 2**19
 """Up to this many, the neighbours of all rows are looked up where units change, and not those of each step: steps draw
 most rows several times. A heuristic."""
-
 
 LOCAL_SCALES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 """What ``CaGPLocal.choose_local_scale`` tries."""
@@ -57,22 +53,19 @@ class Lookup(NamedTuple):
     index: NeighbourIndex
     ordered: OrderedIndex | None  # None: among all other rows
     k: int  # 0 for a single row, which has no neighbours
+    every: Int[Tensor, "n k"] | None = None  # those of all rows; None with many rows, of which few are drawn twice
 
     def of(self, X: Inputs, rows: Rows) -> Int[Tensor, "b k"]:
         """The rows that each of these is predicted from; -1 for none."""
+        return self.found(X, rows) if self.every is None else self.every[rows]
+
+    def found(self, X: Inputs, rows: Rows) -> Int[Tensor, "b k"]:
+        """The same, by a search."""
         if self.k == 0:
             return rows.new_full((len(rows), 1), -1)
         if self.ordered is not None:
             return self.ordered.earlier(rows, self.k)
         return self.index.nearest(X[rows], self.k, left_out=rows)
-
-
-class Neighbourhood(NamedTuple):
-    """The neighbours of the rows of a step, and what makes those of the next."""
-
-    near: Int[Tensor, "b k"]
-    lookup: Lookup
-    every: Int[Tensor, "n k"] | None  # those of all rows; None with many rows, of which few are drawn twice
 
 
 class OwnRows(NamedTuple):
@@ -81,14 +74,6 @@ class OwnRows(NamedTuple):
     num_rows: int
     share: float  # of all rows of the table
     rank: int  # of the process, from which its rows of a step are drawn
-
-    def of_step(self, step: int, batch_size: int, seed: int) -> Rows:
-        """This process's part of the rows of a step."""
-        count = round(batch_size * self.share)
-        if count >= self.num_rows:
-            return torch.arange(self.num_rows)
-        generator = torch.Generator().manual_seed((1_000_003 * (step + 1) + 7_919 * self.rank + seed) % 2**32)
-        return torch.randint(self.num_rows, (max(1, count),), generator=generator)
 
 
 @final
@@ -99,7 +84,6 @@ class CaGPLocal(Method):
     not depend on n. With shared actions (learned or constant ones of CaGP-Opt) it is the hybrid.
 
     Args:
-        prior: mean, kernel and noise, learned.
         num_neighbours: rows for each row predicted in training; fewer if there are fewer.
         num_neighbours_predict: rows for each test point; None for twice as many as in training.
         shared: actions that all test points condition on first; None for none.
@@ -108,13 +92,10 @@ class CaGPLocal(Method):
             neighbours. See ``choose_local_scale``.
         objective: "loo" predicts each row from its nearest others; "ordered" from its nearest among the rows before
             it in a random order, which makes the sum a proper log density of all targets (Vecchia).
-        batch_size: rows in a step.
-        seed: of the minibatches and the order.
         index_kind: how neighbours are found, see ``cagp.neighbours``.
-        refresh_at: steps of a fit, counted from 0, before which neighbours are looked up again, besides the first;
-            None for never: neighbours stay those of ``search_lengthscale``.
+        refresh_at: steps of a fit, counted from 0, before which neighbours are looked up again in units of the present
+            lengthscales, besides the first; None for never: neighbours stay those of ``search_lengthscale``.
         own_rows: of a process that holds a part of the table; None where every process has all rows.
-        max_bytes: limit for temporaries.
     """
 
     search_lengthscale: Tensor
@@ -131,7 +112,7 @@ class CaGPLocal(Method):
         batch_size: int = 1024,
         seed: int = 0,
         index_kind: IndexKind = "auto",
-        refresh_at: Sequence[int] | None = DEFAULT_REFRESH_AT,
+        refresh_at: Sequence[int] | None = (5, 10, 20, 40, 80, 160),
         own_rows: OwnRows | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ):
@@ -154,8 +135,6 @@ class CaGPLocal(Method):
         # Neighbours are those of these lengthscales; a checkpoint holds them, so that a resumed fit finds the same.
         self.register_buffer("search_lengthscale", torch.ones(0) if lengthscale is None else lengthscale.clone())
 
-    # ---- training ----
-
     def check(self, data: Data) -> None:
         super().check(data)
         if self.shared is not None:
@@ -163,8 +142,12 @@ class CaGPLocal(Method):
 
     def rows(self, step: int, num_rows: int) -> StepRows:
         if self.own_rows is not None:
-            drawn = self.own_rows.of_step(step, self.batch_size, self.seed)
-            return StepRows(drawn, stochastic=True, divisible=True, share=self.own_rows.share)
+            available, share, rank = self.own_rows
+            count = round(self.batch_size * share)
+            rows = torch.arange(available)
+            if count < available:
+                rows = drawn_rows(self.seed + 7_919 * rank, step, available, max(1, count))
+            return StepRows(rows, stochastic=True, divisible=True, share=share)
         rows = None if self.shared is None else self._training_rows(num_rows)
         available = num_rows if rows is None else len(rows)
         if self.batch_size < available:
@@ -173,21 +156,16 @@ class CaGPLocal(Method):
         return StepRows(rows, stochastic=True, divisible=True)
 
     def before_step(self, data: Data, coming: Coming) -> Batch:
-        """Look up the neighbours of the rows of the step: where that is due, in units of the present lengthscales."""
+        """The rows of the step, and how neighbours are found: where that is due, by the present lengthscales."""
         lengthscale = self.prior.kernel.lengthscales()
         if self.refresh_at is not None and coming.step in (0, *self.refresh_at) and lengthscale is not None:
             self.search_lengthscale = lengthscale.clone()
-        rows = (self._training_rows(data.num_rows) if coming.part is None else coming.part).to(data.X.device)
-        return Batch(rows, self._neighbourhood(data, rows, None if coming.last is None else coming.last.prepared))
-
-    def _neighbourhood(self, data: Data, rows: Tensor, last: Neighbourhood | None) -> Neighbourhood:
-        if last is not None and _is_unit(last.lookup.index.lengthscale, self.search_lengthscale):
-            lookup, every = last.lookup, last.every
-        else:
-            lookup, every = self.lookup(data), None
+        lookup: Lookup | None = None if coming.last is None else coming.last.prepared
+        if lookup is None or not _is_unit(lookup.index.lengthscale, self.search_lengthscale):
+            lookup = self.lookup(data)
             if self.own_rows is None and lookup.k * data.num_rows <= KEPT_NEIGHBOURS:
-                every = lookup.of(data.X, torch.arange(data.num_rows, device=data.X.device))
-        return Neighbourhood(lookup.of(data.X, rows) if every is None else every[rows], lookup, every)
+                lookup = lookup._replace(every=lookup.found(data.X, torch.arange(data.num_rows, device=data.X.device)))
+        return Batch(coming.part, lookup)
 
     def lookup(self, data: Data) -> Lookup:
         """What finds the neighbours of training rows, in units of ``search_lengthscale``."""
@@ -215,13 +193,10 @@ class CaGPLocal(Method):
         return outside.nonzero()[:, 0]
 
     def terms(self, data: Data, batch: Batch) -> Terms:
-        """The mean negative log predictive density of rows, each predicted from others.
-
-        All rows are, with shared actions, those whose targets no action touches.
-        """
+        """The mean of -log p of rows, each predicted from others; of none whose target a shared action touches."""
         num_actions = 0 if self.shared is None else self.shared.num_actions
         tile = max(1, self.max_bytes // (8 * 8 * self.num_neighbours * (self.num_neighbours + 8 + num_actions)))
-        shared = None if self.shared is None else self._seen(self.prior, self.shared, data)
+        shared = self._seen(self.prior, data)
         total, num_rows = torch.zeros((), dtype=torch.float64, device=data.X.device), 0
         for rows, near in self.tiles(data, batch, tile):
             total, num_rows = total + local_nll(self.prior, *data.tensors, rows, near, shared), num_rows + len(rows)
@@ -230,22 +205,19 @@ class CaGPLocal(Method):
     def tiles(self, data: Data, batch: Batch, tile: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The rows of a batch and their neighbours, ``tile`` rows at a time."""
         rows = (self._training_rows(data.num_rows) if batch.rows is None else batch.rows).to(data.X.device)
-        if batch.prepared is not None:
-            yield from zip(rows.split(tile), batch.prepared.near.split(tile), strict=True)
-            return
-        lookup = self.lookup(data)
+        lookup: Lookup = batch.prepared or self.lookup(data)
         yield from ((part, lookup.of(data.X, part)) for part in rows.split(tile))
 
-    def _seen(self, prior: GP, shared: Actions, data: Data, support: Tensor | None = None) -> SharedActions:
-        """What the shared actions see of the data."""
-        projection = project(prior, shared, *data.tensors, self.max_bytes, check=False)
-        return SharedActions.of(prior, projection, shared.support if support is None else support, self.max_bytes)
+    def _seen(self, prior: GP, data: Data) -> SharedActions | None:
+        """What the shared actions see of the data; None if there are none."""
+        if self.shared is None:
+            return None
+        projection = project(prior, self.shared, *data.tensors, self.max_bytes, check=False)
+        return SharedActions.of(prior, projection, self.shared.support.clone(), self.max_bytes)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         actions = trained(self.shared, ACTION_RATE)
         return {"hyperparameters": trained(self.prior, HYPERPARAMETER_RATE), "actions": actions}
-
-    # ---- answers ----
 
     @torch.no_grad()
     def posterior(self, data: Data, *, num_neighbours: int | None = None, shares_rows: bool = False) -> LocalPosterior:
@@ -260,17 +232,17 @@ class CaGPLocal(Method):
             raise ValueError(f"num_neighbours is {k}, expected 0 (shared actions alone) or more.")
         prior = copy.deepcopy(self.prior).requires_grad_(False)
         index = self._index(data, prior.kernel.lengthscales())
-        shared = None if self.shared is None else self._seen(prior, self.shared, data, self.shared.support.clone())
-        options = {"max_bytes": self.max_bytes, "local_scale": self.local_scale, "shares_rows": shares_rows}
-        return LocalPosterior(prior, *data.tensors, min(k, data.num_rows), index, shared, **options)
+        given = prior, data, min(k, data.num_rows), index, self._seen(prior, data)
+        return LocalPosterior(*given, self.max_bytes, self.local_scale, shares_rows=shares_rows)
 
     @torch.no_grad()
     def marginals(self, data: Data) -> Prediction:
         """From as many nearest rows as in training and the row itself, by the index of training."""
-        shared = None if self.shared is None else self._seen(self.prior, self.shared, data)
         index, k = self._index(data, self.search_lengthscale), min(self.num_neighbours + 1, data.num_rows)
-        options = {"max_bytes": self.max_bytes, "shares_rows": True}
-        return LocalPosterior(self.prior, *data.tensors, k, index, shared, **options).predict(data.X)
+        posterior = LocalPosterior(
+            self.prior, data, k, index, self._seen(self.prior, data), self.max_bytes, shares_rows=True
+        )
+        return posterior.predict(data.X)
 
     @torch.no_grad()
     def choose_local_scale(

@@ -36,9 +36,6 @@ PRIOR_STD = 1.0
 """Logarithms of hyperparameters have a normal prior about their start, with this standard deviation. It keeps the
 left-out loss of a hundred rows from being fitted by chance, and fades with thousands."""
 
-RATE = 0.1
-"""Adam's learning rate."""
-
 
 @final
 class ScoreRegression(Trainable):
@@ -46,7 +43,6 @@ class ScoreRegression(Trainable):
 
     Args:
         local: how rows are drawn and their neighbours found; its prior has zero mean and ``GaussianNoise``.
-        likelihood: of the labels.
         offset: m_c at each row.
         weight: of each row in the log likelihood; None for one each.
         step: where Δ starts.
@@ -130,20 +126,16 @@ class ScoreRegression(Trainable):
         noise = self._noise() / self.weight[flat]
         scores = self.likelihood.score(y[flat].double(), self.offset[flat])  # (t, k, q)
         weights, variance = local_weights(self.prior, X, noise.detach(), own, near)
-        mean = self.step.detach() * (weights[:, None, :] @ scores)[:, 0]
-        loss, of_mean, of_variance = self._with_slopes(y[rows].double(), mean + self.offset[rows], variance, rows)
+        mean = self.step.detach() * (weights[:, None, :] @ scores)[:, 0] + self.offset[rows]
+        with torch.enable_grad():
+            mean, variance = mean.requires_grad_(True), variance.requires_grad_(True)
+            loss = self.weight[rows] @ self.likelihood.row_loss(y[rows].double(), mean, variance)
+            of_mean, of_variance = torch.autograd.grad(loss, (mean, variance))
         single = (scores @ of_mean[:, :, None])[:, :, 0]
         found = local_moments(self.prior.kernel, own, X, near, noise, single)
         left = self.prior.kernel.diag(own.double()) - found.explained
         change = self.step * found.mean.sum() + of_variance @ left
-        return loss + change - change.detach()
-
-    def _with_slopes(self, y: Tensor, mean: Tensor, variance: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        with torch.enable_grad():
-            mean, variance = mean.requires_grad_(True), variance.requires_grad_(True)
-            loss = self.weight[rows] @ self.likelihood.row_loss(y, mean, variance)
-            of_mean, of_variance = torch.autograd.grad(loss, (mean, variance))
-        return loss.detach(), of_mean, of_variance
+        return loss.detach() + change - change.detach()
 
     def rows(self, step: int, num_rows: int) -> StepRows:
         return self.local.rows(step, num_rows)._replace(divisible=False)
@@ -152,7 +144,7 @@ class ScoreRegression(Trainable):
         return self.local.before_step(data, coming)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
-        return {"hyperparameters": trained(self, RATE)}
+        return {"hyperparameters": trained(self, lr=0.1)}
 
     def hyperparameters(self) -> dict[str, Any]:
         return {**named_values(self.prior), "step": self.step.item()}

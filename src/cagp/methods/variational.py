@@ -8,27 +8,16 @@ from torch import Tensor, nn
 
 from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.inducing import (
-    INDUCING_RATE,
-    Choice,
-    InducingPoints,
-    InducingStatistics,
-    check_columns,
-    choose_inducing_points,
-    inducing_cholesky,
-    see_through,
-)
+from cagp.inducing import Choice, InducingPoints, InducingStatistics, choose_inducing_points, inducing_cholesky
 from cagp.linalg import safe_cholesky
-from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, check_all_rows, trained
+from cagp.methods.base import HYPERPARAMETER_RATE, Method, RowNoise, Targets, trained
 from cagp.posteriors import InducingPosterior
 from cagp.prior import GP
 from cagp.training import Batch, Coming, ParameterGroup, StepRows
 from cagp.training.trainable import Inputs, Terms
 
-BATCH_SIZE = 1024
-NATURAL_RATE = 0.1
-VARIATIONAL_RATE = 0.1
-"""Adam's learning rate of q, where Adam moves it."""
+INDUCING_RATE, VARIATIONAL_RATE = 0.1, 0.1
+"""Adam's learning rates of inducing points, in units of their own spread, and of q, where Adam moves it."""
 
 Gradient = Literal["natural", "joint"]
 
@@ -39,10 +28,8 @@ class SGPR(Method):
     O(n m).
 
     Args:
-        prior: mean, kernel and noise, learned.
         Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``. Or the
             ``inducing_points`` of another method, to share them.
-        max_bytes: limit for temporaries.
     """
 
     def __init__(self, prior: GP, Z: Float[Tensor, "m d"] | InducingPoints, max_bytes: int = DEFAULT_MAX_BYTES):
@@ -63,8 +50,8 @@ class SGPR(Method):
         With U = L⁻¹k(Z, X), LLᵀ = k(Z, Z) and B = I + UD⁻¹Uᵀ: |Q + D| = |D||B|, and the quadratic form is
         rᵀD⁻¹r - cᵀB⁻¹c, c = UD⁻¹r. Of all rows.
         """
-        check_all_rows(batch, "SGPR")
-        s = see_through(self.prior, self.inducing_points(), *data.tensors, self.max_bytes, check=False)
+        batch.check_all_rows("SGPR")
+        s = self.inducing_points.see(self.prior, data, self.max_bytes)
         chol = _inner(s)
         half = torch.linalg.solve_triangular(chol, s.targets[:, None], upper=False)[:, 0]
         nll = 0.5 * (s.log_noise + s.squares - half.square().sum()) + chol.diagonal().log().sum()
@@ -73,7 +60,7 @@ class SGPR(Method):
 
     def check(self, data: Data) -> None:
         super().check(data)
-        check_columns(self.inducing_points.points, data.X)
+        self.inducing_points.check(data.X)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         return {
@@ -84,9 +71,8 @@ class SGPR(Method):
     @torch.no_grad()
     def posterior(self, data: Data) -> InducingPosterior:
         """The posterior of the best q, v = L⁻¹u ~ Normal(B⁻¹c, B⁻¹)."""
-        Z = self.inducing_points()
-        s = see_through(self.prior, Z, *data.tensors, self.max_bytes, check=False)
-        chol = _inner(s)
+        s = self.inducing_points.see(self.prior, data, self.max_bytes)
+        chol, Z = _inner(s), self.inducing_points()
         mean = torch.cholesky_solve(s.targets[:, None], chol)[:, 0]
         root = torch.linalg.solve_triangular(chol, _eye_like(chol), upper=False).mT
         return InducingPosterior(self.prior, Z.to(data.X), s.chol, mean, root, self.max_bytes)
@@ -107,14 +93,11 @@ class SVGP(Method):
     the other parameters.
 
     Args:
-        prior: mean, kernel and noise, learned.
         Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``. Or the
             ``inducing_points`` of another method, to share them.
         gradient: "natural", or "joint": the optimiser moves w and R like the other parameters.
         natural_rate: step size of natural gradients in (0, 1]; at 1 and with all rows, one step finds the best q.
         batch_size: rows of a step, or all rows if there are fewer.
-        seed: of the rows drawn.
-        max_bytes: limit for temporaries.
     """
 
     def __init__(
@@ -123,8 +106,8 @@ class SVGP(Method):
         Z: Float[Tensor, "m d"] | InducingPoints,
         *,
         gradient: Gradient = "natural",
-        natural_rate: float = NATURAL_RATE,
-        batch_size: int = BATCH_SIZE,
+        natural_rate: float = 0.1,
+        batch_size: int = 1024,
         seed: int = 0,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ):
@@ -137,9 +120,9 @@ class SVGP(Method):
         self.prior, self.inducing_points = prior, InducingPoints.of(Z)
         self.gradient, self.natural_rate = gradient, natural_rate
         self.batch_size, self.seed, self.max_bytes = batch_size, seed, max_bytes
-        m, learn, device = len(self.inducing_points), gradient == "joint", self.inducing_points.points.device
-        self.whitened_mean = nn.Parameter(torch.zeros(m, dtype=torch.float64, device=device), learn)
-        self.whitened_root = nn.Parameter(torch.eye(m, dtype=torch.float64, device=device), learn)
+        points, learn = self.inducing_points.points, gradient == "joint"
+        self.whitened_mean = nn.Parameter(torch.zeros_like(points[:, 0]), learn)
+        self.whitened_root = nn.Parameter(_eye_like(points), learn)
 
     @classmethod
     def from_data(
@@ -150,7 +133,7 @@ class SVGP(Method):
 
     def check(self, data: Data) -> None:
         super().check(data)
-        check_columns(self.inducing_points.points, data.X)
+        self.inducing_points.check(data.X)
 
     def rows(self, step: int, num_rows: int) -> StepRows:
         b = self.batch_size
@@ -159,9 +142,10 @@ class SVGP(Method):
         # torch seeds with 32 bits.
         generator = torch.Generator().manual_seed((1_000_003 * self.seed + step) % 2**32)
         # A permutation costs O(n). With many rows, drawing a row twice is rare and does no harm.
-        few = num_rows <= 100 * b
-        every = torch.randperm(num_rows, generator=generator) if few else None
-        drawn = torch.randint(num_rows, (b,), generator=generator) if every is None else every[:b]
+        if num_rows <= 100 * b:
+            drawn = torch.randperm(num_rows, generator=generator)[:b]
+        else:
+            drawn = torch.randint(num_rows, (b,), generator=generator)
         return StepRows(drawn, stochastic=True, divisible=True)
 
     @torch.no_grad()
@@ -171,15 +155,13 @@ class SVGP(Method):
         Of several processes, each does so with all rows of the step: time O(b m² + m³), but no m x m matrix is sent.
         """
         if self.gradient == "natural":
-            statistics, factor = self._statistics(data, coming.rows)
-            self._move(statistics, factor, self.natural_rate)
+            self._move(*self._statistics(data, coming.rows), self.natural_rate)
         return Batch(coming.part)
 
     def _statistics(self, data: Data, rows: Tensor | None) -> tuple[InducingStatistics, float]:
         """Sums over some rows, and what they are multiplied by to stand for all."""
         some = data if rows is None else data.take(rows)
-        sums = see_through(self.prior, self.inducing_points(), *some.tensors, self.max_bytes, check=False)
-        return sums, data.num_rows / some.num_rows
+        return self.inducing_points.see(self.prior, some, self.max_bytes), data.num_rows / some.num_rows
 
     def terms(self, data: Data, batch: Batch) -> Terms:
         """-E_q[log p(y | f)] and KL(q ‖ p) per row, the first estimated from the rows of the batch."""

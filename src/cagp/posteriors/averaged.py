@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.posteriors.base import LeftOut, Points, Posterior, Values
-from cagp.prior import GP, GaussianNoise
+from cagp.prior import GaussianNoise
 from cagp.storage import State
 
 
@@ -56,10 +56,15 @@ class AveragedPosterior(Posterior):
         columns = sorted({component.X.shape[1] for component in components})
         if len(columns) > 1:
             raise ValueError(f"the components have {columns} columns, expected the same number.")
-        self.components, self.weights = tuple(components), tuple(float(weight) for weight in weights)
+        self.components, self.weights = tuple(components), tuple(map(float, weights))
         self.offset_of = tuple(sorted(set(offset_of)))
         main = self.components[max(range(len(weights)), key=lambda j: self.weights[j])]
-        prior = self._averaged_prior(main.prior)
+        prior, parts = copy.deepcopy(main.prior), [component.prior.noise for component in components]
+        noises = [part.noise.detach() for part in parts if isinstance(part, GaussianNoise)]
+        if isinstance(prior.noise, GaussianNoise) and len(noises) == len(parts):
+            noise = sum(weight * float(noise) for weight, noise in zip(self.weights, noises, strict=True))
+            if noise > prior.noise.noise_floor:  # else all are at their floor, and so is that of the main component
+                prior.noise.noise = noise
         super().__init__(prior, main.X, main._representer, main.max_bytes, shares_rows=True)  # a snapshot already
         self.never_below_exact = all(component.never_below_exact for component in components)
         self.has_local_scale = any(component.has_local_scale for component in components)
@@ -74,16 +79,6 @@ class AveragedPosterior(Posterior):
             "components": [component.state(dtype) for component in self.components],
         }
 
-    def _averaged_prior(self, prior: GP) -> GP:
-        parts = [component.prior.noise for component in self.components]
-        noises = [part.noise.detach() for part in parts if isinstance(part, GaussianNoise)]
-        prior = copy.deepcopy(prior)
-        if isinstance(prior.noise, GaussianNoise) and len(noises) == len(parts):
-            noise = sum(weight * float(noise) for weight, noise in zip(self.weights, noises, strict=True))
-            if noise > prior.noise.noise_floor:  # else all are at their floor, and so is that of the main component
-                prior.noise.noise = noise
-        return prior
-
     def order(self, X: Points) -> Int[Tensor, " t"] | None:
         """The order of the first component that has one."""
         found = (component.order(X) for component in self.components)
@@ -94,21 +89,16 @@ class AveragedPosterior(Posterior):
         return Pooled.of(torch.stack([part.variance(X, noise=True).double() for part in self.components]), self.weights)
 
     def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
-        means, variances, noises = [], [], []
+        found = []
         for component in self.components:
             mean, variance, *scale = component._moments(X)
             learned = component.prior.noise.learned(X)
-            means.append(mean)
-            variances.append(variance.clamp_min(0))
-            noises.append(learned * scale[0] if scale else learned)
-        mean, variance, noise = map(torch.stack, (means, variances, noises))
+            found.append((mean, variance.clamp_min(0), learned * scale[0] if scale else learned))
+        mean, variance, noise = map(torch.stack, zip(*found, strict=True))
         shares, squares = Pooled.of(variance + noise, self.weights)
         own = self.prior.noise.learned(X)
         scale = torch.where(own > 0, (squares * noise).sum(0) / own, 1.0)
         return (shares * mean).sum(0), (squares * variance).sum(0), scale, shares[list(self.offset_of)].sum(0)
-
-    def _with_offset(self, moments: tuple[Tensor, ...], offset: Tensor) -> Tensor:
-        return moments[0] + moments[3] * offset
 
     def mean(self, X: Points, offset: Values | None = None) -> Values:
         return self.predict(X, offset=offset).mean

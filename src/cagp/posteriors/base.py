@@ -1,17 +1,18 @@
-"""What every posterior answers: mean, variance, covariance and samples, from a frozen snapshot."""
+"""What every posterior answers (mean, variance, covariance, samples) from a frozen snapshot, and how it is stored."""
 
 import copy
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cagp.checks import check_new_inputs
-from cagp.engine import DEFAULT_MAX_BYTES, precise_product
-from cagp.fields import strange
-from cagp.posteriors.storing import Rounding, Sharing
+from cagp.checks import check_matrix, check_new_inputs
+from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, precise_product
+from cagp.fields import Check, Sizes, checked, entry, mapping, numbers, require, strange, tensor
+from cagp.neighbours import NeighbourIndex
 from cagp.prior import GP
 from cagp.storage import State
 
@@ -74,9 +75,7 @@ class Posterior(ABC):
         self._representer = None if representer is None else representer.detach()
 
     def state(self, dtype: torch.dtype | None = None) -> State:
-        """The parts that define the posterior: ``posterior_from_state`` makes one that predicts the same bits of them.
-
-        What follows from other parts is computed again. What is made of a state is on the CPU.
+        """What defines the posterior: ``posterior_from_state`` makes one of it, on the CPU, with the same predictions.
 
         Args:
             dtype: torch.float32 rounds float64 training rows (inputs, targets, known noise, weights of actions), which
@@ -95,18 +94,13 @@ class Posterior(ABC):
             **self._state(Rounding(dtype, self.X.dtype)),
         }
 
-    def _state(self, rows: Rounding) -> State:
-        """What a class stores of itself."""
+    def _state(self, rows: "Rounding") -> State:
+        """What a class stores of itself; its ``_from_state`` makes a posterior that holds the tensors of the state."""
         raise ValueError(f"a posterior of class {type(self).__name__} cannot be stored.")
-
-    @classmethod
-    def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "Posterior":
-        """The posterior of a state; it holds the tensors of the state, which must not be changed."""
-        raise strange(f"a {cls.__name__}")
 
     @abstractmethod
     def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
-        """Mean and variance of the function at a tile of test points, float64; optionally their ``scale``, and more."""
+        """Mean and variance of the function at test points, float64; optionally their scale, and an offset's share."""
 
     def scale(self, X: Points) -> Values | None:
         """What learned kernel and noise are multiplied by around each test point; None if it is one everywhere."""
@@ -148,25 +142,24 @@ class Posterior(ABC):
         """Mean and variance in one pass over the kernel; of new targets if ``noise``, else of the function."""
         check_new_inputs(X, self.X)
         _check_row_noise(noise, row_noise)
-        moments = self._moments_in_tiles(X)
-        mean, variance, *scale = moments
+        mean, variance, *more = self._moments_in_tiles(X)
         if offset is not None:
-            mean = self._with_offset(moments, offset)
+            mean = mean + (more[1] * offset if len(more) > 1 else offset)
         # Round-off can leave the difference of two almost equal numbers a little below zero.
         variance = variance.clamp_min(0)
         if noise:
-            variance = variance + self._noise(X, row_noise, scale[0] if scale else None)
+            variance = variance + self._noise(X, row_noise, more[0] if more else None)
         return Prediction(mean.to(X), variance.to(X))
 
-    def _with_offset(self, moments: tuple[Tensor, ...], offset: Tensor) -> Tensor:
-        return moments[0] + offset
-
     def _moments_in_tiles(self, X: Tensor) -> tuple[Tensor, ...]:
-        rows = max(1, self.max_bytes // (4 * 8 * self._width))
         order = self.order(X)
-        parts = [self._moments(tile) for tile in (X if order is None else X[order]).split(rows)]
-        columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+        columns = self._in_tiles(self._moments, X if order is None else X[order])
         return columns if order is None else tuple(column[order.argsort()] for column in columns)
+
+    def _in_tiles(self, function: Callable[[Tensor], tuple[Tensor, ...]], rows: Tensor) -> tuple[Tensor, ...]:
+        """What the function returns for all rows, computed for some at a time."""
+        tiles = rows.split(max(1, self.max_bytes // (4 * 8 * self._width)))
+        return tuple(torch.cat(column) for column in zip(*map(function, tiles), strict=True))
 
     def _noise(self, X: Tensor, row_noise: Tensor | None, scale: Tensor | None) -> Tensor:
         """The noise variance of each test point: the learned part is scaled, the known part is not."""
@@ -217,3 +210,100 @@ class Posterior(ABC):
 def _check_row_noise(noise: bool, row_noise: Tensor | None) -> None:
     if row_noise is not None and not noise:
         raise ValueError("row_noise was given without noise=True, which is what adds it.")
+
+
+# ---- what a file holds ----
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Rounding(NamedTuple):
+    """How rows are stored."""
+
+    dtype: torch.dtype | None  # None: as they are
+    of_rows: torch.dtype  # of the posterior's rows
+
+    def __call__(self, values: Tensor | BlockWeights | None, name: str) -> Any:
+        """The values, rounded if that makes them smaller; those that belong to rows of this dtype stay as they are."""
+        if isinstance(values, BlockWeights):
+            return {"values": self(values.values, name), "offsets": values.offsets}
+        if values is None or self.dtype in (None, self.of_rows) or values.dtype.itemsize <= self.dtype.itemsize:
+            return values
+        rounded = values.to(self.dtype)
+        lost = ~torch.isfinite(rounded) | ((rounded == 0) & (values != 0) & (name == "row_noise"))
+        if bool(lost.any()):
+            raise ValueError(f"{name} has values beyond the range of {self.dtype}; store it with dtype=None.")
+        return rounded
+
+
+class Sharing:
+    """What posteriors made from one file share, so that they take memory in proportion to the file.
+
+    A file can refer to the same rows as often as it likes: they are converted once, and searched through one index.
+    """
+
+    def __init__(self, max_bytes: int = 2**62):
+        self.left = max_bytes  # for all parameters, which are copied for each posterior
+        self._rows: dict[Any, tuple[Tensor, Tensor]] = {}
+        self._indices: dict[Any, NeighbourIndex] = {}
+
+    def spend(self, module: Any) -> None:
+        """Count a stored module and those inside it; ValueError if there are more than a file of this size can mean."""
+        held = entry(module, "tensors", mapping).values()
+        # A kernel takes about 10 kB besides its parameters.
+        self.left -= 10_000 + sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
+        if self.left < 0:
+            raise ValueError("its kernels have far more parameters than cagp writes into a file of this size.")
+        for part in module.get("parts") or []:
+            self.spend(part)
+
+    def rows(self, X: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows in this dtype."""
+        if X.dtype == dtype:
+            return X
+        key = (X.data_ptr(), X.shape, X.stride(), dtype)
+        return self._rows.setdefault(key, (X, X.to(dtype)))[1]  # X stays, and so does its address
+
+    def index(self, X: Tensor, lengthscale: Tensor | None, kind: Any, origin: Tensor) -> NeighbourIndex:
+        """The index of these rows."""
+        unit = None if lengthscale is None else tuple(lengthscale.tolist())
+        key = (X.data_ptr(), X.shape, X.stride(), unit, kind, tuple(origin.tolist()))
+        if key not in self._indices:
+            self._indices[key] = NeighbourIndex(X, lengthscale, kind, origin)
+        return self._indices[key]
+
+    def inputs(self, state: State, prior: GP) -> Tensor:
+        """The stored rows ``X`` in the stored ``dtype``; ValueError unless the prior takes their columns."""
+        X = entry(state, "X", tensor("n", "d"))
+        check_matrix(X, "X")
+        if X.dtype not in DTYPES.values() or state.get("dtype") not in DTYPES:
+            raise strange("'X'")
+        X = self.rows(X, DTYPES[state["dtype"]])
+        try:
+            prior.mean(X[:1])
+            prior.kernel(X[:1], X[:1])
+        except (RuntimeError, ValueError) as error:
+            raise strange(f"a kernel and a mean for {X.shape[1]} columns") from error
+        return X
+
+    def weights(self, dtype: torch.dtype) -> Check:
+        """The check of weights of i actions on n rows."""
+
+        def check(value: Any, sizes: Sizes) -> Tensor | BlockWeights:
+            if isinstance(value, Tensor):
+                W = numbers("n", "i")(value, sizes)
+                require(W.shape[1] > 0)
+                # Those of iterative methods are float64 also beside float32 rows: rounding them would change SᵀK̂S.
+                return W if W.dtype == torch.float64 else self.rows(W, dtype)
+            parts = checked(value, {"offsets": _offsets, "values": numbers("n")}, sizes)
+            return BlockWeights(parts["values"].to(dtype), parts["offsets"])
+
+        return check
+
+
+def _offsets(value: Any, sizes: Sizes) -> Tensor:
+    """Where blocks begin in the rows, and where the last one ends."""
+    require(isinstance(value, Tensor) and value.dtype == torch.int64 and value.ndim == 1 and len(value) > 1)
+    require(int(value[0]) == 0 and int(value[-1]) == sizes["n"] and not bool((value.diff() < 0).any()))
+    sizes["i"] = len(value) - 1
+    return value

@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp import fields
-from cagp.checks import check_data, check_new_inputs
+from cagp.checks import check_new_inputs
+from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
 from cagp.local_inference import (
     Joint,
@@ -22,20 +23,12 @@ from cagp.local_inference import (
     local_weights,
 )
 from cagp.neighbours import NeighbourIndex
-from cagp.posteriors.base import LeftOut, Points, Posterior
-from cagp.posteriors.storing import Rounding, Sharing
+from cagp.posteriors.base import LeftOut, Points, Posterior, Rounding, Sharing
 from cagp.prior import GP, ZeroMean
 from cagp.storage import State
 
 KEPT_BYTES = 2**31
 """What the hybrid posterior may keep of the shared actions for all rows; otherwise it is computed when needed."""
-
-SEARCH: fields.Fields = {
-    "method": fields.text,
-    "lengthscale": fields.optional(fields.that(lambda values: bool((values > 0).all()), fields.numbers("d"))),
-    "origin": fields.float64("d"),
-}
-"""What is stored of the index of nearest rows."""
 
 
 def checked_scale(local_scale: float | None) -> float | None:
@@ -78,9 +71,7 @@ class LocalPosterior(Posterior):
     def __init__(
         self,
         prior: GP,
-        X: Float[Tensor, "n d"],
-        y: Float[Tensor, " n"],
-        row_noise: Float[Tensor, " n"] | None,
+        data: Data,
         num_neighbours: int,
         index: NeighbourIndex,
         shared: SharedActions | None = None,
@@ -89,6 +80,7 @@ class LocalPosterior(Posterior):
         *,
         shares_rows: bool = False,
     ):
+        X, y, row_noise = data
         super().__init__(prior, X, None, max_bytes, shares_rows=shares_rows)
         self.local_scale = checked_scale(local_scale)
         self.has_local_scale, self.never_below_exact = local_scale is not None, local_scale is None
@@ -103,7 +95,10 @@ class LocalPosterior(Posterior):
         self.index, self.shared = index, shared
 
     def _state(self, rows: Rounding) -> State:
-        index, shared = self.index, self.shared
+        index, shared = self.index, None
+        if self.shared is not None:
+            shared = {name: getattr(self.shared, name) for name in ("support", "W", "chol", "targets", "max_bytes")}
+            shared |= {"W": rows(self.shared.W, "W"), "max_bytes": int(self.shared.max_bytes)}
         return {
             "X": rows(self.X, "X"),
             "y": rows(self.y, "y"),
@@ -111,35 +106,25 @@ class LocalPosterior(Posterior):
             "num_neighbours": self.num_neighbours,
             "local_scale": self.local_scale,
             "search": {"method": index.kind, "lengthscale": index.lengthscale, "origin": index.origin},
-            "shared": None if shared is None else _shared_state(shared, rows),
+            "shared": shared,
         }
 
     @classmethod
     def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "LocalPosterior":
+        positive = fields.that(lambda values: bool((values > 0).all()), fields.numbers("d"))
+        of_index = {"method": fields.text, "lengthscale": fields.optional(positive), "origin": fields.float64("d")}
         table = {
             "y": fields.numbers("n"),
             "row_noise": fields.optional(fields.numbers("n")),
             "num_neighbours": fields.integer(0, len(X)),
             "local_scale": fields.optional(fields.real(above=0.0)),
-            "search": fields.record(SEARCH),
+            "search": fields.record(of_index),
             "shared": fields.optional(fields.made_by(lambda stored: _shared_from_state(stored, prior, X, sharing))),
         }
         y, noise, k, scale, search, shared = fields.checked(state, table, {"n": len(X), "d": X.shape[1]}).values()
-        y, noise = y.to(X.dtype), None if noise is None else noise.to(X.dtype)
-        check_data(X, y, noise)
+        data = Data(X, y.to(X.dtype), None if noise is None else noise.to(X.dtype))
         index = sharing.index(X, search["lengthscale"], search["method"], search["origin"])
-        return cls(prior, X, y, noise, k, index, shared, max_bytes, scale, shares_rows=True)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nearest rows alone predict, with one scale and prior mean zero."""
-        alone = self.shared is None and self.num_neighbours > 0
-        return alone and self.local_scale is None and isinstance(self.prior.mean, ZeroMean)
-
-    def with_neighbours(self, num_neighbours: int) -> "LocalPosterior":
-        """The same posterior with another number of rows for each test point."""
-        given = (self.prior, self.X, self.y, self.row_noise, min(num_neighbours, len(self.X)), self.index, self.shared)
-        return LocalPosterior(*given, self.max_bytes, self.local_scale, shares_rows=True)
+        return cls(prior, data, k, index, shared, max_bytes, scale, shares_rows=True)
 
     def _neighbours(self, X: Tensor) -> Tensor:
         if self.num_neighbours == 0:
@@ -157,20 +142,17 @@ class LocalPosterior(Posterior):
     @torch.no_grad()
     def left_out(self, rows: Int[Tensor, " r"]) -> LeftOut | None:
         """Each row from its own neighbours, and from shared actions without its weight in them."""
-        tile = max(1, self.max_bytes // (4 * 8 * self._width))
-        parts = [self._left_out(part) for part in rows.split(tile)]
-        return LeftOut(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        return LeftOut(*self._in_tiles(self._left_out, rows))
 
     def _left_out(self, rows: Tensor) -> LeftOut:
         X, k = self.X[rows], min(self.num_neighbours, len(self.X) - 1)
         near = rows.new_full((len(rows), 1), -1) if k == 0 else self.index.nearest(X, k, left_out=rows)
         found = left_out_answers(self.prior, self.X, self.y, self.row_noise, rows, near, self.shared)
-        error = self.y[rows].double() - found.mean
         known = 0.0 if self.row_noise is None else self.row_noise[rows].double()
         variance = found.variance.clamp_min(0) + self.prior.noise.learned(X)
         if self.local_scale is not None:  # it multiplies all but what is known of the noise
             variance = scale_around(found, closeness(self.prior, X, self.X, near), self.local_scale) * variance
-        return LeftOut(error, variance + known)
+        return LeftOut(self.y[rows].double() - found.mean, variance + known)
 
     def order(self, X: Points) -> Int[Tensor, " t"] | None:
         """By place, if what shared actions say about a row is computed when needed.
@@ -211,16 +193,6 @@ class LocalPosterior(Posterior):
         return self._joint(torch.cat([X, Z])).covariance[: len(X), len(X) :]
 
 
-def _shared_state(shared: SharedActions, rows: Rounding) -> State:
-    return {
-        "support": shared.support,
-        "W": rows(shared.W, "W"),
-        "chol": shared.chol,
-        "targets": shared.targets,
-        "max_bytes": int(shared.max_bytes),
-    }
-
-
 def _shared_from_state(state: State, prior: GP, X: Tensor, sharing: Sharing) -> SharedActions:
     def are_different_rows(rows: Tensor) -> bool:
         return bool(((rows >= 0) & (rows < len(X))).all()) and len(rows.unique()) == len(rows)
@@ -237,9 +209,6 @@ def _shared_from_state(state: State, prior: GP, X: Tensor, sharing: Sharing) -> 
     return SharedActions(prior, X[support], W, chol, targets, support, max_bytes)
 
 
-# ---- several targets that share kernel and noise ----
-
-
 @torch.no_grad()
 def predict_columns(posteriors: Sequence[Posterior], X: Points) -> tuple[Float[Tensor, "t q"], Float[Tensor, " t"]]:
     """The mean of each function and the variance of all, float64, of posteriors that differ in their targets alone.
@@ -247,18 +216,17 @@ def predict_columns(posteriors: Sequence[Posterior], X: Points) -> tuple[Float[T
     With nearest rows alone, one factorisation for each test point serves all of them. The actions of conjugate
     gradients depend on the targets, and so do their variances: the largest counts.
     """
-    nearest = [p for p in posteriors if isinstance(p, LocalPosterior) and p.is_plain]
-    if 1 < len(posteriors) == len(nearest):
-        return _from_nearest_rows(nearest, X)
-    means, variances = zip(*(posterior.predict(X) for posterior in posteriors), strict=True)
-    return torch.stack(means, 1).double(), torch.stack(variances, 1).double().amax(1)
-
-
-def _from_nearest_rows(posteriors: Sequence[LocalPosterior], X: Tensor) -> tuple[Tensor, Tensor]:
-    first = posteriors[0]
-    k, targets = first.num_neighbours, torch.stack([posterior.y.double() for posterior in posteriors], 1)
-    noise = first.prior.noise_variance(first.X, first.row_noise)
-    parts = []
+    nearest = [
+        p
+        for p in posteriors
+        if isinstance(p, LocalPosterior) and p.shared is None and p.num_neighbours > 0  # nearest rows alone
+        if p.local_scale is None and isinstance(p.prior.mean, ZeroMean)
+    ]
+    if len(posteriors) == 1 or len(nearest) < len(posteriors):
+        means, variances = zip(*(posterior.predict(X) for posterior in posteriors), strict=True)
+        return torch.stack(means, 1).double(), torch.stack(variances, 1).double().amax(1)
+    first, targets = nearest[0], torch.stack([posterior.y.double() for posterior in nearest], 1)
+    k, noise, parts = first.num_neighbours, first.prior.noise_variance(first.X, first.row_noise), []
     for points in X.split(max(1, first.max_bytes // (4 * 8 * k * (k + 8 + targets.shape[1])))):
         near = first.index.nearest(points, k)
         flat = near.clamp_min(0)

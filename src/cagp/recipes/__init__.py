@@ -1,13 +1,10 @@
 """The methods that a user can choose, and how each is trained.
 
-``table`` lists the methods and ``options`` what can be set: regressors, the command line, reports and ``cagp info``
-read them, and neither imports torch. ``train`` goes from a ``Task`` to a ``Fitted``; the other modules are its steps.
+``table`` lists the methods and what can be set: regressors, the command line, reports and ``cagp info`` read it, and
+it does not import torch. ``train`` goes from a ``Task`` to a ``Fitted``; the other modules are its steps.
 """
 
 from typing import Any
-
-from cagp.recipes.options import OPTIONS
-from cagp.recipes.table import RECIPES, Recipe, check_processes, method_words, methods_for, recipe_for, users_of
 
 SITES_GUARANTEE = (
     "Given the sites, the variance of the latent function is never below that of all rows with the same sites and "
@@ -16,26 +13,18 @@ SITES_GUARANTEE = (
 
 
 def guarantee_words(
-    never_below_exact: bool,
-    has_local_scale: bool,
-    on_log_scale: bool = False,
-    is_average: bool = False,
-    has_sites: bool = False,
+    never_below_exact: bool, has_local_scale: bool, on_log_scale: bool, is_average: bool, has_sites: bool
 ) -> str:
     """What holds for the variance of a fitted model, in one sentence; for log targets, of their logarithm."""
     if has_sites:
         return SITES_GUARANTEE
     subject = "On the scale of the fit, the variance" if on_log_scale else "The variance"
-    exact = "that of the exact Gaussian process"
-    if is_average:
-        exact = "that of the same average of the two exact Gaussian processes"
-    if never_below_exact:
-        return f"{subject} is never below {exact} with the same hyperparameters."
-    if has_local_scale:
-        return (
-            f"{subject} can be below {exact}, since error bars follow a local scale; with local_scale=None it never is."
-        )
-    return f"{subject} can be below {exact} with the same hyperparameters."
+    exact = "same average of the two exact Gaussian processes" if is_average else "exact Gaussian process"
+    if has_local_scale and not never_below_exact:
+        why = "since error bars follow a local scale; with local_scale=None it never is"
+        return f"{subject} can be below that of the {exact}, {why}."
+    how = "is never" if never_below_exact else "can be"
+    return f"{subject} {how} below that of the {exact} with the same hyperparameters."
 
 
 def tried_in_words(tried: list[dict[str, Any]]) -> list[str]:
@@ -50,17 +39,3 @@ def tried_in_words(tried: list[dict[str, Any]]) -> list[str]:
         cost = f"{trial['steps']:,} steps, {trial['seconds']:.1f} s"
         lines.append(f"  {trial['model']}: {scores}; {cost}; {trial['outcome']}")
     return ["Tried, on held-out rows:", *lines] if lines else []
-
-
-__all__ = [
-    "OPTIONS",
-    "RECIPES",
-    "Recipe",
-    "check_processes",
-    "guarantee_words",
-    "method_words",
-    "methods_for",
-    "recipe_for",
-    "tried_in_words",
-    "users_of",
-]

@@ -2,24 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from cagp import limits
 from cagp.comparison import Score, compare
 from cagp.methods import MultiTarget
-from cagp.methods.cholesky import memory_needed
+from cagp.methods.exact import memory_needed
 from cagp.posteriors import AveragedPosterior
 from cagp.prior import GaussianNoise
-from cagp.recipes import local, long_range, means, nearest
-from cagp.recipes.actions import constant_actions, number_of_actions
-from cagp.recipes.exact import exact_methods, train_exact
-from cagp.recipes.local import UNKNOWN_DECAY
-from cagp.recipes.nearest import Neighbours, check_neighbours
+from cagp.recipes import exact, local
+from cagp.recipes.local import Neighbours, action_bytes, number_of_actions
 from cagp.recipes.opt import started_at, train_opt
 from cagp.recipes.search import Effort, Search
 from cagp.recipes.table import Recipe
-from cagp.recipes.task import RESIDUAL_START, Fitted, Learned, Task
+from cagp.recipes.task import RESIDUAL_START, Fitted, Learned, Task, trees_of, with_mean, with_trees, words_of
 from cagp.recipes.trials import FEW_ROWS, Candidate, EachRow, HeldOutRows, Trial
 from cagp.training import FitResult, FitStatus
 from cagp.training.history import trend
@@ -67,21 +65,23 @@ MOST_EXACT = 8000
 def train(recipe: Recipe, task: Task) -> Fitted:
     """Exact for few rows; else local with the kernel, mean and neighbours that predict held-out rows best."""
     n, effort = task.num_rows, EFFORTS[recipe.effort]
-    if task.is_long_range:
-        return means.with_mean(task, lambda residual: _long_range(recipe, residual))
+    if task.decays is False:
+        return with_mean(task, lambda residual: _long_range(recipe, residual))
     own = task.kernels[0] if len(task.kernels) > 1 else None
     base = Candidate(own, "trees" if task.mean == "trees" else "zero")
     if n <= limits.EXACT_ROWS and memory_needed(n) <= task.memory:
-        return _exact(task, effort, base)
-    check_neighbours(recipe.n_neighbors, n)
+        return _exact(recipe, task, effort, base)
+    local.check_neighbours(recipe.n_neighbors, n)
     base = replace(base, neighbours=Neighbours.of(recipe.n_neighbors, recipe.objective))
-    parts = task.hold_out(effort.validation_rows)
-    some = parts
+    if recipe.n_neighbors != "auto":
+        effort = effort._replace(more_neighbours=(), train_neighbours=())
+    if recipe.objective != "auto":
+        effort = effort._replace(objectives=False)
+    parts = some = task.hold_out(effort.validation_rows)
     if parts.train.num_rows > effort.screen_rows:
         rows = parts.train.random_rows(effort.screen_rows)
         some = parts._replace(rows=parts.rows[rows], train=parts.train.rows(rows))
-    varied = isinstance(recipe.n_neighbors, str), effort.objectives and recipe.objective == "auto"
-    search = Search(task, HeldOutRows(some, recipe.local_scale), effort, base, *varied)
+    search = Search(task, HeldOutRows(some, recipe.local_scale), effort, base)
     best = search.best()
     if some is not parts:
         search, best = _on_all_rows(search, HeldOutRows(parts, recipe.local_scale), best)
@@ -92,9 +92,10 @@ def train(recipe: Recipe, task: Task) -> Fitted:
 
 def planned_bytes(recipe: Recipe, num_rows: int, num_inputs: int, num_targets: int) -> dict[str, int]:
     """As for nearest rows; the numbers of the rows that are not held out besides."""
-    tries_order = recipe.objective == "ordered" or (recipe.objective == "auto" and EFFORTS[recipe.effort].objectives)
-    needed = nearest.planned_bytes(num_rows, num_inputs, num_targets, tries_order)
-    return {**needed, "the rows to learn from, by number": 2 * nearest.INTEGER * num_rows}
+    if recipe.objective == "auto" and EFFORTS[recipe.effort].objectives:
+        recipe = replace(recipe, objective="ordered")  # which is tried, and needs more
+    needed = local.planned_bytes(recipe, num_rows, num_inputs, num_targets)
+    return {**needed, "the rows to learn from, by number": 2 * local.INTEGER * num_rows}
 
 
 # ---- kernels that link rows at any distance ----
@@ -105,11 +106,11 @@ def _long_range(recipe: Recipe, task: Task) -> Fitted:
     n, neighbours = task.num_rows, Neighbours.of(recipe.n_neighbors, recipe.objective)
     reason = "the kernel links rows at any distance"
     if n <= MOST_EXACT and memory_needed(n) <= task.memory:
-        learned = long_range.learn(task)
+        learned = local.learn_far(task)
         choice = f"Chose exact inference: {reason}, and {n:,} rows are few enough (at most {MOST_EXACT:,})."
-        posteriors = exact_methods(task, learned.priors).condition(task.data)
-        return Fitted("exact", posteriors, learned.result, learned.notes, task.every_row(), choice)
-    learned = long_range.learn(task, neighbours)
+        posteriors = exact.exact_methods(task, learned.priors).condition(task.data)
+        return Fitted("exact", posteriors, learned.result, learned.notes, slice(None), choice)
+    learned = local.learn_far(task, neighbours)
     fitted = local.condition(recipe, task, learned, neighbours, is_hybrid=True)
     return fitted._replace(choice=f"Chose hybrid: {reason}, so that nearest rows alone are not enough.")
 
@@ -117,22 +118,35 @@ def _long_range(recipe: Recipe, task: Task) -> Fitted:
 # ---- few rows ----
 
 
-def _exact(task: Task, effort: Effort, base: Candidate) -> Fitted:
+def _exact(recipe: Recipe, task: Task, effort: Effort, base: Candidate) -> Fitted:
     """Exact inference with the kernel and the mean that predict each row best from all others."""
     reason = f"Chose exact inference: {task.num_rows:,} rows are few enough (at most {limits.EXACT_ROWS:,})."
     tries_trees = effort.trees and task.num_rows >= LEAST_TREE_ROWS
     rows = EachRow(task)
     search = Search(task, rows, EXACT_EFFORT._replace(kernels=effort.kernels, trees=tries_trees), base)
+
+    def trained(task: Task, candidate: Candidate, trial: Trial | None = None, share: float = 1.0) -> Fitted:
+        """Exact inference with all rows, from the hyperparameters of a trial; ``share`` is that of the time left."""
+        trees = None
+        if candidate.mean == "trees":
+            trees = rows.trees if rows.parts is None else trees_of(task)
+        if task.folder is not None:  # each mean has one of its own for checkpoints
+            task = replace(task, folder=task.folder / candidate.mean)
+        if trial is not None:
+            noise = [float(p.noise.noise.detach()) for p in trial.priors if isinstance(p.noise, GaussianNoise)]
+            task = replace(task, kernel=trial.priors[0].kernel, from_data=False, noise=noise)
+        return with_trees(task, trees, lambda residual: exact.train(recipe, residual, trial is not None, share))
+
     is_alone = len(search.means()) == 1 and not search.other_kernels(base)
     if is_alone and (task.num_rows <= FEW_ROWS or not task.from_data):
-        return _trained_exact(task, rows, base)._replace(choice=reason)
+        return trained(task, base)._replace(choice=reason)
     best = search.best()
     average = None if search.interrupted or not search.in_time else search.average(best)
     last = replace(task, max_epochs=1) if search.interrupted else task
-    fitted = _trained_exact(last, rows, best.candidate, best, 1.0 if average is None else 0.5)
+    fitted = trained(last, best.candidate, best, 1.0 if average is None else 0.5)
     if average is not None:
         other, weight = average
-        fitted = _averaged(fitted, _trained_exact(task, rows, other.candidate, other), weight)
+        fitted = _averaged(fitted, trained(task, other.candidate, other), weight)
     if is_alone:
         search.tried.clear()
     else:
@@ -141,24 +155,6 @@ def _exact(task: Task, effort: Effort, base: Candidate) -> Fitted:
         reason = f"{reason} The fit was interrupted before all models were compared."
         fitted = fitted._replace(result=_as_interrupted(fitted.result))
     return fitted._replace(choice=reason, tried=search.tried)
-
-
-def _trained_exact(
-    task: Task, rows: EachRow, candidate: Candidate, trial: Trial | None = None, share: float = 1.0
-) -> Fitted:
-    """Exact inference with all rows; each mean has a folder of its own for checkpoints.
-
-    Args:
-        trial: whose hyperparameters training starts at; None for those that the data suggest.
-        share: of the time that is left, which it may take.
-    """
-    if task.folder is not None:
-        task = replace(task, folder=task.folder / candidate.mean)
-    if trial is not None:
-        noise = [float(p.noise.noise.detach()) for p in trial.priors if isinstance(p.noise, GaussianNoise)]
-        task = replace(task, kernel=trial.priors[0].kernel, from_data=False, noise=noise)
-    trees = rows.whole_trees if candidate.mean == "trees" else None
-    return means.with_trees(task, trees, lambda residual: train_exact(residual, trial is not None, share))
 
 
 # ---- many rows ----
@@ -170,17 +166,13 @@ def _on_all_rows(search: Search, validation: HeldOutRows, best: Trial) -> tuple[
     If trees won, they are compared again, because more rows may need them less. The best as it is if Ctrl-C ends that
     before it has a score.
     """
-    if search.interrupted:
-        return search, best
     num_rows, num_steps = f"on all {validation.learning.num_rows:,} rows", search.effort.last_steps
     last = Search(search.task, validation, search.effort, search.base)
     last.tried = search.tried
-    try:
-        trial = last.attempt(best.candidate, num_steps, like=best, is_needed=True)
-    except KeyboardInterrupt:
-        search.interrupted = True
+    again = partial(last.attempt, best.candidate, num_steps, like=best, is_needed=True)
+    trial = search.unless_interrupted(again)
+    if trial is None:
         return search, best
-    assert trial is not None
     last.note(trial, None, num_rows)
     has_trees, pair, other = trial.candidate.mean == "trees", search.partner(best), None
     if has_trees:
@@ -221,7 +213,7 @@ def _nearest_rows(recipe: Recipe, task: Task, search: Search, best: Trial) -> Fi
     else:
         fitted = conditioned(best, name == "hybrid")
         notes = [f"Hyperparameters were learned without the held-out rows; predictions use all {task.num_rows:,} rows."]
-        notes += [UNKNOWN_DECAY] if task.decays is None else []
+        notes += [local.UNKNOWN_DECAY] if task.decays is None else []
         fitted = fitted._replace(notes=[*notes, *fitted.notes])
     choice = f"Chose {name}: {reason}. {search.chosen(best, average)}"
     fitted = fitted._replace(choice=choice, tried=search.tried)
@@ -240,7 +232,7 @@ def _with_mean_of(trial: Trial, task: Task, search: Search, train: Callable[[Tas
     values, learned = np.empty(tuple(task.y.shape)), parts.rows.cpu().numpy()
     others = np.setdiff1d(np.arange(task.num_rows), learned)
     values[learned], values[others] = trees.mean, trees.trees.mean(task.inputs[others])
-    return means.with_trees(task, trees._replace(mean=values), train, means.words_of(trees, parts.train))
+    return with_trees(task, trees._replace(mean=values), train, words_of(trees, parts.train))
 
 
 METHOD_REASONS = {
@@ -252,30 +244,26 @@ METHOD_REASONS = {
 
 def _compare_methods(recipe: Recipe, task: Task, search: Search, best: Trial) -> tuple[str, str, Score]:
     """How the best model predicts, why, and its score: shared actions may replace nearest rows, or help them."""
-    num_actions = number_of_actions(recipe.n_actions, task)
+    num_actions, validation = number_of_actions(recipe.n_actions, task), search.validation
+    assert isinstance(validation, HeldOutRows)
     interrupted = "the fit was interrupted before other methods could be compared"
     obstacles = {
         interrupted: search.interrupted,
         "the rows stay on disk, where shared actions are not compared": task.scratch is not None,
         f"the memory limit does not allow {num_actions:,} shared actions": (
-            limits.action_bytes(task.num_rows, num_actions) > task.memory
+            action_bytes(task.num_rows, num_actions) > task.memory
         ),
         "the time limit does not allow shared actions to be compared": not search.in_time,
     }
     for reason, is_met in obstacles.items():
         if is_met:
             return "local", reason, best.score
-    assert isinstance(search.validation, HeldOutRows)
-    learning = search.validation.learning
-    try:
-        num_shared = number_of_actions(recipe.n_actions, learning)
-        shared = constant_actions(best.priors[0].kernel, learning.data, num_shared, learning.seed)
-        beside, alone = search.validation.with_shared(best, shared)
-    except KeyboardInterrupt:
-        search.interrupted = True
+    num_shared = number_of_actions(recipe.n_actions, validation.learning)
+    found = search.unless_interrupted(lambda: validation.with_shared(best, num_shared))
+    if found is None:
         return "local", interrupted, best.score
     # The simplest first: the first that none of the others is better than.
-    scores = {"local": best.score, "opt": alone, "hybrid": beside}
+    scores = {"local": best.score, "opt": found[1], "hybrid": found[0]}
     top = min(scores.values(), key=lambda score: -compare(score, best.score).mean)
     name = next(name for name, score in scores.items() if not compare(top, score).exceed("method"))
     listed = ", ".join(f"{name} {float(score.nll.mean()):.3f}" for name, score in scores.items())
@@ -287,10 +275,8 @@ def _joined(search: Search, trial: Trial) -> FitResult:
     """The fits of a trial one after the other as one; what is said of them is said of the whole."""
     last, joined, seconds = trial.results[-1], [], 0.0
     for result in trial.results:
-        joined += [
-            replace(step, number=len(joined) + j + 1, seconds=seconds + step.seconds)
-            for j, step in enumerate(result.steps)
-        ]
+        numbered = enumerate(result.steps, start=len(joined) + 1)
+        joined += [replace(step, number=number, seconds=seconds + step.seconds) for number, step in numbered]
         seconds += result.seconds
     task = search.validation.residuals(trial.candidate.mean)
     findings = [*trend(joined), *MultiTarget(trial.methods).findings(task.data, task.names)]

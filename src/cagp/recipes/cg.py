@@ -2,7 +2,7 @@
 
 from cagp.methods import CGGP, CaGPCG, Method, MultiTarget
 from cagp.prior import GP
-from cagp.recipes.actions import number_of_actions
+from cagp.recipes.local import number_of_actions
 from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
 
@@ -18,4 +18,4 @@ def train(recipe: Recipe, task: Task) -> Fitted:
     """Adam on the ELBO, or on an estimate of -log p(y)."""
     several = MultiTarget([method(recipe, task, prior) for prior in task.priors()])
     result = task.run(several, recipe.name)
-    return Fitted(recipe.name, several.condition(task.data), result, [], task.every_row())
+    return Fitted(recipe.name, several.condition(task.data), result, [], slice(None))

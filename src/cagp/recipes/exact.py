@@ -1,14 +1,23 @@
-"""The exact Gaussian process."""
+"""The exact Gaussian process, and the periods that a search by its likelihood starts from."""
 
+import copy
+import math
 import time
 from contextlib import suppress
+from itertools import combinations
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from cagp.comparison import MARGINS
+from cagp.kernels import Kernel, repeating_parts
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.methods import MAP, CholeskyGP, LogNormal, Method, MultiTarget
-from cagp.methods.cholesky import memory_needed
+from cagp.methods.exact import memory_needed
+from cagp.periodogram import LEAST_CYCLES, MOST_CYCLES, peaks
 from cagp.prior import GP
 from cagp.quantities import bytes_of
-from cagp.recipes.long_range import start_of_periods
 from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
 
@@ -26,21 +35,21 @@ def method(recipe: Recipe, task: Task, prior: GP) -> Method:
     return CholeskyGP(prior, task.max_bytes)
 
 
-def train(recipe: Recipe, task: Task) -> Fitted:
-    """L-BFGS on -log p(y): a smooth loss of few parameters whose evaluations are expensive."""
-    return train_exact(task)
-
-
 def exact_methods(task: Task, priors: list[GP]) -> MultiTarget:
     """Exact inference, with a wide prior on the outputscale of a kernel that is given by its name."""
-    methods = [CholeskyGP(prior, task.max_bytes) for prior in priors]
+    several = plain_methods(task, priors)
     if not task.kernels or not hasattr(priors[0].kernel, "outputscale"):
-        return MultiTarget(methods)
-    return MultiTarget([MAP(each, None, outputscale=LogNormal(0.0, PRIOR_SCALE)) for each in methods])
+        return several
+    return MultiTarget([MAP(each, None, outputscale=LogNormal(0.0, PRIOR_SCALE)) for each in several.parts])
 
 
-def train_exact(task: Task, is_near: bool = False, share: float = 1.0) -> Fitted:
-    """Exact inference after L-BFGS on -log p(y).
+def plain_methods(task: Task, priors: list[GP]) -> MultiTarget:
+    """Exact inference."""
+    return MultiTarget([CholeskyGP(prior, task.max_bytes) for prior in priors])
+
+
+def train(recipe: Recipe, task: Task, is_near: bool = False, share: float = 1.0) -> Fitted:
+    """L-BFGS on -log p(y): a smooth loss of few parameters whose evaluations are expensive.
 
     Args:
         is_near: the hyperparameters are near the best ones already: training ends with the first step that gains less
@@ -54,17 +63,122 @@ def train_exact(task: Task, is_near: bool = False, share: float = 1.0) -> Fitted
             f'{limit}; allow more, use fewer rows, or choose method="local".'
         )
     priors, notes = start_of_periods(task.in_double(), task.priors())
-    several = exact_methods(task, priors)
+    several, reserve = exact_methods(task, priors), 0.0
+    if task.max_time is not None:
+        reserve = (1 - share) * task.time_left() + _seconds_to_condition(task, several)
     # Steps of quasi-Newton type have length one, and their loss only falls: three steps tell that it has ended.
     stop = {"num_steps": 100, "min_improvement": 1e-4, "window": 3, "min_gain": NEAR_GAIN if is_near else None}
-    reserve = 0.0 if task.max_time is None else (1 - share) * task.time_left() + _seconds_to_condition(task, several)
     result = task.run(several, "exact", optimizer="lbfgs", schedule="constant", reserve=reserve, **stop)
-    return Fitted("exact", several.condition(task.data), result, notes, task.every_row())
+    return Fitted("exact", several.condition(task.data), result, notes, slice(None))
 
 
 def _seconds_to_condition(task: Task, several: MultiTarget) -> float:
     """What the posterior of all rows will take, by that of half of them: eight times as long."""
-    began, half = time.perf_counter(), task.rows(task.every_row()[::2])
+    began, half = time.perf_counter(), task.data.take(torch.arange(0, task.num_rows, 2, device=task.X.device))
     with suppress(NotPositiveDefiniteError):  # training starts with more noise
-        several.condition(half.data)
+        several.condition(half)
     return task.ranks.broadcast(8 * (time.perf_counter() - began))
+
+
+# ---- periods to start from ----
+
+LIKELIHOOD_SETTINGS = {"optimizer": "lbfgs", "min_improvement": 1e-4, "window": 5}
+"""For the likelihood of some rows."""
+
+START_ROWS, START_STEPS, MOST_STARTS, PEAKS = 300, 10, 8, 3
+"""Rows and steps with which starting values are compared, their number, and the periods tried for a part."""
+
+LEAST_SHARE = 0.25
+"""Two waves belong to one season if the difference of their frequencies is at least this share of the larger one."""
+
+SAME_PERIOD = 0.02
+"""Periods that differ by less than this share are one start."""
+
+MOST_HALVINGS = int(math.log2(MOST_CYCLES / LEAST_CYCLES))
+"""Half periods that are tried one after the other: then the shortest period that is looked for is reached."""
+
+STILL_SHORTER = 0.75
+"""A halved period that training brings back to more than this share of the period before is not tried further."""
+
+
+def few_rows(task: Task) -> Task:
+    """The task with at most ``START_ROWS`` rows, drawn at random."""
+    return task.rows(task.random_rows(START_ROWS).sort().values)
+
+
+def start_of_periods(task: Task, priors: list[GP]) -> tuple[list[GP], list[str]]:
+    """Copies of the priors with the periods of best likelihood after a few steps; in words, if several were compared.
+
+    The likelihood has a maximum at nearly every period that occurs often: the strongest periods of the targets are
+    tried beside the one that the kernel comes with.
+    """
+    starts = period_starts(priors[0].kernel, task.X, task.y)
+    if len(starts) < 2:
+        return copy.deepcopy(priors), []
+    few, limit = few_rows(task), task.time_left() / (4 * len(starts))
+    best, best_value = priors, math.inf
+
+    def repeating(tried: list[GP], place: int) -> Any:
+        return repeating_parts(tried[0].kernel, task.X.shape[1])[place][0]
+
+    def trained(tried: list[GP], name: str) -> tuple[float, bool]:
+        """The loss of priors after some steps, and whether they were interrupted."""
+        several = plain_methods(task, tried)
+        result = few.run(several, name, most_steps=START_STEPS, **LIKELIHOOD_SETTINGS, max_time=limit)
+        return result.best_value, result.interrupted
+
+    for j, start in enumerate(starts):
+        tried = copy.deepcopy(priors)
+        for part, period in start:
+            repeating(tried, part).period = period
+        value, interrupted = trained(tried, f"start-{j}")
+        # By a margin: what has a period also has twice that period.
+        if j == 0 or value < best_value - MARGINS["period"].least:
+            best, best_value = tried, value
+        if interrupted:
+            break
+    # What repeats after a time also repeats after twice that time: halve periods as long as the likelihood stays.
+    for part in sorted({part for start in starts for part, _ in start}):
+        for halving in range(MOST_HALVINGS):
+            tried = copy.deepcopy(best)
+            halved = repeating(tried, part)
+            before = halved.period.detach().clone()
+            halved.period = before / 2
+            value, interrupted = trained(tried, f"half-{part}-{halving}")
+            is_shorter = bool((halved.period.detach() <= STILL_SHORTER * before).all())
+            if interrupted or not is_shorter or not value <= best_value + MARGINS["period"].least:
+                break
+            best, best_value = tried, min(best_value, value)
+    compared = f"Compared {len(starts)} starting values of periods by the exact likelihood of {few.num_rows:,} rows."
+    return best, [compared]
+
+
+Start = list[tuple[int, Tensor]]
+"""Periods for some parts of a kernel, by their place among ``repeating_parts``; the other parts stay as they are."""
+
+
+def period_starts(kernel: Kernel, X: Tensor, y: Tensor) -> list[Start]:
+    """The kernel as it is, and with other periods for one of its parts."""
+    starts: list[Start] = [[]]
+    for place, (part, columns) in enumerate(repeating_parts(kernel, X.shape[1])):
+        if not part.get_parameter("raw_period").requires_grad:
+            continue
+        now = part.period.detach().cpu()
+        seen = [(peak, j) for j, column in enumerate(columns) for peak in peaks(X[:, column], y, PEAKS)]
+        seen = sorted(seen, key=lambda item: -item[0].share)[:PEAKS]
+        tried: list[tuple[int, float]] = [(j, float(value)) for j, value in enumerate(now)]
+        periods = [(j, peak.period) for peak, j in seen]
+        pairs = [(j, first, other) for (j, first), (k, other) in combinations(periods, 2) if j == k]
+        periods += [(j, period) for j, first, other in pairs for period in _both(first, other)]
+        for j, period in periods:
+            value = period * float(part.unit[j])
+            if all(j != other or abs(value / before - 1) > SAME_PERIOD for other, before in tried):
+                tried.append((j, value))
+                starts.append([(place, now.index_fill(0, torch.tensor([j]), value))])
+    return starts[:MOST_STARTS]
+
+
+def _both(first: float, other: float) -> list[float]:
+    """The period of a season that has waves of these two: the difference of two of its frequencies is one as well."""
+    difference = abs(1 / first - 1 / other)
+    return [1 / difference] if difference > LEAST_SHARE / min(first, other) else []

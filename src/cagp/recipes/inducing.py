@@ -1,10 +1,11 @@
 """Methods with inducing points: SGPR and SVGP."""
 
 import time
+from functools import partial
 
 from torch import Tensor
 
-from cagp.inducing import InducingPoints, choose_inducing_points
+from cagp.inducing import choose_inducing_points
 from cagp.methods import SGPR, SVGP, MultiTarget
 from cagp.prior import GP
 from cagp.recipes.table import Recipe
@@ -19,14 +20,8 @@ def train(recipe: Recipe, task: Task) -> Fitted:
 
     SGPR uses all rows at every step, SVGP minibatches with natural gradients of its Gaussian.
     """
-
-    def make(prior: GP, Z: Tensor | InducingPoints) -> SGPR | SVGP:
-        if recipe.name == "sgpr":
-            return SGPR(prior, Z, task.max_bytes)
-        return SVGP(prior, Z, seed=task.seed, max_bytes=task.max_bytes)
-
-    priors, m = task.priors(), min(int(recipe.n_inducing), task.num_rows)
-    Z = task.points
+    make = partial(SGPR if recipe.name == "sgpr" else partial(SVGP, seed=task.seed), max_bytes=task.max_bytes)
+    priors, m, Z = task.priors(), min(int(recipe.n_inducing), task.num_rows), task.points
     if Z is None or len(Z) != m:
         Z = _first_points(task, priors[0], m)
     first = make(priors[0], Z)

@@ -2,6 +2,7 @@
 
 import copy
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.notices import collected
 from cagp.prior import GP
 from cagp.quantities import seconds_of
-from cagp.recipes import actions, long_range
-from cagp.recipes.nearest import Neighbours, check_neighbours, local_methods
+from cagp.recipes import local
+from cagp.recipes.exact import start_of_periods
 from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
 from cagp.starting import LOCAL_STEPS
@@ -29,7 +30,7 @@ START_SHARE, FINAL_VALIDATIONS = 0.3, 6
 
 BATCH_SIZE, MINIBATCH_ROWS = 1024, 10_000
 FULL_STEP, FULL_STEPS = 5e-9, 10
-"""Minibatches of ``BATCH_SIZE`` rows are used beyond ``actions.SUPPORT_ROWS`` rows, and beyond ``MINIBATCH_ROWS`` where
+"""Minibatches of ``BATCH_SIZE`` rows are used beyond ``local.SUPPORT_ROWS`` rows, and beyond ``MINIBATCH_ROWS`` where
 ``max_time`` allows fewer than ``FULL_STEPS`` steps with all rows, each of about ``FULL_STEP`` n² seconds.
 Heuristics; docs/benchmarks.md has the evidence."""
 
@@ -43,19 +44,12 @@ def _methods(n_actions: int | str, task: Task, priors: list[GP], **changes: Any)
     """CaGP-Opt for each target; all share the actions."""
     n, batch_size = task.num_rows, None
     full_steps = seconds_of(task.max_time) / (FULL_STEP * n**2)  # that ``max_time`` allows
-    if n > actions.SUPPORT_ROWS or (n > MINIBATCH_ROWS and full_steps < FULL_STEPS):
-        batch_size, changes["support_size"] = BATCH_SIZE, actions.SUPPORT_SIZE
-    first = CaGPOpt.from_data(
-        priors[0],
-        task.data,
-        actions.number_of_actions(n_actions, task, batch_size),
-        max_bytes=task.max_bytes,
-        batch_size=batch_size,
-        seed=task.seed,
-        generator=torch.Generator().manual_seed(task.seed),
-        **changes,
-    )
-    return sharing_actions(first, priors)
+    if n > local.SUPPORT_ROWS or (n > MINIBATCH_ROWS and full_steps < FULL_STEPS):
+        batch_size, changes["support_size"] = BATCH_SIZE, local.SUPPORT_SIZE
+    changes |= {"max_bytes": task.max_bytes, "batch_size": batch_size, "seed": task.seed}
+    changes["generator"] = torch.Generator().manual_seed(task.seed)
+    num_actions = local.number_of_actions(n_actions, task, batch_size)
+    return sharing_actions(CaGPOpt.from_data(priors[0], task.data, num_actions, **changes), priors)
 
 
 def sharing_actions(first: CaGPOpt, priors: list[GP]) -> MultiTarget:
@@ -69,17 +63,16 @@ def train(recipe: Recipe, task: Task) -> Fitted:
     """With many rows: from the hyperparameters of a short fit of CaGP-Local, validated on held-out rows."""
     if task.num_rows <= limits.EXACT_ROWS:
         return train_opt(task, task.priors(), recipe.n_actions)
-    rows, train, held_out, _ = task.hold_out()
-    result = None
+    (rows, train, held_out), result = task.hold_out(), None
     if not task.from_data:
-        priors, notes = long_range.start_of_periods(train.in_double(), train.priors())
-    elif task.is_long_range:
-        priors, result, notes = long_range.learn(train)
+        priors, notes = start_of_periods(train.in_double(), train.priors())
+    elif task.decays is False:
+        priors, result, notes = local.learn_far(train)
     else:
-        check_neighbours(recipe.n_neighbors, task.num_rows)
+        local.check_neighbours(recipe.n_neighbors, task.num_rows)
         priors = train.priors()
-        local = MultiTarget(local_methods(train, priors, Neighbours.of(recipe.n_neighbors)))
-        result = train.in_double().run(local, "start", most_steps=LOCAL_STEPS, reserve=train.reserve(1 - START_SHARE))
+        several = MultiTarget(local.local_methods(train, priors, local.Neighbours.of(recipe.n_neighbors)))
+        result = train.in_double().run(several, "start", most_steps=LOCAL_STEPS, reserve=train.reserve(1 - START_SHARE))
         notes = [started_at(result)]
     most_steps = 1 if result is not None and result.interrupted else None
     fitted = train_opt(train, priors, recipe.n_actions, task.from_data, held_out, most_steps=most_steps)
@@ -87,9 +80,9 @@ def train(recipe: Recipe, task: Task) -> Fitted:
     return fitted._replace(held=rows[fitted.held], notes=[*notes, *fitted.notes])
 
 
-def started_at(local: FitResult) -> str:
+def started_at(result: FitResult) -> str:
     """Where the hyperparameters come from, in words."""
-    return f"Hyperparameters start at those that CaGP-Local learned in {len(local.steps):,} steps."
+    return f"Hyperparameters start at those that CaGP-Local learned in {len(result.steps):,} steps."
 
 
 def train_opt(
@@ -116,13 +109,16 @@ def train_opt(
         began = time.perf_counter()
         held_out_nll(several, task, held_out)
         cost = task.ranks.broadcast(time.perf_counter() - began)
+        changes["reserve"] = FINAL_VALIDATIONS * cost
         if task.time_left() < FINAL_VALIDATIONS * cost:
             notes.append("No time was left to validate steps on held-out rows.")
             held_out, changes["reserve"] = None, cost
-        else:
-            changes["reserve"] = FINAL_VALIDATIONS * cost
     if learned and task.time_left() > FINAL_VALIDATIONS * cost:
-        notes += _about_depth(first, task)
+        data, posterior = task.data.column(0), None
+        with collected(JitterWarning), suppress(NotPositiveDefiniteError):  # training starts with more noise
+            posterior = first.posterior(data)
+        advice = None if posterior is None else action_fit(posterior, data.X, data.row_noise, seed=task.seed).advice
+        notes += [] if advice is None else [advice]
         raise_noise(several, task.data, rows=several.rows(0, task.num_rows).drawn, until=task.deadline)
         task.ranks.share(several)
     if held_out is not None:
@@ -132,16 +128,15 @@ def train_opt(
     if held_out is not None:
         factors = []
         for j, part in enumerate(several.parts):
-            (X, y, row_noise), (X_held, y_held, noise_held) = task.column(j), held_out.column(j)
+            (X, y, row_noise), (X_held, y_held, noise_held) = task.data.column(j), held_out.data.column(j)
             before = part.hyperparameters()["noise.noise"]
             calibrate_noise(part, X, y, X_held, y_held, row_noise, noise_held, until=task.deadline)
-            factors.append(part.hyperparameters()["noise.noise"] / before)
+            factors.append(f"{part.hyperparameters()['noise.noise'] / before:.2g}")
         task.ranks.share(several)
-        notes += [
+        notes.append(
             f"{held_out.num_rows:,} rows were held out to choose the step and the noise, which is "
-            f"{' and '.join(f'{factor:.2g}' for factor in factors)} times that of the loss; predictions use the "
-            f"other {task.num_rows:,}."
-        ]
+            f"{' and '.join(factors)} times that of the loss; predictions use the other {task.num_rows:,}."
+        )
     held = first.support(task.num_rows).detach().clone()
     return Fitted("opt", several.condition(task.data), result, notes, held)
 
@@ -149,21 +144,9 @@ def train_opt(
 @torch.no_grad()
 def held_out_nll(several: MultiTarget, train: Task, held_out: Task) -> float:
     """Negative log density of the held-out targets, the mean over all targets."""
-    posteriors, total = several.condition(train.data), 0.0
-    for j, posterior in enumerate(posteriors):
-        held = held_out.column(j)
+    total = 0.0
+    for j, posterior in enumerate(several.condition(train.data)):
+        held = held_out.data.column(j)
         prediction = posterior.predict(held.X, noise=True, row_noise=held.row_noise)
         total += float(metrics.row_nll(held.y, *prediction).mean())
-    return total / len(posteriors)
-
-
-def _about_depth(first: CaGPOpt, task: Task) -> list[str]:
-    """Whether shared actions fit the first target at hyperparameters that CaGP-Local learned; a sentence if not."""
-    data = task.column(0)
-    with collected(JitterWarning):
-        try:
-            posterior = first.posterior(data)
-        except NotPositiveDefiniteError:  # training starts with more noise
-            return []
-    advice = action_fit(posterior, data.X, data.row_noise, seed=task.seed).advice
-    return [] if advice is None else [advice]
+    return total / len(several.parts)

@@ -46,26 +46,10 @@ class Effort(NamedTuple):
 
 
 class Search:
-    """The rounds, and what was tried in them.
+    """Rounds that vary ``base`` in what task and effort leave open; and what was tried in them."""
 
-    Args:
-        task: with the user's limits, and what is left open: the mean, the kernels.
-        base: the candidate to vary.
-        vary_neighbours: whether the number of neighbours may change.
-        vary_objective: whether the objective may change.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        validation: Validation,
-        effort: Effort,
-        base: Candidate,
-        vary_neighbours: bool = False,
-        vary_objective: bool = False,
-    ):
+    def __init__(self, task: Task, validation: Validation, effort: Effort, base: Candidate):
         self.task, self.validation, self.effort, self.base = task, validation, effort, base
-        self.vary_neighbours, self.vary_objective = vary_neighbours, vary_objective
         self.tried: list[dict[str, Any]] = []
         self.rivals: list[Trial] = []  # trials that lost: the winner may be averaged with one of them
         self.interrupted = False  # by Ctrl-C: nothing further is tried then
@@ -79,7 +63,7 @@ class Search:
             best = self._challenge(best, candidate)
         for candidate in self._other_training(best.candidate):
             best = self._challenge(best, candidate)
-        return self._more_neighbours(best) if self.vary_neighbours else best
+        return self._more_neighbours(best)
 
     def means(self) -> dict[Mean, tuple[float, ...]]:
         """The means to try, the simplest first, with their starts."""
@@ -94,11 +78,9 @@ class Search:
         return [replace(best, kernel=name) for name in others if name in self.task.kernels and name != best.kernel]
 
     def _other_training(self, best: Candidate) -> list[Candidate]:
-        near, others = best.neighbours, []
-        if self.vary_objective:
-            others.append(near._replace(objective="ordered"))
-        if self.vary_neighbours:
-            others += [near._replace(in_training=k) for k in self.effort.train_neighbours]
+        near = best.neighbours
+        others = [near._replace(objective="ordered")] if self.effort.objectives else []
+        others += [near._replace(in_training=k) for k in self.effort.train_neighbours]
         return [replace(best, neighbours=other) for other in others]
 
     def _means_and_starts(self) -> Trial:
@@ -137,7 +119,7 @@ class Search:
         error = self._if_allowed(candidate, self.validation.quick_trees_error)
         if error is None:
             return True
-        is_behind = error > TREES_BEHIND * float(best.score.square.mean()) ** 0.5
+        is_behind = error > TREES_BEHIND * float(best.score.error.square().mean()) ** 0.5
         if not self.task.ranks.broadcast(float(is_behind)):
             return False
         self.leave_out(candidate, "a few trees alone err more than twice as much")
@@ -157,8 +139,8 @@ class Search:
 
     def _more_neighbours(self, best: Trial) -> Trial:
         """Predictions from more neighbours, as long as they gain enough for what they cost."""
-        assert isinstance(self.validation, HeldOutRows)
         for count in self.effort.more_neighbours:
+            assert isinstance(self.validation, HeldOutRows)
             near = best.candidate.neighbours
             if (near.in_predictions or 2 * near.in_training) >= count or count >= self.validation.learning.num_rows:
                 continue
@@ -179,20 +161,17 @@ class Search:
         self, candidate: Candidate, num_steps: int, like: Trial | None = None, is_needed: bool = False
     ) -> Trial | None:
         """A new trial; None where the time is short or Ctrl-C ends it before it has a score."""
-        more_follow = like is None and self.effort.more_steps > 0
-        make = partial(self.validation.trial, candidate, self._allowed(num_steps), like, more_follow)
+        # If further steps may follow, the learning rate does not fall.
+        settings = {"schedule": "constant"} if like is None and self.effort.more_steps > 0 else {}
+        make = partial(self.validation.trial, candidate, self._allowed(num_steps), like, **settings)
         trial = make() if is_needed else self._if_allowed(candidate, make)
         return None if trial is None else self._watched(trial)
 
     def resumed(self, trial: Trial, num_steps: int) -> Trial:
         """The trial after further steps, as far as limits allow."""
         allowed = self._allowed(num_steps, trial.num_steps)
-        if allowed and not self.interrupted and self.in_time:
-            try:
-                return self._watched(self.validation.resume(trial, allowed))
-            except KeyboardInterrupt:
-                self.interrupted = True
-        return trial
+        resumed = self._if_in_time(partial(self.validation.resume, trial, allowed)) if allowed else None
+        return trial if resumed is None else self._watched(resumed)
 
     def better(self, best: Trial, trial: Trial) -> Trial:
         """The trial if it is clearly better than the best so far; the other one becomes a rival."""
@@ -204,12 +183,21 @@ class Search:
 
     def _if_allowed(self, candidate: Candidate, make: Callable[[], Made]) -> Made | None:
         """What ``make`` returns; None, and a line in the record, where the time is short or Ctrl-C ends it."""
-        if not self.interrupted and self.in_time:
+        made = self._if_in_time(make)
+        if made is None:
+            self.leave_out(candidate, "the fit was interrupted" if self.interrupted else "the time limit")
+        return made
+
+    def _if_in_time(self, make: Callable[[], Made]) -> Made | None:
+        return None if self.interrupted or not self.in_time else self.unless_interrupted(make)
+
+    def unless_interrupted(self, make: Callable[[], Made]) -> Made | None:
+        """What ``make`` returns; None if Ctrl-C ends it, or has ended something before."""
+        if not self.interrupted:
             try:
                 return make()
             except KeyboardInterrupt:
                 self.interrupted = True
-        self.leave_out(candidate, "the fit was interrupted" if self.interrupted else "the time limit")
         return None
 
     def _watched(self, trial: Trial) -> Trial:
@@ -236,15 +224,9 @@ class Search:
     # ---- averages ----
 
     def partner(self, best: Trial, score: Score | None = None) -> tuple[Trial, Average] | None:
-        """The rival whose average with the best predicts validation rows best; None without rivals.
-
-        Exact inference has the other mean as its only rival: a second kernel is not worth twice the time.
-
-        Args:
-            score: of the best, if that is not its own.
-        """
+        """The rival whose average with the best predicts validation rows best; ``score`` is that of the best."""
         rivals = self.rivals
-        if isinstance(self.validation, EachRow):
+        if isinstance(self.validation, EachRow):  # where a second kernel is not worth twice the time
             rivals = [rival for rival in rivals if rival.candidate.mean != best.candidate.mean]
         pairs = [(rival, best_average(score or best.score, rival.score)) for rival in rivals]
         return max(pairs, key=lambda pair: pair[1].gain.mean, default=None)
@@ -267,21 +249,10 @@ class Search:
         gain = None if against is None else compare(trial.score, against.score)
         self._record(trial.candidate.words, trial.score, gain, trial.num_steps, trial.seconds, outcome)
 
-    def _record(
-        self, words: str, score: Score, gain: Gains | None, num_steps: int, seconds: float, outcome: str
-    ) -> None:
-        self.tried.append(
-            {
-                "model": words,
-                "nll": float(score.nll.mean()),
-                "crps": float(score.crps.mean()),
-                "gain": None if gain is None else gain.mean,
-                "gain_error": None if gain is None else gain.error,
-                "steps": num_steps,
-                "seconds": seconds,
-                "outcome": outcome,
-            }
-        )
+    def _record(self, words: str, score: Score, gain: Gains | None, steps: int, seconds: float, outcome: str) -> None:
+        scores = {"nll": float(score.nll.mean()), "crps": float(score.crps.mean())}
+        gains = {"gain": None if gain is None else gain.mean, "gain_error": None if gain is None else gain.error}
+        self.tried.append({"model": words, **scores, **gains, "steps": steps, "seconds": seconds, "outcome": outcome})
 
     def leave_out(self, candidate: Candidate, reason: str) -> None:
         """Add a model that was not tried."""
@@ -295,6 +266,6 @@ class Search:
 
 
 def _words(best: Trial, average: tuple[Trial, float] | None) -> str:
-    """A model in words, or its average with another one of some weight."""
+    """A model in words, or its average with another of some weight."""
     words = best.candidate.words
     return words if average is None else f"{words}, averaged with {average[1]:.0%} {average[0].candidate.words}"

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from cagp.comparison import Gains
-from cagp.data.scaling import Standardizer
 from cagp.data.splits import RowRule
-from cagp.data.transforms import TRANSFORMS
+from cagp.data.transforms import TRANSFORMS, Standardizer
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPLocal
 from cagp.prior import GP, GaussianNoise
@@ -51,10 +50,7 @@ def takes_log(
 ) -> tuple[bool, str]:
     """Whether the logarithm of a target predicts held-out rows better, and why, in words that follow its name.
 
-    Args:
-        X: of ``drawn_rows``, in standard units.
-        has_local_scale: whether error bars may adapt locally, as they may in the fit to come.
-        max_time: of the whole fit, in seconds.
+    The rows are ``drawn_rows`` in standard units; error bars may adapt locally if they may in the fit to come.
     """
     if max_time < LEAST_SECONDS:
         return False, (

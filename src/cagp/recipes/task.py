@@ -1,8 +1,9 @@
-"""What training starts from, and what it returns, in standard units."""
+"""What training starts from and what it returns, in standard units; and boosted trees in the prior mean of both."""
 
 import copy
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cagp import storage, trees
 from cagp.data.splits import RowRule
 from cagp.dataset import Data
-from cagp.kernels import Kernel, named_kernel
+from cagp.kernels import Kernel
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.posteriors import Posterior
 from cagp.prior import GP, GaussianNoise
@@ -21,7 +23,7 @@ from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
 from cagp.starting import start_from_data
 from cagp.training import FitResult, Trainable, fit
-from cagp.trees import Trees
+from cagp.trees import OutOfFold, TreeObjective, Trees
 
 RESIDUAL_START = 0.4
 """The residuals of a prior mean are rough: lengthscales start at this times those that the data suggest."""
@@ -56,7 +58,7 @@ class Task:
     verbose: bool
     names: tuple[str, ...] | None  # of the inputs, where they have any
     points: Tensor | None  # inducing points of the last fit, where this one continues it
-    began: float = field(default_factory=time.perf_counter)
+    began: float  # on the clock ``time.perf_counter()``; ``max_time`` counts from there
     ranks: Ranks = field(default_factory=Ranks.alone)  # the processes that train together, each with all rows
     rule: RowRule = field(default_factory=RowRule)  # how rows are held out to compare models
     known: Tensor | None = None  # (n,), a known part of the latent function: the logarithm of exposures
@@ -71,13 +73,8 @@ class Task:
 
     @property
     def decays(self) -> bool | None:
-        """Whether the kernel goes to zero with distance; None if it does not say."""
+        """Whether the kernel goes to zero with distance: False if it links rows at any distance, None if unknown."""
         return self.kernel.decays(self.X.shape[1])
-
-    @property
-    def is_long_range(self) -> bool:
-        """Whether the kernel links rows at any distance."""
-        return self.decays is False
 
     @property
     def X(self) -> Tensor:
@@ -94,18 +91,9 @@ class Task:
         """Known noise variances (n, q)."""
         return self.data.row_noise
 
-    def column(self, j: int) -> Data:
-        """Inputs, and targets and known noise of one target."""
-        return self.data.column(j)
-
     def with_targets(self, y: Tensor, row_noise: Tensor | None = None) -> "Task":
         """The same task with other targets (n, q) and noise of the same rows."""
         return replace(self, data=self.data.with_targets(y, row_noise))
-
-    def with_kernel(self, name: str | None) -> "Task":
-        """The same task with a kernel of its own: a new one by name, or a copy of the present one for None."""
-        made = copy.deepcopy(self.kernel) if name is None else named_kernel(name, self.X.shape[1])
-        return replace(self, kernel=made.to(self.X.device))
 
     def without_mean(self, mean: np.ndarray) -> "Task":
         """The same task with the residuals of a prior mean as targets: ``mean`` is (n, q), in standard units."""
@@ -114,28 +102,21 @@ class Task:
 
     def priors(self) -> list[GP]:
         """A new prior for each target: they share a copy of the kernel, and each has a noise of its own."""
-        kernel, floor = copy.deepcopy(self.kernel), self.noise_floor
+        kernel, floor = copy.deepcopy(self.kernel), NOISE_FLOORS[self.X.dtype]
         starts = [0.1] * self.y.shape[1] if self.noise is None else self.noise
         priors = [GP(kernel, noise=GaussianNoise(max(start, 2 * floor), floor)) for start in starts]
         if self.from_data:
             for j, prior in enumerate(priors):
-                start_from_data(prior, self.column(j))
+                start_from_data(prior, self.data.column(j))
             if self.start != 1.0:
                 kernel.stretch(self.start)
         return [prior.to(self.X.device) for prior in priors]
 
-    @property
-    def noise_floor(self) -> float:
-        """The smallest noise that the data resolve."""
-        return NOISE_FLOORS[self.X.dtype]
-
     def rows(self, rows: Tensor) -> "Task":
         """The same task with some of its rows."""
-        chosen = rows.cpu().numpy()
-        rule, known = self.rule.take(chosen), None if self.known is None else self.known[rows]
-        return replace(
-            self, data=self.data.take(rows, self.scratch), known=known, inputs=self.inputs[chosen], rule=rule
-        )
+        data, known, chosen = self.data.take(rows, self.scratch), self.known, rows.cpu().numpy()
+        known = None if known is None else known[rows]
+        return replace(self, data=data, known=known, inputs=self.inputs[chosen], rule=self.rule.take(chosen))
 
     def random_rows(self, num_rows: int) -> Tensor:
         """The numbers of some rows, drawn by the seed."""
@@ -152,37 +133,30 @@ class Task:
         if len(test) > most_rows and self.rule.kind != "random":
             test = test[torch.randperm(len(test), generator=torch.Generator().manual_seed(self.seed))[:most_rows]]
         train, test = train.to(self.X.device), test.to(self.X.device)
-        return Parts(train, self.rows(train), self.rows(test), test)
+        return Parts(train, self.rows(train), self.rows(test))
 
     def in_double(self) -> "Task":
         """The same task in float64."""
         return replace(self, data=self.data.double())
 
-    def every_row(self) -> Tensor:
-        """The numbers of all rows."""
-        return torch.arange(self.num_rows, device=self.X.device)
-
     def run(
         self, method: Trainable, name: str, most_steps: int | None = None, reserve: float = 0.0, **changes: Any
     ) -> FitResult:
-        """Train with the user's limits.
+        """Train with the user's limits; ``name`` is the subfolder for checkpoints.
 
         Args:
-            name: the subfolder for checkpoints.
             most_steps: a further limit to the number of steps.
             reserve: seconds before the end of ``max_time`` that are needed for what comes after.
             changes: further settings of ``fit``.
         """
-        limits = [limit for limit in (self._num_steps(method), most_steps) if limit is not None]
+        drawn = method.rows(0, self.num_rows).drawn
+        allowed = self.step_limit(self.num_rows if drawn is None else len(drawn))
+        limits = [limit for limit in (allowed, most_steps) if limit is not None]
         if limits:
             changes["num_steps"] = min(limits)
         folder = None if self.folder is None else self.folder / name
         options = {"progress": self.verbose, "checkpoint_dir": folder, "input_names": self.names, "ranks": self.ranks}
         return fit(method, self.data, deadline=self.deadline - reserve, **options, **changes)
-
-    def _num_steps(self, method: Trainable) -> int | None:
-        first = method.rows(0, self.num_rows).drawn
-        return self.step_limit(self.num_rows if first is None else len(first))
 
     def step_limit(self, batch_size: int) -> int | None:
         """The steps in ``max_epochs``: an epoch is one pass over the rows, as many steps as it takes minibatches."""
@@ -212,7 +186,6 @@ class Parts(NamedTuple):
     rows: Tensor  # of the whole task, those of ``train``
     train: Task
     held_out: Task
-    held_rows: Tensor  # of the whole task, those of ``held_out``
 
 
 class Learned(NamedTuple):
@@ -236,3 +209,100 @@ class Fitted(NamedTuple):
     tried: list[dict[str, Any]] = []  # the models that were compared, as plain values, in the order they were tried
     likelihood: Any = None  # ``Likelihood | ClassLikelihood`` with what it learned; None: Gaussian noise
     offsets: list[float] = []  # the constant part of each latent function; none with Gaussian noise
+
+
+# ---- boosted trees in the prior mean ----
+
+KIND, VERSION = "cagp trees", 1
+TREE_SHARE = 0.3
+"""The share of the time that is left which trees may take."""
+
+
+def with_trees(
+    task: Task, fitted_trees: OutOfFold | None, train: Callable[[Task], Fitted], words: str | None = None
+) -> Fitted:
+    """What ``train`` makes of the residuals of trees, if there are any; ``words`` about the trees stand in front."""
+    if fitted_trees is None:
+        return train(task)
+    fitted = train(task.without_mean(fitted_trees.mean))
+    notes = [words or words_of(fitted_trees, task), *fitted.notes]
+    return fitted._replace(trees=fitted_trees.trees, notes=notes)
+
+
+def with_mean(task: Task, train: Callable[[Task], Fitted]) -> Fitted:
+    """``with_trees`` if the task asks for trees."""
+    return with_trees(task, trees_of(task) if task.mean == "trees" else None, train)
+
+
+def trees_of(task: Task, objective: TreeObjective = "l2") -> OutOfFold:
+    """Trees for the rows of the task, by process 0; those of an interrupted fit with the same rows are read again."""
+    limit = TREE_SHARE * task.time_left()
+    if task.ranks.size == 1:
+        return _stored_or_fitted(task, limit, objective)
+    return _of_state(task.ranks.from_first(lambda: _state(_stored_or_fitted(task, limit, objective))))
+
+
+def _stored_or_fitted(task: Task, max_seconds: float, objective: TreeObjective) -> OutOfFold:
+    path = None if task.folder is None else task.folder / f"trees-{task.num_rows}.cagp"
+    if path is not None and path.exists():
+        state = storage.load_state(path, KIND, VERSION, remedy="delete it to fit them again")
+        mean, shape = state.get("mean"), tuple(task.y.shape)
+        is_mean = isinstance(mean, Tensor) and mean.dtype == torch.float64 and tuple(mean.shape) == shape
+        if mean is None or not is_mean or not bool(torch.isfinite(mean).all()):
+            raise ValueError(f"{path} does not hold the trees of these rows; delete it to fit them again.")
+        return _of_state(state | {"finished": True})
+    noise = None if task.row_noise is None else as_array(task.row_noise)
+    options: dict[str, Any] = {"categorical": task.categorical, "seed": task.seed, "objective": objective}
+    options["fold"] = task.rule.folds(task.num_rows, trees.number_of_folds(task.num_rows), task.seed)
+    options["exposure"] = None if task.known is None else as_array(task.known.exp())
+    fitted = trees.fit_trees(task.inputs, as_array(task.y), noise, max_seconds=max_seconds, **options)
+    if path is not None and fitted.finished:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        storage.save_state(path, _state(fitted), KIND, VERSION)
+    return fitted
+
+
+def words_of(fitted: OutOfFold, task: Task, loss: str | None = None) -> str:
+    """What trees explain, in words: the ``loss`` of their out-of-fold predictions, or a share of the variance."""
+    counts = " and ".join(dict.fromkeys(f"{count:,}" for count in fitted.trees.num_trees))
+    about = f"the {loss}"
+    if loss is None:
+        y = as_array(task.y)
+        explained = 1 - np.square(y - fitted.mean).sum(0) / np.maximum(np.square(y - y.mean(0)).sum(0), 1e-300)
+        about = f"they explain {' and '.join(f'{share:.1%}' for share in explained)} of the variance of the targets"
+    late = "" if fitted.finished else " The time limit ended them early."
+    return (
+        f"The prior mean is {counts} boosted trees, fitted out of fold: {about}, and the Gaussian process models the "
+        f"residuals.{late}"
+    )
+
+
+def state_of(fitted: Trees) -> dict[str, Any]:
+    """Trees as tensors of bytes, for a file."""
+    models = [[torch.tensor(list(text.encode()), dtype=torch.uint8) for text in m] for m in fitted.texts]
+    return {"models": models}
+
+
+def trees_from_state(state: dict[str, Any]) -> Trees:
+    """The inverse of ``state_of``; ValueError where it is not such a state."""
+    models = state.get("models") if isinstance(state, dict) else None
+    if not isinstance(models, list) or not all(isinstance(m, list) and all(map(_is_text, m)) for m in models):
+        raise ValueError("the stored trees cannot be read: they are not lists of text; save the model again.")
+    return Trees([[bytes(text.numpy()).decode() for text in texts] for texts in models])
+
+
+def _is_text(text: Any) -> bool:
+    return isinstance(text, Tensor) and text.dtype == torch.uint8 and text.ndim == 1
+
+
+def _state(fitted: OutOfFold) -> dict[str, Any]:
+    return {**state_of(fitted.trees), "mean": torch.from_numpy(fitted.mean), "finished": fitted.finished}
+
+
+def _of_state(state: dict[str, Any]) -> OutOfFold:
+    return OutOfFold(trees_from_state(state), state["mean"].numpy(), finished=state["finished"])
+
+
+def as_array(values: Tensor) -> np.ndarray:
+    """A tensor as a float64 array."""
+    return values.detach().double().cpu().numpy()

@@ -21,13 +21,13 @@ from cagp import kernel_registry, trees
 from cagp.actions import BlockActions
 from cagp.comparison import Score
 from cagp.engine import precise_product
+from cagp.kernels import named_kernel
 from cagp.linalg import NotPositiveDefiniteError, safe_cholesky
-from cagp.methods import CaGPLocal, CholeskyGP, Method, MultiTarget
+from cagp.methods import CaGPLocal, Method, MultiTarget
 from cagp.prior import GP
-from cagp.recipes import means
-from cagp.recipes.exact import exact_methods
-from cagp.recipes.nearest import Neighbours, local_methods, scaled_methods
-from cagp.recipes.task import RESIDUAL_START, Parts, Task
+from cagp.recipes.exact import exact_methods, plain_methods
+from cagp.recipes.local import Neighbours, constant_actions, local_methods, scaled_methods
+from cagp.recipes.task import RESIDUAL_START, Parts, Task, as_array, trees_of
 from cagp.training import FitResult
 from cagp.trees import OutOfFold
 
@@ -76,12 +76,6 @@ class Candidate:
             parts.append(f"{near.in_predictions} neighbours in predictions")
         return ", ".join(parts)
 
-    @property
-    def file_name(self) -> str:
-        """The candidate as a part of a file name."""
-        kernel, near = "given" if self.kernel is None else self.kernel, self.neighbours
-        return f"{kernel}-{self.mean}-{self.start:g}-{near.objective}-{near.in_training}"
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -102,12 +96,7 @@ class Trial:
 
 
 class Validation(ABC):
-    """The rows that candidates learn from, and those that score them.
-
-    Args:
-        learning: the rows to learn from.
-        parts: the same, with held-out rows; None if the rows to learn from are scored themselves.
-    """
+    """The rows that candidates learn from, and those that score them: held-out rows, or without ``parts`` the same."""
 
     def __init__(self, learning: Task, parts: Parts | None):
         self.learning, self.parts = learning, parts
@@ -115,14 +104,14 @@ class Validation(ABC):
     @cached_property
     def trees(self) -> OutOfFold:
         """Trees of the rows to learn from."""
-        return means.trees_of(self.learning)
+        return trees_of(self.learning)
 
     def quick_trees_error(self) -> float:
         """The root mean squared error of a few trees alone: a first idea of what trees in the mean can do."""
-        _, train, held_out, _ = self.parts or self.learning.hold_out(self.learning.num_rows, LATER_SHARE)
+        _, train, held_out = self.parts or self.learning.hold_out(self.learning.num_rows, LATER_SHARE)
         options = {"categorical": train.categorical, "seed": train.seed}
-        predicted = trees.quick_prediction(train.inputs, means.as_array(train.y), held_out.inputs, **options)
-        return float(np.square(means.as_array(held_out.y) - predicted).mean() ** 0.5)
+        predicted = trees.quick_prediction(train.inputs, as_array(train.y), held_out.inputs, **options)
+        return float(np.square(as_array(held_out.y) - predicted).mean() ** 0.5)
 
     def residuals(self, mean: Mean) -> Task:
         """The rows to learn from, with the residuals of the mean as targets."""
@@ -136,7 +125,9 @@ class Validation(ABC):
 
     def _begin(self, candidate: Candidate, like: Trial | None) -> tuple[Task, list[GP]]:
         """What a candidate learns from, with its kernel; and its priors, with the hyperparameters of another trial."""
-        task = replace(self.residuals(candidate.mean).with_kernel(candidate.kernel), start=candidate.start)
+        task = replace(self.residuals(candidate.mean), start=candidate.start)
+        if candidate.kernel is not None:
+            task = replace(task, kernel=named_kernel(candidate.kernel, task.X.shape[1]).to(task.X.device))
         priors = task.priors()
         if like is not None:
             for prior, other in zip(priors, like.priors, strict=True):
@@ -147,23 +138,17 @@ class Validation(ABC):
         """The score of held-out rows; the worst there is where a matrix cannot be factorised."""
         held_out, columns = self.held_out(mean), []
         for j, method in enumerate(methods):
-            rows = held_out.column(j)
+            rows = held_out.data.column(j)
             try:
-                posterior = method.condition(train.column(j), **options)
+                posterior = method.condition(train.data.column(j), **options)
                 columns.append((rows.y, *posterior.predict(rows.X, noise=True, row_noise=rows.row_noise)))
             except NotPositiveDefiniteError:
                 columns.append((rows.y, torch.zeros_like(rows.y), torch.full_like(rows.y, torch.inf)))
         return Score.of(columns).broadcast(train.ranks)
 
     @abstractmethod
-    def trial(
-        self, candidate: Candidate, num_steps: int, like: Trial | None = None, more_follow: bool = False
-    ) -> Trial:
-        """A new trial: from the data, or from the hyperparameters of another trial.
-
-        Args:
-            more_follow: whether further steps may follow: then the learning rate does not fall.
-        """
+    def trial(self, candidate: Candidate, num_steps: int, like: Trial | None = None, **settings: Any) -> Trial:
+        """A new trial: from the data, or from the hyperparameters of another trial; ``settings`` are for ``fit``."""
 
     def resume(self, trial: Trial, num_steps: int) -> Trial:
         """The trial after ``num_steps`` further steps; the trial itself where it has converged already."""
@@ -172,19 +157,13 @@ class Validation(ABC):
 
 @final
 class HeldOutRows(Validation):
-    """Nearest rows predict held-out rows.
-
-    Args:
-        local_scale: the option of the recipe.
-    """
+    """Nearest rows predict held-out rows; ``local_scale`` is the option of the recipe."""
 
     def __init__(self, parts: Parts, local_scale: float | str | None):
         super().__init__(parts.train, parts)
         self.local_scale = local_scale
 
-    def trial(
-        self, candidate: Candidate, num_steps: int, like: Trial | None = None, more_follow: bool = False
-    ) -> Trial:
+    def trial(self, candidate: Candidate, num_steps: int, like: Trial | None = None, **settings: Any) -> Trial:
         began = time.perf_counter()
         task, priors = self._begin(candidate, like)
         # Lengthscales of another kernel differ by a common factor, so that its neighbours are the same.
@@ -192,7 +171,6 @@ class HeldOutRows(Validation):
             methods = [other.with_prior(prior) for other, prior in zip(like.methods, priors, strict=True)]
         else:
             methods = local_methods(task, priors, candidate.neighbours)
-        settings = {"schedule": "constant"} if more_follow else {}
         return self._trained(candidate, task, methods, [], num_steps, began, **settings)
 
     def resume(self, trial: Trial, num_steps: int) -> Trial:
@@ -204,12 +182,13 @@ class HeldOutRows(Validation):
     def with_neighbours(self, trial: Trial, candidate: Candidate) -> Trial:
         """The same hyperparameters with the neighbours of another candidate."""
         began = time.perf_counter()
-        (score,) = self._scores(candidate, self.residuals(candidate.mean), trial.priors)
+        (score,) = self._scores(candidate, trial.priors)
         return replace(trial, candidate=candidate, score=score, seconds=time.perf_counter() - began)
 
-    def with_shared(self, trial: Trial, shared: BlockActions) -> list[Score]:
+    def with_shared(self, trial: Trial, num_actions: int) -> list[Score]:
         """The scores of shared actions beside the nearest rows of the trial, and of shared actions alone."""
-        return self._scores(trial.candidate, self.residuals(trial.candidate.mean), trial.priors, shared)
+        shared = constant_actions(self.learning, trial.priors[0], num_actions)
+        return self._scores(trial.candidate, trial.priors, shared)
 
     def _trained(
         self,
@@ -222,20 +201,20 @@ class HeldOutRows(Validation):
         **settings: Any,
     ) -> Trial:
         total = sum(len(result.steps) for result in before) + num_steps
-        name = f"try-{candidate.file_name}-{task.num_rows}-{total}"
+        kernel, near = candidate.kernel or "given", candidate.neighbours
+        model = f"{kernel}-{candidate.mean}-{candidate.start:g}-{near.objective}-{near.in_training}"
+        name = f"try-{model}-{task.num_rows}-{total}"
         quiet, reserve = replace(task, verbose=False), task.reserve(0.5)  # a line for each trial is enough
         result = quiet.run(MultiTarget(methods), name, most_steps=num_steps, reserve=reserve, **settings)
         priors = [method.prior for method in methods]
-        (score,) = self._scores(candidate, task, priors)
-        spent = time.perf_counter() - began
-        return Trial(candidate, priors, methods, [*before, result], score, spent, task.num_rows)
+        (score,) = self._scores(candidate, priors)
+        results, spent = [*before, result], time.perf_counter() - began
+        return Trial(candidate, priors, methods, results, score, spent, task.num_rows)
 
     @torch.no_grad()
-    def _scores(
-        self, candidate: Candidate, train: Task, priors: list[GP], shared: BlockActions | None = None
-    ) -> list[Score]:
+    def _scores(self, candidate: Candidate, priors: list[GP], shared: BlockActions | None = None) -> list[Score]:
         """The score of nearest rows; with shared actions beside them, and of shared actions alone."""
-        options = candidate.neighbours, self.local_scale, shared, SCALE_ROWS
+        train, options = self.residuals(candidate.mean), (candidate.neighbours, self.local_scale, shared, SCALE_ROWS)
         methods, _ = scaled_methods(replace(train, max_time=None), priors, *options)
         ways: list[dict[str, Any]] = [{}] if shared is None else [{}, {"num_neighbours": 0}]
         return [self._score_of(methods, train, candidate.mean, shares_rows=True, **way) for way in ways]
@@ -243,43 +222,31 @@ class HeldOutRows(Validation):
 
 @final
 class EachRow(Validation):
-    """Exact inference predicts each row from all others, or from other groups.
-
-    Where later rows are to be predicted, the latest ones are held out.
-    """
+    """Exact inference predicts each row from all others or from other groups; or the latest rows from earlier ones."""
 
     def __init__(self, task: Task):
         later = task.hold_out(task.num_rows, LATER_SHARE) if task.rule.kind == "time" else None
         super().__init__(task if later is None else later.train, later)
-        self.task = task
 
-    @cached_property
-    def whole_trees(self) -> OutOfFold:
-        """The trees of all rows of the task; those of the search where it learned from all."""
-        return self.trees if self.parts is None else means.trees_of(self.task)
-
-    def trial(
-        self, candidate: Candidate, num_steps: int, like: Trial | None = None, more_follow: bool = False
-    ) -> Trial:
+    def trial(self, candidate: Candidate, num_steps: int, like: Trial | None = None, **settings: Any) -> Trial:
         began = time.perf_counter()
         task, priors = self._begin(candidate, like)
         quiet, reserve = replace(task, folder=None, verbose=False), task.reserve(0.5)
         if task.num_rows <= FEW_ROWS:
-            exact = {"optimizer": "lbfgs", "most_steps": FEW_STEPS, "min_improvement": 1e-3, "window": 5}
-            result = quiet.run(exact_methods(task, priors), "", reserve=reserve, **exact)
+            several, num_steps = exact_methods(task, priors), FEW_STEPS
+            settings |= {"optimizer": "lbfgs", "min_improvement": 1e-3, "window": 5}
         else:
             several = MultiTarget(local_methods(task, priors, DEFAULT))
-            result = quiet.run(several, "", most_steps=num_steps, reserve=reserve)
+        result = quiet.run(several, "", most_steps=num_steps, reserve=reserve, **settings)
         score = self._score(candidate, task, priors)
         return Trial(candidate, priors, [], [result], score, time.perf_counter() - began, task.num_rows)
 
     def _score(self, candidate: Candidate, task: Task, priors: list[GP]) -> Score:
         if self.parts is not None:
-            methods = [CholeskyGP(prior, task.max_bytes) for prior in priors]
-            return self._score_of(methods, task, candidate.mean)
+            return self._score_of(plain_methods(task, priors).parts, task, candidate.mean)
         few = task.rows(task.random_rows(VALIDATION_ROWS))
         group = None if few.rule.values is None else torch.from_numpy(few.rule.values).to(task.X.device)
-        pairs = [(few.column(j), prior) for j, prior in enumerate(priors)]
+        pairs = [(few.data.column(j), prior) for j, prior in enumerate(priors)]
         columns = [(rows.y, *leave_out(prior, *rows.tensors, group)) for rows, prior in pairs]
         return Score.of(columns).broadcast(task.ranks)
 
@@ -310,9 +277,8 @@ def leave_out(
         mean, variance = torch.empty_like(residual), torch.empty_like(residual)
         for value in group.unique():
             rows = (group == value).nonzero()[:, 0]
-            covariance = torch.cholesky_inverse(
-                safe_cholesky(precision[rows[:, None], rows], "the precision of a group")
-            )
+            chol = safe_cholesky(precision[rows[:, None], rows], "the precision of a group")
+            covariance = torch.cholesky_inverse(chol)
             mean[rows] = y[rows].double() - covariance @ weights[rows]
             variance[rows] = covariance.diagonal()
         return mean, variance

@@ -1,7 +1,8 @@
 """What a report is about: a fitted model, alone, behind a pipeline's steps or found by a search, and its test rows."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +12,14 @@ from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
-from cagp.data.table_checks import as_table
-from cagp.data.targets import encode_target
+from cagp.data.cells import as_table
+from cagp.data.encoding import encode_target
 from cagp.estimators import CaGPClassifier, EncodedTable, GPRegressor
-from cagp.estimators.labels import codes_of, column_of
 from cagp.estimators.predictive import Observations, Predictive
+from cagp.estimators.target_kinds import codes_of, column_of
 from cagp.estimators.units import known_variances
 from cagp.plots import Vector
+from cagp.recipes.table import method_words
 
 SEED = 0
 
@@ -40,7 +42,6 @@ class InputColumn(NamedTuple):
 
     @classmethod
     def of(cls, name: str, place: int, series: pd.Series) -> "InputColumn":
-        """A column of a frame."""
         types = pd.api.types
         if types.is_numeric_dtype(series.dtype) and not types.is_bool_dtype(series.dtype):
             kind = "number"
@@ -98,31 +99,19 @@ class Subject:
 
     @property
     def column_names(self) -> list[str]:
-        """The names of all columns."""
         return [str(name) for name in self.X.columns]
 
     @property
     def is_classifier(self) -> bool:
-        """Whether the model predicts classes."""
         return hasattr(self.model, "classes_")
 
     @property
     def num_rows(self) -> int:
-        """The number of test rows."""
         return len(self.y)
-
-    def take(self, rows: Rows) -> "Subject":
-        """The same on some of the rows."""
-        noise = None if self.noise is None else self.noise[rows]
-        return replace(self, X=self.X.iloc[rows], y=self.y[rows], noise=noise)
 
     def replaced(self, column: InputColumn, rows: Rows, donors: Rows) -> pd.DataFrame:
         """Some of the inputs, with the values that the rows ``donors`` have in one column, which keeps its type."""
         return with_values(self.X.iloc[rows], column.place, self.X.iloc[donors, column.place].array)
-
-    def label(self, row: int) -> str:
-        """What the user calls a row."""
-        return str(self.X.index[row])
 
     def sample(self, size: int) -> Rows:
         """``size`` of the rows, drawn at random, in their order; all rows if there are no more."""
@@ -235,7 +224,8 @@ def _drawn(
         raise ValueError(f"max_rows is {max_rows}, expected at least 1, or None for all rows.")
     kept = np.flatnonzero(~missing)
     kept = kept if max_rows is None else kept[sample(len(kept), max_rows)]
-    return Subject(model, steps, table, is_array, y, noise, len(y), int(missing.sum())).take(kept)
+    noise = None if noise is None else noise[kept]
+    return Subject(model, steps, table.iloc[kept], is_array, y[kept], noise, len(y), int(missing.sum()))
 
 
 def sample(num_rows: int, size: int) -> Rows:
@@ -267,3 +257,55 @@ def checked(predicted: Predictive | Observations) -> Predictive | Observations:
 def as_matrix(values: Any, num_rows: int) -> Matrix:
     """Answers of the model as (rows, targets)."""
     return np.asarray(values, float).reshape(num_rows, -1)
+
+
+# ---- what the sections on the fitted model show ----
+
+
+def model_values(subject: Subject, goal: str, **values: Any) -> dict[str, dict[str, Any]]:
+    """The values of the sections on the data, with ``values``, on the lengthscales, the training and the fit."""
+    model = subject.model
+    data = {"subject": subject, "goal": goal, "method": method_words(model.method_)}
+    return {
+        "data": data | {"overlap": None, "ranges": [], "trees": []} | values,
+        "relevance": relevance_of(subject),
+        "learning": learning_of(model.fit_result_),
+        "fit": {"model": model, "version": version("cagp")},
+    }
+
+
+def varying(subject: Subject) -> np.ndarray:
+    """Which encoded inputs vary among the test rows; all of them if none does.
+
+    The lengthscale of an input that is constant in training remains at its starting value and means nothing.
+    """
+    encoder, codes = subject.encoded_rows
+    inputs = encoder.expand(codes)
+    varies = np.array([len(np.unique(column[np.isfinite(column)])) > 1 for column in inputs.T])
+    return varies if varies.any() else np.ones_like(varies)
+
+
+def relevance_of(subject: Subject) -> dict[str, Any]:
+    """Inputs that vary and their lengthscales, the shortest first, and the parts of the kernel."""
+    model, kept = subject.model, varying(subject)
+    lengthscales = np.asarray(model.lengthscales_, float).ravel()[kept]
+    order = np.argsort(lengthscales, kind="stable")
+    return {
+        "names": [str(name) for name in np.asarray(model.feature_names_out_)[kept][order]],
+        "lengthscales": lengthscales[order] if np.isfinite(lengthscales).all() else None,
+        "num_constant": int((~kept).sum()),
+        "kernel": model.kernel_parts_,
+    }
+
+
+def learning_of(result: Any) -> dict[str, Any]:
+    """The loss and the evaluations against training time."""
+    steps = [] if result is None else [step for step in result.steps if np.isfinite(step.loss)]
+    evaluated = [(step.seconds, name, value) for step in steps for name, value in (step.evaluation or {}).items()]
+    evaluations: dict[str, tuple[Vector, Vector]] = {}
+    for name in dict.fromkeys(name for _, name, _ in evaluated):
+        points = np.array([(at, value) for at, other, value in evaluated if other == name and value is not None], float)
+        if len(points):
+            evaluations[name] = points[:, 0], points[:, 1]
+    seconds, losses = (np.array([getattr(step, name) for step in steps], float) for name in ("seconds", "loss"))
+    return {"result": result, "seconds": seconds, "losses": losses, "evaluations": evaluations}

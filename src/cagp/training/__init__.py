@@ -2,7 +2,7 @@
 
 from cagp.training.fitting import CHECKPOINT, fit
 from cagp.training.history import FitResult, FitStatus, Step
-from cagp.training.settings import PRESETS, Settings
+from cagp.training.optimizers import PRESETS, Settings
 from cagp.training.trainable import Batch, Coming, ParameterGroup, StepRows, Trainable
 
 __all__ = [

@@ -13,26 +13,18 @@ from torch import Tensor, nn
 
 from cagp.dataset import Data
 from cagp.files import locked_folder
-from cagp.linalg import NotPositiveDefiniteError
-from cagp.progress import StepProgress
+from cagp.progress import Progress
 from cagp.quantities import seconds_of
 from cagp.ranks import Ranks
-from cagp.storage import State, fingerprint
-from cagp.training.checkpoints import describe, is_like, load_checkpoint, not_whole, save_checkpoint
-from cagp.training.history import FitResult, FitStatus, History, Step, steps_from_state, trend
-from cagp.training.optimizers import Optimizer, copied
-from cagp.training.settings import PRESETS, Settings
-from cagp.training.sharing import StepError, added_up, check_same, part_of_step, words_on_sharing
-from cagp.training.trainable import Batch, Coming, ParameterGroup, StepRows, Trainable
+from cagp.storage import State, fingerprint, load_state, save_state
+from cagp.training.history import FitResult, FitStatus, History, Step, describe, is_like, steps_from_state, trend
+from cagp.training.optimizers import PRESETS, Optimizer, Settings, copied
+from cagp.training.trainable import FAILURES, Batch, Coming, ParameterGroup, StepError, StepRows, Trainable, added_up
 
-LinAlgError: type[Exception] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
-CHECKPOINT = "checkpoint.safetensors"
-HISTORY = "history.jsonl"
+CHECKPOINT, HISTORY = "checkpoint.safetensors", "history.jsonl"
+KIND, VERSION, REMEDY = "checkpoint", 2, "delete it to start from scratch"
 FLAT = 0.01
 """A loss is flat when one window of steps improves on the window before by less than this share of all improvement."""
-
-FAILURES: tuple[type[Exception], ...] = (StepError, NotPositiveDefiniteError, LinAlgError)
-"""What a step that is taken back can raise."""
 
 
 class _OutOfTimeError(Exception):
@@ -94,16 +86,13 @@ def fit(
     deadline, held = math.inf if deadline is None else deadline, {id(parameter) for parameter in fixed}
     run = _Run(method, data, settings, ranks, evaluate, callback, folder, input_names, deadline, held)
     progress = progress and ranks.is_first
-    with run.resources, StepProgress(settings.num_steps, enabled=progress) as bar, ranks.listening():
+    with run.resources, Progress("fit", progress, settings.num_steps) as bar, ranks.listening():
         return run.run(bar)
 
 
 @dataclass(frozen=True)
 class _State:
-    """Where a fit stands, and what a checkpoint holds of it: steps make new ones, and a failure returns to an old one.
-
-    ``parameters`` and ``optimizer`` are those at the time of ``_Run.here``.
-    """
+    """Where a fit stands, as a checkpoint holds it; ``parameters`` and ``optimizer`` are those of ``_Run.here``."""
 
     parameters: dict[str, Tensor]
     optimizer: dict[str, Any]
@@ -143,21 +132,18 @@ class _Run:
             raise ValueError(f"monitor is {settings.monitor!r}, which needs an evaluate function that returns it.")
         if settings.patience is not None and settings.monitor == "loss":
             raise ValueError("patience counts evaluations: it needs evaluate, and monitor set to a name it returns.")
-        check_same(self.ranks, self.data, self.method)
+        self.method.check_same(self.ranks, self.data)
         self.ranks.share(self.method)
         groups = self.method.parameter_groups().items()
         free = {name: [p for p in group.parameters if id(p) not in self.fixed] for name, group in groups}
         self.optimizer = Optimizer({name: ParameterGroup(free[name], group.lr) for name, group in groups}, settings)
-        parameters = self._parameters()
-        best = {"value": math.inf, "step": 0, "parameters": parameters}
-        self.state = _State(parameters, self.optimizer.state(), best)
+        best = {"value": math.inf, "step": 0, "parameters": self._parameters()}
+        self.state = _State(best["parameters"], self.optimizer.state(), best)
         self.folder = self.checkpoint_dir if self.ranks.is_first else None
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.fingerprint = self._fingerprint()
         self.history = History(None if self.folder is None else self.folder / HISTORY)
-
-    # ---- where it stands ----
 
     def here(self) -> _State:
         """The state with the present parameters and optimiser."""
@@ -176,7 +162,7 @@ class _Run:
 
     # ---- the loop ----
 
-    def run(self, bar: StepProgress) -> FitResult:
+    def run(self, bar: Progress) -> FitResult:
         if self.checkpoint_dir is not None:
             self._resume()
         end: _End | None = None
@@ -201,7 +187,7 @@ class _Run:
             words = f"{end.reason[:-1]}, which made no progress: the starting values are the best."
             end = _End(FitStatus.NO_PROGRESS, words)
         findings = [*trend(steps), *self.method.findings(self.data, self.input_names)]
-        findings += words_on_sharing(self.ranks, self._rows(0))
+        findings += self._rows(0).words(self.ranks)
         ended = (end.reason, best["step"], best["value"], self.state.seconds, self.state.failures, findings, end.status)
         return {"parameters": best["parameters"], "result": FitResult(steps, *ended).state()}
 
@@ -215,26 +201,27 @@ class _Run:
             raise KeyboardInterrupt
         return None
 
-    def _attempt(self, bar: StepProgress) -> _End | None:
+    def _attempt(self, bar: Progress) -> _End | None:
         """One step, or its failure taken back; a reason where the fit cannot continue."""
         index, start, before = len(self.history.steps), time.perf_counter(), self.here()
-        first: dict[str, Any] = {}
+        first: dict[str, Any] = {}  # what a step is recorded by, where it began
         rows, last = self._rows(index), self.batch
-        part, weight = part_of_step(self.ranks, rows, self.data.num_rows)
+        part, weight = rows.part(self.ranks, self.data.num_rows)
         self.last_index, self.batch = index, None
         flat = self._improves_by_less_than(FLAT, self.state.changed_at)
         coming = Coming(index, index / self.settings.num_steps, flat, rows.drawn, part, last)
 
         def loss_and_gradient() -> Tensor:
-            if first and index and self._is_late():
+            if first and index and self.ranks.any(self.ranks.is_first and time.perf_counter() >= self.deadline)[0]:
                 raise _OutOfTimeError
             assert self.batch is not None
             loss, terms = self._loss_and_gradient(self.batch, weight)
             if not first:  # a line search evaluates more than once
-                hyperparameters = dict(self.method.hyperparameters())
-                first.update(terms=terms, norm=self._gradient_norm(), hyperparameters=hyperparameters)
+                gradients = [p.grad.double() for p in self.optimizer.parameters if p.grad is not None]
+                norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
+                first.update(terms=terms, norm=norm, hyperparameters=dict(self.method.hyperparameters()))
                 self._note(good={"parameters": before.parameters, "optimizer": before.optimizer})
-                self._consider("loss", float(loss), index + 1, rows)
+                self._consider("loss", float(loss), index + 1, rows.stochastic)
             return loss
 
         try:
@@ -244,7 +231,7 @@ class _Run:
                 self.evaluated = None
                 self.optimizer.forget()
                 best = self.state.best
-                if _shapes(self._parameters()) != _shapes(best["parameters"]):
+                if any(value.shape != best["parameters"][name].shape for name, value in self._parameters().items()):
                     # A different model, with more actions: the best one so far does not stand for it.
                     self._note(best={**best, "value": math.inf})
             rates = self.optimizer.rates(index)
@@ -266,16 +253,12 @@ class _Run:
         self.history.append(step)
         if self.callback is not None:
             self.callback(step)
-        bar.update(step.number, step.loss, step.seconds)
-        if self.folder is not None and self._checkpoint_is_due():
+        bar.step(step.number, step.loss, step.seconds)
+        (saved, at), settings = self.saved_at, self.settings
+        due = number - saved >= settings.checkpoint_steps or seconds - at >= settings.checkpoint_seconds
+        if self.folder is not None and due:
             self._save()
         return None
-
-    def _is_late(self) -> bool:
-        """Whether the deadline has passed, by the clock of process 0."""
-        if self.deadline == math.inf:
-            return False
-        return self.ranks.any(self.ranks.is_first and time.perf_counter() >= self.deadline)[0]
 
     def _rows(self, index: int) -> StepRows:
         """The rows of the step with this number, counted from 0."""
@@ -298,28 +281,22 @@ class _Run:
         return loss, terms
 
     def _computed_loss_and_gradient(self, batch: Batch, weight: float) -> tuple[Tensor, dict[str, float]]:
-        self.optimizer.clear_gradients()
-        parameters, compute = self.optimizer.parameters, lambda: self._weighted_loss_and_gradient(batch, weight)
-        if self.ranks.size == 1:
-            loss, terms = compute()
-        else:
-            loss, terms = added_up(self.ranks, parameters, weight, compute, FAILURES, self.data.X.device)
+        def of_this_process() -> tuple[Tensor, dict[str, float]]:
+            terms = self.method.terms(self.data, batch)
+            loss = torch.stack([term.double() for term in terms.values()]).sum()
+            if not bool(torch.isfinite(loss)):
+                raise StepError(f"the loss is {loss.item()}")
+            loss = weight * loss
+            loss.backward()
+            return loss.detach(), {name: weight * float(term.detach()) for name, term in terms.items()}
+
+        parameters = self.optimizer.parameters
+        for parameter in parameters:
+            parameter.grad = None
+        loss, terms = added_up(self.ranks, parameters, weight, of_this_process, self.data.X.device)
         if not all(bool(torch.isfinite(p.grad).all()) for p in parameters if p.grad is not None):
             raise StepError("a gradient is not finite")
         return loss, terms
-
-    def _weighted_loss_and_gradient(self, batch: Batch, weight: float) -> tuple[Tensor, dict[str, float]]:
-        terms = self.method.terms(self.data, batch)
-        loss = torch.stack([term.double() for term in terms.values()]).sum()
-        if not bool(torch.isfinite(loss)):
-            raise StepError(f"the loss is {loss.item()}")
-        loss = weight * loss
-        loss.backward()
-        return loss.detach(), {name: weight * float(term.detach()) for name, term in terms.items()}
-
-    def _gradient_norm(self) -> float:
-        gradients = [p.grad.double() for p in self.optimizer.parameters if p.grad is not None]
-        return math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
 
     def _take_back(self, before: _State, seconds: float, error: Exception) -> _End | None:
         """Return to the last good parameters with half the learning rates."""
@@ -343,10 +320,9 @@ class _Run:
         if len(steps) >= settings.num_steps:
             words = "Took 1 step." if settings.num_steps == 1 else f"Took all {settings.num_steps} steps."
             return _End(FitStatus.ALL_STEPS, words)
-        if self.state.seconds >= seconds_of(settings.max_time):
-            return _End(FitStatus.TIME_LIMIT, f"Reached the time limit ({settings.max_time}) {after}.")
-        if steps and time.perf_counter() >= self.deadline:
-            return _End(FitStatus.TIME_LIMIT, f"Reached the time limit {after}.")
+        limit = f" ({settings.max_time})" if self.state.seconds >= seconds_of(settings.max_time) else ""
+        if limit or (steps and time.perf_counter() >= self.deadline):
+            return _End(FitStatus.TIME_LIMIT, f"Reached the time limit{limit} {after}.")
         if settings.patience is not None and without_gain >= settings.patience:
             words = f"No better {settings.monitor} in {without_gain} evaluations; stopped {after}."
             return _End(FitStatus.NO_BETTER, words)
@@ -373,7 +349,7 @@ class _Run:
             return None
         try:
             metrics = {name: float(value) for name, value in self.evaluate().items()}
-        except (NotPositiveDefiniteError, LinAlgError) as error:
+        except FAILURES as error:
             failure = f"The evaluation after step {number} failed: {str(error).split('. ')[0]}."
             self._note(events=[*self.state.events, failure])
             return None
@@ -381,14 +357,13 @@ class _Run:
         if monitor != "loss":
             if monitor not in metrics:
                 raise ValueError(f"monitor is {monitor!r}, evaluate returned {', '.join(metrics)}.")
-            better = self._consider(monitor, metrics[monitor], number + 1, StepRows())
+            better = self._consider(monitor, metrics[monitor], number + 1)
             self._note(without_gain=0 if better else self.state.without_gain + 1)
         return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
-    def _consider(self, name: str, value: float, number: int, rows: StepRows) -> bool:
+    def _consider(self, name: str, value: float, number: int, estimated: bool = False) -> bool:
         """Keep the current parameters, which step ``number`` starts from, if the monitored quantity is better there."""
         # A minibatch's loss says little about the parameters: keep the last ones, unless their loss is not finite.
-        estimated = name == "loss" and rows.stochastic
         better = math.isfinite(value) if estimated else value < self.state.best["value"]
         if name != self.settings.monitor or not better:
             return False
@@ -404,18 +379,13 @@ class _Run:
                 batch = Batch(rows.drawn) if self.batch is None or self.ranks.size > 1 else self.batch
                 with torch.no_grad():
                     loss = sum(float(term) for term in self.method.terms(self.data, batch).values())
-                self._consider("loss", loss if math.isfinite(loss) else math.inf, number, rows)
+                self._consider("loss", loss if math.isfinite(loss) else math.inf, number, rows.stochastic)
             elif self.history.steps and self.history.steps[-1].evaluation is None:
                 self._evaluate(number - 1)
-        except (NotPositiveDefiniteError, LinAlgError):
+        except FAILURES:
             pass  # the best so far stays the best
 
     # ---- checkpoints ----
-
-    def _checkpoint_is_due(self) -> bool:
-        (step, seconds), settings = self.saved_at, self.settings
-        many = len(self.history.steps) - step >= settings.checkpoint_steps
-        return many or self.state.seconds - seconds >= settings.checkpoint_seconds
 
     def _fingerprint(self) -> str:
         ignored = {"max_time", "checkpoint_steps", "checkpoint_seconds", "patience", "min_improvement", "min_gain"}
@@ -432,7 +402,7 @@ class _Run:
         assert self.folder is not None
         self.saved_at = (len(self.history.steps), self.state.seconds)
         self.history.sync()
-        save_checkpoint(self.folder / CHECKPOINT, self._checkpoint())
+        save_state(self.folder / CHECKPOINT, self._checkpoint(), KIND, VERSION)
 
     def _check(self, path: Path, state: State) -> None:
         """Raise ValueError unless the state is one that this fit writes."""
@@ -441,10 +411,10 @@ class _Run:
             expected["good"] = {name: expected[name] for name in ("parameters", "optimizer")}
         for name, like in expected.items():
             if not is_like(state.get(name), like):
-                raise not_whole(path, f"{name} is not what a fit writes")
+                raise _not_whole(path, f"{name} is not what a fit writes")
         for part in [state] if good is None else [state, good]:
             if not self.optimizer.accepts(part["optimizer"]):
-                raise not_whole(path, "the optimiser remembers other parameters")
+                raise _not_whole(path, "the optimiser remembers other parameters")
 
     def _resume(self) -> None:
         """Continue where the checkpoint of process 0 is, if there is one: the others may not see its disk."""
@@ -455,7 +425,7 @@ class _Run:
         try:
             self._return_to(_State(**{name: state[name] for name in vars(self.state)}))
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-            raise not_whole(CHECKPOINT if self.folder is None else self.folder / CHECKPOINT, str(error)) from error
+            raise _not_whole(CHECKPOINT if self.folder is None else self.folder / CHECKPOINT, str(error)) from error
         self.saved_at = (state["steps"], state["seconds"])
 
     def _loaded(self) -> State:
@@ -466,7 +436,7 @@ class _Run:
         if not path.exists():
             self.history.clear()
             return {}
-        state = load_checkpoint(path)
+        state = load_state(path, KIND, VERSION, remedy=REMEDY)
         if state.get("fingerprint") != self.fingerprint:
             remedy = "choose another folder, or delete it to start from scratch"
             raise ValueError(f"{path} belongs to another fit (other data, settings or starting values); {remedy}.")
@@ -475,5 +445,6 @@ class _Run:
         return {**state, "history": [asdict(step) for step in self.history.steps]}
 
 
-def _shapes(parameters: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in parameters.items()}
+def _not_whole(path: Path | str, what: str) -> ValueError:
+    """The error for a checkpoint that a fit cannot have written."""
+    return ValueError(f"{path} cannot be read: it is not what cagp writes ({what}); {REMEDY}.")

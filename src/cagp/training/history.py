@@ -1,6 +1,7 @@
-"""What happened at each step, in memory and as lines of JSON on disk; and how the fit ended."""
+"""What a fit writes down: each step, in memory and as lines of JSON; how it ended; and checkpoints."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from numbers import Real
@@ -8,9 +9,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from cagp.files import append_durably, write_atomically
+from torch import Tensor, nn
 
-Numbers = float | list  # nested, as a tensor
+from cagp.fields import is_finite
+from cagp.files import append_durably, write_atomically
+from cagp.storage import fingerprint
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Step:
     terms: dict[str, float]  # the parts of the loss
     lr: dict[str, float]  # of each group of parameters
     gradient_norm: float
-    hyperparameters: dict[str, Numbers]
+    hyperparameters: dict[str, float | list]  # lists nested, as a tensor
     seconds: float  # of training, up to the end of this step; evaluations do not count
     events: list[str] = field(default_factory=list)  # what changed before the step: blocks, failures
     evaluation: dict[str, float | None] | None = None  # None for a metric that is not finite
@@ -32,19 +35,18 @@ def steps_from_state(state: Any) -> list[Step]:
     """Steps from the dicts of their fields; ValueError unless they are those of steps 1, 2, 3 and so on."""
     if not isinstance(state, list):
         raise ValueError("the steps are not a list")
-    return [_checked_step(fields, number) for number, fields in enumerate(state, start=1)]
-
-
-def _checked_step(fields: Any, number: int) -> Step:
-    try:
-        step = Step(**fields)
-    except TypeError as error:
-        raise ValueError(f"step {number} is not whole") from error
-    if not _is_whole(step):
-        raise ValueError(f"step {number} is not one that cagp writes")
-    if step.number != number:
-        raise ValueError(f"step {step.number} is where step {number} should be; two fits may have written to it")
-    return step
+    steps = []
+    for number, fields in enumerate(state, start=1):
+        try:
+            step = Step(**fields)
+        except TypeError as error:
+            raise ValueError(f"step {number} is not whole") from error
+        if not _is_whole(step):
+            raise ValueError(f"step {number} is not one that cagp writes")
+        if step.number != number:
+            raise ValueError(f"step {step.number} is where step {number} should be; two fits may have written to it")
+        steps.append(step)
+    return steps
 
 
 def _is_whole(value: Any) -> bool:
@@ -107,9 +109,8 @@ class History:
 
     def clear(self) -> None:
         """Start a new file."""
-        if self.path is not None:
-            self.steps = []
-            self._write()
+        self.steps = []
+        self._write()
 
     def _write(self) -> None:
         """Write the file again, with the steps so far and nothing else."""
@@ -119,9 +120,6 @@ class History:
 
 def _line(step: Step) -> bytes:
     return json.dumps(asdict(step)).encode() + b"\n"
-
-
-# ---- the end ----
 
 
 class FitStatus(str, Enum):
@@ -183,3 +181,55 @@ def trend(steps: list[Step]) -> list[str]:
     if total > 0 and late > 0.01 * total:
         return [f"The loss was still falling ({late / total:.0%} of all progress in the last tenth): take more steps."]
     return []
+
+
+# ---- checkpoints: files that may always be deleted to start from scratch ----
+
+
+def is_like(value: Any, like: Any) -> bool:
+    """Whether a value from a file is built as one that this program made.
+
+    A type stands for any of its values. Numbers are not NaN, counts not negative, tensors finite; a tensor of integers
+    can have another length: the number of blocks of actions can change.
+    """
+    if isinstance(like, Tensor):
+        alike = isinstance(value, Tensor) and value.dtype == like.dtype and value.ndim == like.ndim
+        return alike and is_finite(value) and (value.shape == like.shape or not like.is_floating_point())
+    if isinstance(like, dict):
+        return isinstance(value, dict) and value.keys() == like.keys() and all(is_like(value[k], like[k]) for k in like)
+    if isinstance(like, list):
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if isinstance(like, int):
+        return type(value) is int and 0 <= value < 2**63
+    if isinstance(like, float):
+        return isinstance(value, int | float) and not isinstance(value, bool) and value > -math.inf
+    return isinstance(value, like if isinstance(like, type) else type(like))
+
+
+def describe(method: nn.Module) -> list[Any]:
+    """The kinds of a method's parts, and their plain attributes: what besides its tensors makes it what it is."""
+
+    def counts(value: Any) -> bool:
+        return isinstance(value, int | float | str | tuple) or hasattr(value, "description")
+
+    return [
+        [name, type(part).__name__, {k: plain_values(v) for k, v in vars(part).items() if counts(v)}]
+        for name, part in method.named_modules()
+    ]
+
+
+def plain_values(value: Any) -> Any:
+    """Numbers and text as they are, tensors by their digest, containers by what they hold, and objects by what their
+    ``description()`` returns, such as that of a policy; of any other object only its class counts.
+    """
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        return fingerprint(value)
+    if isinstance(value, list | tuple):
+        return [plain_values(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain_values(item) for key, item in value.items()}
+    if hasattr(value, "description"):
+        return plain_values(value.description())
+    return f"{type(value).__module__}.{type(value).__qualname__}"

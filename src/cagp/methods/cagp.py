@@ -1,9 +1,9 @@
-"""CaGP-Opt: hyperparameters and block-sparse actions learned together, end to end."""
+"""CaGP-Opt, which learns its actions, and CaGP-CG, whose actions a policy chooses, with their hyperparameters."""
 
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from jaxtyping import Float, Int
@@ -13,22 +13,15 @@ from cagp.actions import ActionRule, Actions, BlockActions
 from cagp.checks import check_count
 from cagp.dataset import Data
 from cagp.engine import DEFAULT_MAX_BYTES
-from cagp.methods.base import (
-    ACTION_RATE,
-    HYPERPARAMETER_RATE,
-    Loss,
-    Method,
-    check_all_rows,
-    check_loss,
-    drawn_rows,
-    loss_terms,
-    trained,
-)
+from cagp.iterative import Iteration, Lanczos, Policy, Stopping, iterate
+from cagp.iterative.policies import check_policy
+from cagp.losses import elbo, leave_one_out_nll, projected_nll
+from cagp.methods.base import ACTION_RATE, HYPERPARAMETER_RATE, Method, RowNoise, Targets, drawn_rows, trained
 from cagp.posteriors import CaGPPosterior
 from cagp.prior import GP
 from cagp.projection import check_actions, project
 from cagp.training import Batch, Coming, ParameterGroup, StepRows, fit
-from cagp.training.trainable import Terms
+from cagp.training.trainable import Inputs, Terms
 
 DEFAULT_REBLOCK_AT = (20, 50)
 GROWN_BY, GROWTH_PACE = 0.2, 0.05
@@ -37,24 +30,23 @@ earlier by ``GROWTH_PACE``."""
 REFIT_STEPS, REFIT_RATE = 10, 0.1
 """How hyperparameters are fitted again for a posterior with more actions than were trained."""
 
+Loss = Literal["elbo", "projected", "loo"]
+
 
 @final
 class CaGPOpt(Method):
     """A computation-aware GP whose actions are parameters.
 
     Args:
-        prior: mean, kernel and noise, learned.
         actions: the projections of the data, learned; usually from ``CaGPOpt.from_data``. Or a rule that computes them
             from the prior and the data.
         loss: "elbo" (the paper's recommendation), "projected" (the projected-data marginal likelihood) or "loo" (each
             target's density given the projections without it).
-        max_bytes: limit for temporaries.
         reblock_at: steps of a fit, counted from 0, before which blocks are cut again in units of the lengthscales.
         grow_to: double the number of actions during a fit, whenever the loss is flat, until there are this many; the
             last doubling comes at ``GROWN_BY`` of all steps at the latest. None: the number stays.
         batch_size: estimate the loss of a step from this many rows; None for all rows. If the actions have a
             ``support_size``, the cost of a step does not depend on the number of rows.
-        seed: of the minibatches.
     """
 
     def __init__(
@@ -69,7 +61,6 @@ class CaGPOpt(Method):
         seed: int = 0,
     ):
         super().__init__()
-        check_loss(loss)
         if batch_size is not None:
             check_count(batch_size, "batch_size", 2**31, "a size that can be computed")
             if loss == "projected":
@@ -81,7 +72,7 @@ class CaGPOpt(Method):
                 raise ValueError(f"grow_to needs BlockActions, whose blocks can be cut, not {type(actions).__name__}.")
             check_count(grow_to, "grow_to", len(actions.support), "the number of rows with weights")
         self.prior, self.actions = prior, actions
-        self.loss: Loss = loss
+        self.loss: Loss = _checked_loss(loss)
         self.max_bytes, self.batch_size, self.seed = max_bytes, batch_size, seed
         self.reblock_at, self.grow_to = tuple(reblock_at), grow_to
 
@@ -119,8 +110,8 @@ class CaGPOpt(Method):
     def terms(self, data: Data, batch: Batch) -> Terms:
         """The loss of all rows is streamed: besides data and i x i matrices it takes ``max_bytes`` of memory."""
         if self.loss == "projected":
-            check_all_rows(batch, "CaGPOpt with the projected loss")
-        return loss_terms(self.loss, self.prior, self._current(data), data, self.max_bytes, batch.rows)
+            batch.check_all_rows("CaGPOpt with the projected loss")
+        return _loss_terms(self.loss, self.prior, self._current(data), data, self.max_bytes, batch.rows)
 
     def _current(self, data: Data) -> Actions:
         """The actions, at the present hyperparameters where they depend on them."""
@@ -195,16 +186,110 @@ class CaGPOpt(Method):
         assert isinstance(grown.actions, BlockActions)
         grown.actions.grow(data.X, num_actions, self.prior.kernel.lengthscales(data.X.shape[1]))
         if refit_steps:
-            rates = {"hyperparameters": REFIT_RATE, "actions": 0.0}
-            fit(grown, data, num_steps=refit_steps, lr=rates)
+            fit(grown, data, num_steps=refit_steps, lr={"hyperparameters": REFIT_RATE, "actions": 0.0})
         return grown
 
     def words(self, data: Data) -> str:
-        actions, n = self.actions, data.num_rows
-        num_weights = len(self.support(n))
-        share = "all" if num_weights == n else f"{num_weights:,} of the"
+        actions, n, m = self.actions, data.num_rows, len(self.support(data.num_rows))
+        share = "all" if m == n else f"{m:,} of the"
         batches = f", minibatches of {self.batch_size:,} rows" if self.rows(0, n).stochastic else ""
         is_rule = isinstance(actions, ActionRule)
-        kind = type(actions).__name__ if is_rule else f"{num_weights / actions.num_actions:.0f} in each block"
+        kind = type(actions).__name__ if is_rule else f"{m / actions.num_actions:.0f} in each block"
         rows = f"{actions.num_actions:,} actions on {share} {n:,} rows ({kind})"
         return f"CaGP-Opt with {rows}, loss {self.loss}{batches}"
+
+
+@final
+class CaGPCG(Method):
+    """A computation-aware GP whose actions a policy chooses at the current hyperparameters.
+
+    The paper's actions are the CG residuals, orthonormalised. These are the Lanczos vectors started at y - m, and are
+    computed as such (the default policy): when the mean has converged, they still find what is left of the variance.
+
+    The gradient takes the actions as constants. They are computed at every evaluation of the objective, which is
+    therefore a function of parameters and data alone; docs/iterative.md has what else was tried.
+
+    Args:
+        num_actions: i, the budget.
+        loss: as of ``CaGPOpt``; with "loo", the actions still depend on the target.
+        relative_residual: stop adding actions when ‖(y - m) - K̂v‖ is this share of ‖y - m‖: faster, but a looser
+            bound. The paper stops at 1e-4. Zero: use the whole budget.
+        max_bytes: k(X, X) is kept during the iterations if it takes no more than this. Otherwise it is evaluated again
+            for every product, and this is the limit for temporaries.
+        policy: chooses the actions: any policy of ``cagp.iterative``, or one of your own; None for ``Lanczos()``.
+
+    Time per evaluation O(n² i) with k(X, X) kept, O(n² (d + 1) i) without; memory O(n i), and n² if k(X, X) is kept.
+    """
+
+    def __init__(
+        self,
+        prior: GP,
+        num_actions: int,
+        loss: Loss = "elbo",
+        relative_residual: float = 0.0,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        policy: Policy | None = None,
+    ):
+        super().__init__()
+        self.prior, self.num_actions = prior, num_actions
+        self.loss: Loss = _checked_loss(loss)
+        self.relative_residual, self.max_bytes = relative_residual, max_bytes
+        self.policy = Lanczos() if policy is None else policy
+        check_policy(self.policy)
+
+    @classmethod
+    def from_data(cls, prior: GP, X: Float[Tensor, "n d"], num_actions: int, **choices) -> "CaGPCG":
+        """CaGP-CG for the rows of ``X``, called like the other methods; ``choices`` go to the class."""
+        check_count(num_actions, "num_actions", X.shape[0], "the number of rows of X")
+        return cls(prior, num_actions, **choices)
+
+    def iteration(self, X: Inputs | Data, y: Targets | None = None, row_noise: RowNoise = None) -> Iteration:
+        """The iterations at the current hyperparameters, with their actions and status."""
+        return self._iteration(self.checked(X, y, row_noise))
+
+    def _iteration(self, data: Data) -> Iteration:
+        X, y, row_noise = data
+        stopping = Stopping(self.num_actions, relative_residual=self.relative_residual)
+        options = {"reorthogonalise": True, "max_bytes": self.max_bytes, "check": False}
+        return iterate(self.prior, X, y, self.policy, stopping, row_noise, **options)
+
+    def check(self, data: Data) -> None:
+        super().check(data)
+        check_count(self.num_actions, "num_actions", data.num_rows, "the number of rows of X")
+
+    def terms(self, data: Data, batch: Batch) -> Terms:
+        batch.check_all_rows("CaGPCG")
+        found = self._iteration(data)
+        actions = found.actions if self.policy.orthogonal else found.orthonormal_actions
+        return _loss_terms(self.loss, self.prior, actions, data, self.max_bytes)
+
+    @torch.no_grad()
+    def posterior(self, data: Data) -> CaGPPosterior:
+        return self._iteration(data).posterior()
+
+    def words(self, data: Data) -> str:
+        n = data.num_rows
+        kept = "kept in memory" if 8 * n * n <= self.max_bytes else "evaluated again for every product"
+        tolerance = f" or a residual of {self.relative_residual:g}" if self.relative_residual > 0 else ""
+        name = "CaGP-CG" if isinstance(self.policy, Lanczos) else f"CaGP ({type(self.policy).__name__})"
+        return f"{name} with {self.num_actions:,} actions{tolerance} on {n:,} rows, loss {self.loss}, k(X, X) {kept}"
+
+
+def _checked_loss(loss: Loss) -> Loss:
+    if loss not in ("elbo", "projected", "loo"):
+        raise ValueError(f'loss is {loss!r}, expected "elbo", "projected" or "loo".')
+    return loss
+
+
+def _loss_terms(
+    loss: Loss, prior: GP, actions: Actions, data: Data, max_bytes: int, rows: Int[Tensor, " b"] | None = None
+) -> Terms:
+    """Terms per row whose sum is the loss of these actions, estimated from ``rows``; "projected" uses the support."""
+    if loss == "elbo":
+        bound = elbo(prior, actions, *data.tensors, max_bytes, rows=rows, check=False)
+        terms = {"negative_log_likelihood": -bound.expected_log_likelihood, "kl": bound.kl}
+    elif loss == "loo":
+        terms = {"loo_nll": leave_one_out_nll(prior, actions, *data.tensors, max_bytes, rows=rows, check=False)}
+    else:
+        terms = {"projected_nll": projected_nll(prior, actions, *data.tensors, max_bytes, check=False)}
+    return {name: term / data.num_rows for name, term in terms.items()}

@@ -1,22 +1,22 @@
-"""The page on a regressor: how well it predicts test rows, and why."""
+"""The pages on regressors and on classifiers: how well they predict test rows, and why."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
+from sklearn.metrics import average_precision_score, confusion_matrix, precision_recall_curve, roc_auc_score, roc_curve
 
 from cagp import plots
+from cagp.class_metrics import ClassScores, class_scores, reliability
+from cagp.estimators.classifier import CaGPClassifier
 from cagp.estimators.overlap import MANY_IN_GROUPS, group_words, overlap_with
 from cagp.plots import shortened
-from cagp.report.effects import Surface, effects_of, limits_of
-from cagp.report.errors import NUM_INPUTS, farthest, groups_of, maps_of, places_of, residuals_of
-from cagp.report.importance import SHUFFLES, importance_of
-from cagp.report.model import model_values
+from cagp.report.columns import SHUFFLES, Surface, effects_of, importance_of, limits_of
 from cagp.report.page import Section, checked_path, counted, listed, page_words, sections_of, text, write_page
-from cagp.report.subject import Subject, as_matrix, subject_of
-from cagp.report.targets import Target, targets_of
+from cagp.report.subject import Subject, as_matrix, class_subject_of, model_values, subject_of
+from cagp.report.targets import NUM_INPUTS, Target, farthest, groups_of, maps_of, places_of, residuals_of, targets_of
 
 MAX_TARGETS = 12
 """Targets with sections of their own; the others are in the table of all targets."""
@@ -127,10 +127,7 @@ def worst_of(target: Target) -> list[tuple[str, list[int]]]:
     )
     if set(by_std) == set(by_unit):
         return [("The rows with the largest errors of both kinds.", by_unit)]
-    return [
-        ("Largest errors in standard deviations.", by_std),
-        ("Largest errors in the unit of the target.", by_unit),
-    ]
+    return [("Largest errors in standard deviations.", by_std), ("Largest errors in the unit of the target.", by_unit)]
 
 
 def uncertainty_of(parts: Mapping[str, Any], j: int) -> dict[str, Any]:
@@ -142,3 +139,115 @@ def uncertainty_of(parts: Mapping[str, Any], j: int) -> dict[str, Any]:
     stacked = plots.variance_parts(noise, latent, None if unknown else computational)
     means = np.array([part.variance.clip(0).mean() for part in stacked])
     return {"parts": stacked, "kind": kind, "means": list(zip(stacked, means, means / means.sum(), strict=True))}
+
+
+# ---- classifiers ----
+
+SHOWN_CLASSES = 4
+"""Classes that have curves of their own, the most frequent ones."""
+
+LISTED_CLASSES, UNLIKELY_ROWS = 30, 12
+
+
+class Tested(NamedTuple):
+    """The classes of test rows, their predicted probabilities and scores."""
+
+    classes: list[str]
+    codes: np.ndarray
+    probabilities: np.ndarray
+    scores: ClassScores
+    baseline: ClassScores  # of always predicting the shares of the classes
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """The place of the most probable class of each row."""
+        return self.probabilities.argmax(1)
+
+    @property
+    def shown(self) -> list[int]:
+        """The places of the classes that have curves: the second of two, the most frequent of several."""
+        if len(self.classes) == 2:
+            return [1]
+        return np.argsort(-np.bincount(self.codes, minlength=len(self.classes)), kind="stable")[:SHOWN_CLASSES].tolist()
+
+
+def write_class_report(
+    model: CaGPClassifier,
+    X_test: Any,
+    y_test: Any,
+    path: str | Path,
+    *,
+    title: str | None = None,
+    max_rows: int | None = 20_000,
+) -> Path:
+    """Write one HTML file on how well a fitted classifier predicts test rows; return its path.
+
+    The arguments are those of ``write_report``. Rows without a label are left out, and the page says so.
+
+    Time: predictions of these rows, of at most 40,000 more for the importance of columns, and some seconds.
+    """
+    path = checked_path(path)
+    subject, words = class_subject_of(model, X_test, y_test, max_rows), page_words()
+    tested = tested_classes(subject)
+    importance = importance_of(subject).for_target(0, "nll")
+    curves = [(tested.classes[c], reliability(tested.codes, tested.probabilities, c)) for c in tested.shown]
+    values = {
+        "class_calibration": {"curves": curves},
+        "confusion": {"tested": tested, **mistakes_of(tested)},
+        "curves": curves_of(tested),
+        "class_worst": {
+            "subject": subject,
+            "tested": tested,
+            "rows": least_likely(tested),
+            "columns": importance.ranked,
+        },
+        "importance": {"target": None, "importance": importance, "weak": importance.weak("nll"), "shuffles": SHUFFLES},
+    }
+    goal = f"{len(tested.classes)} classes of {model.target_name_}"
+    sections = sections_of(words, values | model_values(subject, goal))
+    heading = f"Classes of {model.target_name_}" if title is None else title
+    return write_page(path, heading, words.class_top(tested=tested), sections)
+
+
+def tested_classes(subject: Subject) -> Tested:
+    """The classes of the test rows as the model predicts them."""
+    classes, codes = [str(label) for label in subject.model.classes_.tolist()], subject.y[:, 0].astype(np.int64)
+    shares = np.broadcast_to(np.bincount(codes, minlength=len(classes)) / len(codes), subject.probabilities.shape)
+    scores = class_scores(codes, subject.probabilities), class_scores(codes, shares)
+    return Tested(classes, codes, subject.probabilities, *scores)
+
+
+def mistakes_of(tested: Tested) -> dict[str, Any]:
+    """The confusion matrix, and where its largest entries beside the diagonal are."""
+    counts = confusion_matrix(tested.codes, tested.predicted, labels=range(len(tested.classes)))
+    wrong = counts - np.diag(np.diagonal(counts))
+    order = np.argsort(-wrong, axis=None, kind="stable")[:10]
+    return {"counts": counts, "mistakes": [np.unravel_index(k, wrong.shape) for k in order if wrong.flat[k]]}
+
+
+def curves_of(tested: Tested) -> dict[str, Any]:
+    """The ROC and precision against recall of a few classes, and the areas under both of more."""
+    codes, p, classes = tested.codes, tested.probabilities, tested.classes
+    present = [c for c in range(len(classes)) if 0 < (codes == c).sum() < len(codes)]
+    drawn = [c for c in tested.shown if c in present]
+    in_table = drawn if len(classes) == 2 else present[:LISTED_CLASSES]
+    return {
+        "roc": [(classes[c], *roc_curve(codes == c, p[:, c])[:2]) for c in drawn],
+        "recall": [(classes[c], *precision_recall_curve(codes == c, p[:, c])[1::-1]) for c in drawn],
+        "areas": [
+            (
+                classes[c],
+                sum(codes == c),
+                roc_auc_score(codes == c, p[:, c]),
+                average_precision_score(codes == c, p[:, c]),
+            )
+            for c in in_table
+        ],
+    }
+
+
+def least_likely(tested: Tested) -> list[int]:
+    """The wrong rows whose class had the lowest probability."""
+    of_class = tested.probabilities[np.arange(len(tested.codes)), tested.codes]
+    order = np.argsort(of_class, kind="stable")[:UNLIKELY_ROWS]
+    return order[tested.predicted[order] != tested.codes[order]].tolist()
