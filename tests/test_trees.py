@@ -301,3 +301,14 @@ def test_every_index_of_stored_trees_is_checked(field, change):
     values = text[start:end].split(" ")
     with pytest.raises(ValueError, match="the stored trees cannot be read: tree 0: "):
         Trees([[text[:start] + " ".join(change(values)) + text[end:]]])
+
+
+def test_no_thread_prints(capfd, monkeypatch):
+    """Where a thread begins no fold, its LightGBM knows no settings; a command's JSON stands on the same stdout."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 2))
+    counts = rng.poisson(np.exp(X[:, :1] / 2)).astype(float)
+    for seed in range(8):
+        fit_trees(X, counts, objective="poisson", seed=seed)
+    assert capfd.readouterr() == ("", "")

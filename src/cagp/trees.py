@@ -214,7 +214,12 @@ def _cross_fitted(
 
     sizes = np.array([len(left_out) for _, left_out in folds])
     errors: list[float] = []
-    with ThreadPoolExecutor(min(len(folds), torch.get_num_threads())) as pool:
+
+    def silence() -> None:
+        """Each thread of LightGBM prints until settings say otherwise, and a thread may begin no fold."""
+        _lightgbm().Dataset(np.zeros((1, 1)), params=settings).construct()
+
+    with ThreadPoolExecutor(min(len(folds), torch.get_num_threads()), initializer=silence) as pool:
         boosters = list(pool.map(begin, folds))
         while not errors or (len(errors) < MOST_ROUNDS and time.perf_counter() < until):  # one round in any case
             each = list(pool.map(advance, boosters))
