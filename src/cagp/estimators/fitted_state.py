@@ -21,7 +21,7 @@ from cagp.estimators.predictive import Baseline, learned_parameters
 from cagp.estimators.target_kinds import Labels
 from cagp.estimators.units import Units
 from cagp.likelihood_registry import LIKELIHOODS
-from cagp.likelihoods import ClassLikelihood, Likelihood, class_likelihood, likelihood_class
+from cagp.likelihoods import Likelihood, Softmax, class_likelihood, likelihood_class
 from cagp.posteriors import AveragedPosterior, CGPosterior, Posterior
 from cagp.prior import GaussianNoise
 from cagp.recipes.table import RECIPES
@@ -183,7 +183,7 @@ def _likelihood_from_state(state: State | None, num_functions: int) -> dict[str,
     of_classes = LIKELIHOODS[name].targets == "classes"
     need((labels is not None) == (baseline is None) == of_classes, "'labels'")
     likelihood = likelihood_class(name)() if labels is None else class_likelihood(name, len(labels.classes))
-    count = likelihood.num_functions if isinstance(likelihood, ClassLikelihood) else 1
+    count = likelihood.num_classes if isinstance(likelihood, Softmax) else 1
     if num_functions != count:
         raise ValueError(f"it has {num_functions} latent functions, where the likelihood {name!r} has {count}")
     need(len(offsets) == count, "'offsets'")
