@@ -141,10 +141,7 @@ def fit_trees(
         for booster, (_, left_out) in zip(boosters, folds, strict=True):
             predicted = _predict(booster, inputs[left_out], rounds)
             mean[left_out, j : j + num_classes] = predicted.reshape(-1, num_classes)
-        if objective == "multiclass":
-            texts += zip(*(_of_classes(model, num_classes) for model in models), strict=True)
-        else:
-            texts.append(models)
+        texts += ([_checked_text(model, place, num_classes) for model in models] for place in range(num_classes))
         finished &= ended
     return OutOfFold(Trees(texts), mean, finished)
 
@@ -265,18 +262,30 @@ pandas_categorical:null
 LARGEST_LEAF = 1e15
 """Of targets in standard units."""
 
-OF_NODES = ("split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child")
-NUMBERS = re.compile(r"(?:[-+]?(?:\d{1,20}(?:\.\d{0,30})?(?:e[-+]?\d{1,3})?|inf|nan)(?: |$))*")
-INTEGERS = re.compile(r"(?:-?\d{1,10}(?: |$))*")
+OF_NODES: dict[str, type[int] | type[float]] = {
+    "split_feature": int,
+    "split_gain": float,
+    "threshold": float,
+    "decision_type": int,
+    "left_child": int,
+    "right_child": int,
+}
+NUMBERS = {
+    float: (r"(?:[-+]?(?:\d{1,20}(?:\.\d{0,30})?(?:e[-+]?\d{1,3})?|inf|nan)(?: |$))*", "numbers"),
+    int: (r"(?:-?\d{1,10}(?: |$))*", "integers"),
+}
 
 
-def _checked_text(text: str) -> str:
-    """What predictions need of the model of one target; ValueError unless it is whole and every index in its range."""
+def _checked_text(text: str, place: int = 0, num_classes: int = 1) -> str:
+    """What predictions of one target need of a model; ValueError unless it is whole and every index in its range.
+
+    In a model of several classes, trees of the classes take turns; those of the class at ``place`` are taken.
+    """
     head, *blocks = text.partition("\nend of trees\n")[0].split("\nTree=")
     if not head.startswith("tree\n") or not blocks or "\nend of trees\n" not in text:
         raise ValueError("there are no trees, or not all")
     header = _fields(head)
-    (last,), version = _integers(header, "max_feature_idx", 1), header.get("version", "")
+    (last,), version = _values(header, "max_feature_idx", 1), header.get("version", "")
     if not re.fullmatch(r"v\d{1,3}", version) or not 0 <= last < 2**24:
         raise ValueError("its first lines are not those of trees")
     if len(header.get("tree_sizes", "").split()) != len(blocks):
@@ -287,7 +296,8 @@ def _checked_text(text: str) -> str:
         if number != str(k):
             raise ValueError(f"tree {k} is not where it should be")
         try:
-            trees.append(f"Tree={k}\n{_checked_tree(_fields(rest), last)}\n\n")
+            if k % num_classes == place:
+                trees.append(f"Tree={len(trees)}\n{_checked_tree(_fields(rest), last)}\n\n")
         except ValueError as error:
             raise ValueError(f"tree {k}: {error}") from error
     sizes, columns = " ".join(str(len(tree)) for tree in trees), range(last + 1)
@@ -295,63 +305,43 @@ def _checked_text(text: str) -> str:
     return HEAD.format(version=version, last=last, names=names, infos=infos, sizes=sizes) + "".join(trees) + TAIL
 
 
-def _of_classes(text: str, num_classes: int) -> list[str]:
-    """The model of each class from that of all, in which trees of the classes take turns."""
-    head, *blocks = text.partition("\nend of trees\n")[0].split("\nTree=")
-    models = []
-    for place in range(num_classes):
-        own = [block.partition("\n")[2] for block in blocks[place::num_classes]]
-        sizes = "tree_sizes=" + " ".join("0" for _ in own)  # the check writes them
-        lines = [sizes if line.startswith("tree_sizes=") else line for line in head.splitlines()]
-        trees = "".join(f"\nTree={number}\n{block}" for number, block in enumerate(own))
-        models.append("\n".join(lines) + trees + "\nend of trees\n")
-    return models
-
-
 def _checked_tree(tree: dict[str, str], last_feature: int) -> str:
-    (leaves,), (sets,) = _integers(tree, "num_leaves", 1), _integers(tree, "num_cat", 1)
+    (leaves,), (sets,) = _values(tree, "num_leaves", 1), _values(tree, "num_cat", 1)
     if leaves < 1 or sets < 0 or tree.get("is_linear") != "0":
         raise ValueError("it is of no known kind")
     kept = ["num_leaves", "num_cat"]
     if leaves > 1:
         _check_splits(tree, leaves, sets, last_feature)
         kept += OF_NODES
-    if sets:
-        _check_sets(tree, sets)
+    if sets:  # of levels: words of bits, one after the other
+        bounds = _values(tree, "cat_boundaries", sets + 1)
+        if bounds[0] != 0 or not all(before < after for before, after in pairwise(bounds)):
+            raise ValueError("its sets of levels are not whole")
+        if not all(0 <= word < 2**32 for word in _values(tree, "cat_threshold", bounds[-1])):
+            raise ValueError("its sets of levels are no bits")
         kept += ["cat_boundaries", "cat_threshold"]
-    _check_numbers(tree, "leaf_value", leaves)
-    _check_numbers(tree, "shrinkage", 1)
-    if not all(abs(float(value)) <= LARGEST_LEAF for value in tree["leaf_value"].split()):
+    _values(tree, "shrinkage", 1, float)
+    if not all(abs(value) <= LARGEST_LEAF for value in _values(tree, "leaf_value", leaves, float)):
         raise ValueError("it predicts values that are not finite, or huge")
     kept += ["leaf_value", "is_linear", "shrinkage"]
     return "".join(f"{name}={tree[name]}\n" for name in kept)
 
 
 def _check_splits(tree: dict[str, str], leaves: int, sets: int, last_feature: int) -> None:
-    for name in OF_NODES:
-        _check_numbers(tree, name, leaves - 1)
-    if not all(0 <= feature <= last_feature for feature in _integers(tree, "split_feature", leaves - 1)):
+    nodes: dict[str, list[Any]] = {name: _values(tree, name, leaves - 1, kind) for name, kind in OF_NODES.items()}
+    if not all(0 <= feature <= last_feature for feature in nodes["split_feature"]):
         raise ValueError("it splits a column that does not exist")
-    left, right = _integers(tree, "left_child", leaves - 1), _integers(tree, "right_child", leaves - 1)
+    left, right = nodes["left_child"], nodes["right_child"]
     # Every node but the first, and every leaf, is the child of one node before it: every walk ends in a leaf.
     if not all(node < child or child < 0 for node, pair in enumerate(zip(left, right, strict=True)) for child in pair):
         raise ValueError("a walk through it would not end")
     if sorted(left + right) != [*range(-leaves, 0), *range(1, leaves - 1)]:
         raise ValueError("its nodes and leaves are not each the child of one node")
     # Bit 0: the threshold is the number of a set of levels. Bit 1: where missing values go. Bits 2, 3: what they are.
-    kinds = _integers(tree, "decision_type", leaves - 1)
-    places = [float(value) for value, kind in zip(tree["threshold"].split(), kinds, strict=True) if kind & 1]
+    kinds = nodes["decision_type"]
+    places = [place for place, kind in zip(nodes["threshold"], kinds, strict=True) if kind & 1]
     if not all(0 <= kind < 12 for kind in kinds) or not all(place in range(sets) for place in places):
         raise ValueError("it splits levels that it does not have")
-
-
-def _check_sets(tree: dict[str, str], sets: int) -> None:
-    """Sets of levels are words of bits, one after the other."""
-    bounds = _integers(tree, "cat_boundaries", sets + 1)
-    if bounds[0] != 0 or not all(before < after for before, after in pairwise(bounds)):
-        raise ValueError("its sets of levels are not whole")
-    if not all(0 <= word < 2**32 for word in _integers(tree, "cat_threshold", bounds[-1])):
-        raise ValueError("its sets of levels are no bits")
 
 
 # ---- lines of names and numbers ----
@@ -365,12 +355,10 @@ def _fields(block: str) -> dict[str, str]:
     return dict(lines)
 
 
-def _check_numbers(fields: dict[str, str], name: str, count: int, kind: re.Pattern = NUMBERS) -> None:
+def _values(fields: dict[str, str], name: str, count: int, kind: type[int] | type[float] = int) -> list[Any]:
+    """The numbers in a line; ValueError unless there are so many of this kind."""
+    pattern, words = NUMBERS[kind]
     text = fields.get(name, "")
-    if kind.fullmatch(text) is None or len(text.split()) != count:
-        raise ValueError(f"{name} is not {count} {'integers' if kind is INTEGERS else 'numbers'}")
-
-
-def _integers(fields: dict[str, str], name: str, count: int) -> list[int]:
-    _check_numbers(fields, name, count, INTEGERS)
-    return [int(value) for value in fields[name].split()]
+    if re.fullmatch(pattern, text) is None or len(text.split()) != count:
+        raise ValueError(f"{name} is not {count} {words}")
+    return [kind(value) for value in text.split()]
