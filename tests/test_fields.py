@@ -22,7 +22,6 @@ from cagp.fields import (
     tensor,
     text,
     that,
-    values_of,
 )
 
 FIELDS: Fields = {
@@ -77,11 +76,6 @@ def test_values_that_pass_come_back_in_the_order_of_the_table():
     assert list(values) == list(FIELDS)
     assert values["word"] == "B"
     assert all(values[name] is STATE[name] for name in ("slope", "matrix", "root", "note"))
-
-    class Line:
-        slope, more = STATE["slope"], 3
-
-    assert values_of(Line(), {"slope": numbers("d")}) == {"slope": STATE["slope"]}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -20,16 +20,14 @@ def check_matrix(X: Tensor, name: str = "X", *, missing: bool = False) -> None:
     _check_values(X, name, missing)
 
 
-def check_vector(v: Tensor, name: str, like: Tensor, like_name: str = "X") -> None:
-    """Raise ValueError unless ``v`` has one finite value per row of ``like``, with its dtype and device."""
+def check_vector(v: Tensor, name: str, like: Tensor) -> None:
+    """Raise ValueError unless ``v`` has one finite value per row of ``like``, the inputs, in their dtype and device."""
     if not isinstance(v, Tensor):
         raise ValueError(f"{name} is a {type(v).__name__}, expected a torch tensor; use torch.as_tensor({name}).")
     if v.shape != like.shape[:1]:
-        raise ValueError(
-            f"{name} has shape {tuple(v.shape)}, expected ({like.shape[0]},): one value per row of {like_name}."
-        )
+        raise ValueError(f"{name} has shape {tuple(v.shape)}, expected ({like.shape[0]},): one value per row of X.")
     _check_values(v, name)
-    check_same_kind(v, name, like, like_name)
+    check_same_kind(v, name, like, "X")
 
 
 def check_same_kind(v: Tensor, name: str, like: Tensor, like_name: str) -> None:

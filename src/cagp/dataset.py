@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cagp.checks import check_matrix, check_row_noise, check_vector
+from cagp.checks import check_data, check_matrix, check_row_noise, check_vector
 from cagp.neighbours import IndexKind, NeighbourIndex
 from cagp.quantities import size
 
@@ -172,18 +172,17 @@ class Search:
     """The indices of some rows, all with the same tree; the last one is kept, as two may not fit into memory."""
 
     def __init__(self, X: Float[Tensor, "n d"]):
-        self._X, self._asked, self._last = X, "", None
+        self._X = X
+        self._last: dict[IndexKind, NeighbourIndex] = {}
 
     def index(self, lengthscale: Tensor | None, kind: IndexKind) -> NeighbourIndex:
         """See ``Data.index``."""
-        last = self._last
-        if last is None or self._asked != kind:
-            self._last = last = None
+        last, self._last = self._last.get(kind), {}
+        if last is None:
             last = NeighbourIndex(self._X, lengthscale, kind, check=False)
         elif not _same(last.lengthscale, lengthscale):
-            self._last = None
             last = last.with_lengthscale(self._X, lengthscale)
-        self._asked, self._last = kind, last
+        self._last = {kind: last}
         return last
 
 
@@ -193,11 +192,10 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
 
 def _check(X: Tensor, y: Tensor, row_noise: Tensor | None) -> None:
     """Raise ValueError unless inputs, targets and known noise variances fit together. Time O(n d)."""
-    check_matrix(X, "X")
     if not isinstance(y, Tensor) or y.ndim != 2 or y.shape[1] == 0:
-        check_vector(y, "y", X)
-        check_row_noise(row_noise, X)
+        check_data(X, y, row_noise)
         return
+    check_matrix(X, "X")
     if row_noise is not None and (not isinstance(row_noise, Tensor) or row_noise.shape != y.shape):
         found = tuple(row_noise.shape) if isinstance(row_noise, Tensor) else type(row_noise).__name__
         raise ValueError(f"row_noise is {found}, y has shape {tuple(y.shape)}; expected a variance for each target.")

@@ -6,7 +6,7 @@ A file can hold anything. A class that is stored declares its fields once; both 
         FIELDS: ClassVar[Fields] = {"slope": numbers("d"), "offset": real(), "names": optional(list_of(text))}
 
         def state(self) -> State:
-            return values_of(self, self.FIELDS)
+            return {name: getattr(self, name) for name in self.FIELDS}
 
         @classmethod
         def from_state(cls, state: Any) -> "Line":
@@ -44,11 +44,6 @@ def require(right: bool) -> None:
 def strange(what: str) -> ValueError:
     """The error for a state that cagp has not written."""
     return ValueError(f"the state does not have {what} as cagp stores it; save the model again.")
-
-
-def values_of(value: Any, fields: Fields) -> State:
-    """The attributes of an object that a table names."""
-    return {name: getattr(value, name) for name in fields}
 
 
 def checked(state: Any, fields: Fields, sizes: Sizes | None = None) -> State:

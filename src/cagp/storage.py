@@ -293,7 +293,7 @@ def _read(file: BinaryIO, kind: str, version: int, mapped: bool = False, tensors
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     header = _checked_header(file, size, kind)
-    metadata, specs = _parsed(header, size)
+    metadata, specs, tree = _parsed(header, size)
     if metadata["kind"] != kind:
         found, expected = _in_words(metadata["kind"]), _in_words(kind)
         raise _UnreadableError(f"it is a {found} of cagp, expected a {expected}", "check the path")
@@ -307,12 +307,7 @@ def _read(file: BinaryIO, kind: str, version: int, mapped: bool = False, tensors
         )
     stored = _mapped_array if mapped else _array
     arrays = {number: stored(file, specs[number]) for number in _file_order(specs)}
-    try:
-        state = _unflatten(json.loads(metadata["state"]), arrays, _tensor if tensors else np.asarray, 0)
-    except _UnreadableError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise _damaged("its tree is not JSON, or is nested too deep") from error
+    state = _unflatten(tree, arrays, _tensor if tensors else np.asarray, 0)
     if not isinstance(state, dict):
         raise _damaged("its tree is not a dict")
     return state
@@ -353,8 +348,8 @@ def _looks_like(start: bytes, header_fits: bool) -> str:
     return "damaged at its beginning or of an unknown format"
 
 
-def _parsed(header: bytes, size: int) -> tuple[dict[str, str], list[_Spec]]:
-    """The metadata without the digest, and the dtype and shape of each array; together they fill the file."""
+def _parsed(header: bytes, size: int) -> tuple[dict[str, str], list[_Spec], Any]:
+    """Kind and version, the dtype and shape of each array, which together fill the file, and the tree."""
     try:
         entries = json.loads(header[8:])
         metadata = entries.pop("__metadata__")
@@ -364,17 +359,17 @@ def _parsed(header: bytes, size: int) -> tuple[dict[str, str], list[_Spec]]:
         # If the same header results, it held nothing else, and the arrays follow each other without gaps.
         zeros = header[: DIGEST.start] + b"0" * 32 + header[DIGEST.stop :]
         right = whole and set(metadata) == {"kind", "version", "state"} and _header(metadata, specs) == zeros
-        right = right and all(isinstance(text, str) for text in metadata.values())
+        if not right or not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError("the header has other entries")
+        tree = json.loads(metadata["state"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged("its header is not what cagp writes") from error
-    if not right:
-        raise _damaged("its header is not what cagp writes")
     if sum(spec.num_bytes for spec in specs) != size - len(header):
         raise _damaged("its arrays do not have the length that its header says")
     # The other dimensions of an empty array may have any size, except one that no index can count.
     if any(len(s.shape) > MAX_DIMENSIONS or math.prod(max(1, dim) for dim in s.shape) >= 2**59 for s in specs):
         raise _damaged("an array has an impossible shape")
-    return metadata, specs
+    return metadata, specs, tree
 
 
 def _array(file: BinaryIO, spec: _Spec) -> np.ndarray:

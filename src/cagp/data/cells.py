@@ -181,16 +181,10 @@ def check_values(codes: Float64[np.ndarray, "n c"], names: Sequence[str], rows_f
     least, largest = np.fmin.reduce(codes, axis=None), np.fmax.reduce(codes, axis=None)
     if not (least < -LARGEST or largest > LARGEST):  # NaN where all values are missing
         return
-    infinite = np.isinf(codes)
-    sentences = []
-    for what, wrong, remedy in (
-        ("infinite values (inf)", infinite, "Replace them"),
-        (
-            f"values beyond {LARGEST:g}, whose squares overflow",
-            (np.abs(codes) > LARGEST) & ~infinite,
-            "Rescale the column",
-        ),
-    ):
+    infinite, sentences = np.isinf(codes), []
+    huge, words = (np.abs(codes) > LARGEST) & ~infinite, f"values beyond {LARGEST:g}, whose squares overflow"
+    kinds = [("infinite values (inf)", infinite, "Replace them"), (words, huge, "Rescale the column")]
+    for what, wrong, remedy in kinds:
         places = [
             f"column {name!r} has {int(rows.sum())} (first at row {rows_from + int(rows.argmax())})"
             for name, rows in zip(names, wrong.T, strict=True)
@@ -263,10 +257,7 @@ class TextFormat(NamedTuple):
 
 
 def _date_pattern(name: str) -> str:
-    pattern = re.escape(name)
-    for part, expression in PARTS.items():
-        pattern = pattern.replace(part, expression)
-    return rf"\s*{pattern}{TIME}\s*"
+    return rf"\s*{re.sub('|'.join(PARTS), lambda part: PARTS[part[0]], re.escape(name))}{TIME}\s*"
 
 
 DATE = "dates like 2024-03-31 or 2024-03-31T12:00:00, or convert them with pandas.to_datetime"

@@ -134,9 +134,8 @@ class RowRule:
         if self.kind == "group":
             from sklearn.model_selection import GroupKFold  # slow to import
 
-            fold = np.empty(num_rows, dtype=np.int64)
-            folds = GroupKFold(min(num_folds, len(distinct))).split(place, groups=place)
-            for number, (_, rows) in enumerate(folds):
+            fold, groups = np.empty(num_rows, dtype=np.int64), GroupKFold(min(num_folds, len(distinct)))
+            for number, (_, rows) in enumerate(groups.split(place, groups=place)):
                 fold[rows] = number
             return fold
         before = np.concatenate([[0], np.cumsum(np.bincount(place))[:-1]])  # rows that are earlier than each time
@@ -195,10 +194,6 @@ class RowIndex:
         self._tolerance = np.full(rows.shape[1], NEAR) if tolerance is None else tolerance
         # Many copies of one row would make a leaf of the tree that is searched one by one.
         self._tree = KDTree(self._scaled(rows[distinct_rows(rows)]), balanced_tree=False)
-
-    def __len__(self) -> int:
-        """The number of different rows."""
-        return self._tree.n
 
     def holds(self, rows: Float64[np.ndarray, "t d"]) -> Bool[np.ndarray, " t"]:
         """Whether each of these rows is the same as one of the index; a row with a missing value never is."""

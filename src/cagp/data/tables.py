@@ -179,7 +179,6 @@ class TableWriter:
         if self._ending != ".parquet":
             self._file = io.TextIOWrapper(self._file, encoding="utf-8", newline="")
             self._stack.callback(self._file.detach)
-        self._stack.push(self._refuse_no_rows)
         return self
 
     def write(self, frame: pd.DataFrame) -> None:
@@ -212,13 +211,12 @@ class TableWriter:
             self._parquet = self._stack.enter_context(pq.ParquetWriter(self._file, table.schema))
         self._parquet.write_table(table)
 
-    def _refuse_no_rows(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Raise ValueError at the end of a block in which nothing was written."""
-        if kind is None and not self._columns:
-            raise ValueError(f"{self._path} is not written: there were no rows.")
-
     def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
+        if error[0] is not None or self._columns or is_standard(self._path):
+            self._stack.__exit__(*error)
+            return
+        with self._stack:
+            raise ValueError(f"{self._path} is not written: there were no rows.")
 
 
 def _check_ending(path: PathLike, endings: list[str], done: str) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cagp.checks import check_new_inputs
 from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, kernel_product, precise_product
-from cagp.fields import Fields, checked, factor, float64, integer, numbers, optional, real, record, tensor, values_of
+from cagp.fields import Fields, checked, factor, float64, integer, numbers, optional, real, record, tensor
 from cagp.linalg import CGResult, row_moments
 from cagp.posteriors.base import LeftOut, Posterior, Rounding, Sharing
 from cagp.prior import GP
@@ -113,7 +113,8 @@ class InducingPosterior(Posterior):
         super().__init__(prior, Z, representer, max_bytes, shares_rows=shares_rows)
 
     def _state(self, rows: Rounding) -> State:
-        return {"X": self.X, **values_of(self, self.FIELDS)}  # X is not rounded: ``chol`` is of its covariance
+        # X is not rounded: ``chol`` is of its covariance.
+        return {"X": self.X, **{name: getattr(self, name) for name in self.FIELDS}}
 
     @classmethod
     def _from_state(cls, state: State, prior: GP, X: Tensor, max_bytes: int, sharing: Sharing) -> "InducingPosterior":
