@@ -20,8 +20,6 @@ from cagp.quantities import size
 ROWS_AT_ONCE = 1_000_000
 """Rows that are taken at a time."""
 
-DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
-
 
 def mapped_tensor(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A tensor of zeros in a file without a name, which ends with its last use; OSError if the disk has no room."""
@@ -37,7 +35,7 @@ def mapped_tensor(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> T
             raise OSError(
                 f"{folder} has no room for {size(num_bytes)}: {error}; free some, or name a folder on another disk."
             ) from error
-        array = np.memmap(file, dtype=DTYPES[dtype], mode="r+", shape=shape)
+        array = np.memmap(file, dtype=str(dtype).removeprefix("torch."), mode="r+", shape=shape)
     return torch.from_numpy(array)
 
 

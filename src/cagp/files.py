@@ -144,20 +144,14 @@ def remove_left_behind(folder: Path) -> None:
         return
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if UNFINISHED.fullmatch(entry.name):
-                with suppress(OSError):
-                    _remove_if_free(entry.path)
-
-
-def _remove_if_free(path: str) -> None:
-    assert fcntl is not None
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError if its writer lives
-        if _is_at(descriptor, path):
-            os.unlink(path)
-    finally:
-        os.close(descriptor)
+            if not UNFINISHED.fullmatch(entry.name):
+                continue
+            with suppress(OSError), ExitStack() as stack:
+                descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError if its writer lives
+                if _is_at(descriptor, entry.path):
+                    os.unlink(entry.path)
 
 
 def _new_part(folder: Path, path: PathLike) -> tuple[Path, int]:

@@ -74,8 +74,9 @@ class Trees:
         if len(inputs) == 0:
             return out
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            for j, models in ((j, models) for j, models in enumerate(self._boosters) if models):
-                out[:, j] = np.mean(list(pool.map(lambda model: _predict(model, inputs), models)), axis=0)
+            for j, models in enumerate(self._boosters):
+                if models:
+                    out[:, j] = np.mean(list(pool.map(lambda model: _predict(model, inputs), models)), axis=0)
         return out
 
 

@@ -2,8 +2,7 @@
 
 from cagp.data.column_values import MAX_LEVELS
 from cagp.data.encoding import Encoder, Target, encode_target
-from cagp.data.sample import Dataset, terrain
-from cagp.data.splits import Split, shared_groups, split
+from cagp.data.splits import Dataset, Split, shared_groups, split, terrain
 from cagp.data.tables import Chunk, Chunks, TableWriter, open_chunks, read_table, stream_table, table_size
 from cagp.data.transforms import Standardizer, standardized
 

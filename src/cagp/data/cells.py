@@ -123,8 +123,7 @@ def _object_numbers(array: np.ndarray) -> np.ndarray:
         values = pd.Series(array[:, j].astype(object), dtype=object)
         if pd.api.types.infer_dtype(values, skipna=True) == "complex":
             raise ValueError(f"Complex data not supported: column x{j} of X holds complex numbers.")
-        missing = values.isna().tolist()
-        wrong = [row for row, cell in enumerate(values) if not missing[row] and not isinstance(cell, Real | Decimal)]
+        wrong = [row for row, cell in values.dropna().items() if not isinstance(cell, Real | Decimal)]
         if wrong:
             cell = values[wrong[0]]
             # The first words are those of Python's float(), by which scikit-learn recognises the error.
@@ -149,8 +148,7 @@ def column_places(option: str, wanted: Any, names: Sequence[str], by_position: b
     if isinstance(wanted, str | bytes) or not np.iterable(wanted):
         raise ValueError(f"{option} is {wanted!r}, expected a list of columns, e.g. [{wanted!r}].")
     if by_position:
-        whole = [c for c in wanted if isinstance(c, int | np.integer) and not isinstance(c, bool)]
-        wrong = [c for c in wanted if c not in whole or not 0 <= c < len(names)]
+        wrong = [c for c in wanted if type(c) is bool or not isinstance(c, int | np.integer) or not 0 <= c < len(names)]
         if wrong:
             raise ValueError(
                 f"{option} has {', '.join(map(short, wrong))}, expected positions of columns from 0 to "

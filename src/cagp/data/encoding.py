@@ -98,18 +98,16 @@ class Encoder:
         self, codes: Float64[np.ndarray, "n c"]
     ) -> tuple[Float64[np.ndarray, "n c"], Float64[np.ndarray, " n"] | None]:
         """Codes in which every exposure is one, and the exposures; None where there are none."""
-        for place, column in enumerate(self.columns):
-            if column.kind == EXPOSURE:
-                constant = codes.copy()
-                constant[:, place] = 1.0
-                return constant, codes[:, place].copy()
-        return codes, None
+        if self.exposure_name is None:
+            return codes, None
+        place, constant = [column.kind for column in self.columns].index(EXPOSURE), codes.copy()
+        constant[:, place] = 1.0
+        return constant, codes[:, place].copy()
 
     def with_quantiles(self, codes: Float64[np.ndarray, "m c"]) -> "Encoder":
         """The same encoder with quantiles, from the codes of every ``quantile_stride``-th row to learn from."""
-        return Encoder(
-            [column_values.with_quantiles(c, codes[:, j]) for j, c in enumerate(self.columns)], self._has_names
-        )
+        columns = [column_values.with_quantiles(column, codes[:, j]) for j, column in enumerate(self.columns)]
+        return Encoder(columns, self._has_names)
 
     def transform(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n p"]:
         """The rows of ``X`` as inputs of a Gaussian process: ``expand(codes(X))``, which may be ``X`` itself.
@@ -294,22 +292,13 @@ class Target(NamedTuple):
     empty: Bool[np.ndarray, "n"]  # the rows in which all targets are missing
 
 
-def encode_target(y: Any, name: str = "y") -> Target:
+def encode_target(y: Any, name: str = "y", rows_from: int | None = None) -> Target:
     """The targets as float64, their names, and the rows in which they are missing; only numbers and booleans.
 
     Args:
         name: what error messages call the targets; also the name of targets that have none.
+        rows_from: of a part of a table, in which all rows may lack a target: the number of its first row.
     """
-    target = encode_target_rows(y, name)
-    values = target.values.reshape(len(target.missing), -1)
-    for column, absent in zip(target.names, np.isnan(values).T, strict=True):
-        if absent.all():
-            raise ValueError(f"Input {name} contains only NaN in column {column!r}: there is nothing to learn from.")
-    return target
-
-
-def encode_target_rows(y: Any, name: str = "y", rows_from: int = 0) -> Target:
-    """The same for rows of a table from one number on, of which all may lack a target."""
     if y is None:
         raise ValueError(f"This regressor requires y to be passed, but the target {name} is None.")
     frame = _target_frame(y, name)
@@ -322,10 +311,13 @@ def encode_target_rows(y: Any, name: str = "y", rows_from: int = 0) -> Target:
         if wrong.any():
             raise ValueError(
                 f"Input {name} contains infinity or a value too large for dtype('float64'): column {column!r} has "
-                f"{int(wrong.sum())} (first at row {rows_from + int(wrong.argmax())}). Drop these rows, or write NaN "
-                "for a target that is not known."
+                f"{int(wrong.sum())} (first at row {(rows_from or 0) + int(wrong.argmax())}). Drop these rows, or "
+                "write NaN for a target that is not known."
             )
     absent = np.isnan(values)
+    if rows_from is None and absent.all(axis=0).any():
+        column = names[int(absent.all(axis=0).argmax())]
+        raise ValueError(f"Input {name} contains only NaN in column {column!r}: there is nothing to learn from.")
     missing, empty = np.asarray(absent.any(axis=1)), np.asarray(absent.all(axis=1))
     return Target(values[:, 0] if len(names) == 1 else values, names, missing, empty)
 

@@ -1,12 +1,13 @@
-"""Which rows are held out (at random, the latest, whole groups), and which rows of a table another table has, too."""
+"""Which rows are held out (at random, the latest, whole groups), and which another table has, too; the sample data."""
 
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float64, Int, Shaped
+from jaxtyping import Bool, Float, Float64, Int, Shaped
 from scipy.spatial import KDTree
 from torch import Tensor
 
@@ -210,3 +211,27 @@ class RowIndex:
 def distinct_rows(rows: Float64[np.ndarray, "n d"]) -> Int[np.ndarray, " m"]:
     """The rows that are not copies of a row before them, by number. A missing value equals another. Time O(n d)."""
     return np.flatnonzero(~pd.DataFrame(rows).duplicated().to_numpy())
+
+
+class Dataset(NamedTuple):
+    """Inputs and targets in their original units."""
+
+    X: Float[Tensor, "n d"]
+    y: Float[Tensor, " n"]
+    names: tuple[str, ...]  # of the columns of X, then of y
+
+
+def terrain() -> Dataset:
+    """The sample data: 20,000 elevations of the Blanca Peak massif, Colorado. ``terrain.md`` names their source.
+
+    Positions are in km east and north of the south-west corner, elevations in metres, both as float64. The rows are
+    sorted from south to north: permute them before you take the first few (``cagp.data.split`` does).
+    """
+    with files("cagp.data").joinpath("terrain.npz").open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+        num_rows, num_columns = file["shape"]
+        chosen = np.unpackbits(file["chosen"], count=num_rows * num_columns).reshape(num_rows, num_columns)
+        row, column = chosen.nonzero()
+        places = np.stack([column, row], axis=1) * file["spacing"]
+        elevations = file["rises"].cumsum(dtype=np.int64)
+    names = ("east (km)", "north (km)", "elevation (m)")
+    return Dataset(torch.from_numpy(places), torch.from_numpy(elevations).double(), names)

@@ -176,11 +176,9 @@ def _csv_header(path: PathLike, stream: io.TextIOWrapper) -> tuple[str, list[str
         raise ValueError(f"{path} is empty, expected a line with the column names and at least one row.")
     separators = ["\t"] if ending_of(path).startswith(".tsv") else SEPARATORS
     record = [line for line in lines if line.strip()]
-    fields, separator = max(
-        ((next(csv.reader(record, delimiter=separator)), separator) for separator in separators),
-        key=lambda choice: len(choice[0]),
-    )
-    names = [field.strip() or f"Unnamed: {j}" for j, field in enumerate(fields)]
+    split = {separator: next(csv.reader(record, delimiter=separator)) for separator in separators}
+    separator = max(split, key=lambda separator: len(split[separator]))
+    names = [field.strip() or f"Unnamed: {j}" for j, field in enumerate(split[separator])]
     check_duplicates(names, f"The first line of {path}")
     if all(map(is_number, names)) and not all(name.isdecimal() for name in names):
         raise ValueError(
@@ -221,8 +219,7 @@ def with_dates(frame: pd.DataFrame, text: Sequence[str]) -> pd.DataFrame:
         if name in text or pd.api.types.infer_dtype(values, skipna=True) != "string":
             continue
         if re.fullmatch(ISO_DATE, str(values.dropna().iloc[0])):
-            dates = iso_dates(values)
-            zones = time_zones(values)
+            dates, zones = iso_dates(values), time_zones(values)
             if (dates.isna() == values.isna()).all() and len(zones) == 1:
                 columns[name] = dates.dt.tz_localize(None) if zones == {NAIVE} else dates
     return frame.assign(**columns) if columns else frame
@@ -302,11 +299,11 @@ def _npz_pieces(path: PathLike, rows: int | None, stack: ExitStack) -> Pieces:
 
 def _npz_columns(path: PathLike, members: dict[str, _Member], names: np.ndarray | None) -> dict[str, list[str]]:
     """The names of the columns that each array becomes: X first, then y, then the others."""
-    shapes = {key: members[key].shape for key in sorted(members, key=lambda key: (key != "X", key != "y"))}
-    shapes = {key: shape for key, shape in shapes.items() if len(shape) == 1 or key in ("X", "y")}
-    for key in ("X", "y"):
-        if len(shapes.get(key, (0,))) not in (1, 2):
-            raise ValueError(f"{path}: {key} has shape {shapes[key]}, expected rows and columns.")
+    keys = sorted(members, key=lambda key: (key != "X", key != "y"))
+    shapes = {key: members[key].shape for key in keys if key in ("X", "y") or len(members[key].shape) == 1}
+    for key, shape in shapes.items():
+        if len(shape) not in (1, 2):
+            raise ValueError(f"{path}: {key} has shape {shape}, expected rows and columns.")
     if len({shape[0] for shape in shapes.values()}) > 1:
         sizes = ", ".join(f"{key} has {shape[0]}" for key, shape in shapes.items())
         raise ValueError(f"{path}: the arrays differ in their number of rows: {sizes}.")

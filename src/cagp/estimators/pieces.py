@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cagp.column_kinds import NUMBER, WORDS
 from cagp.data.column_values import MixedKindsError, quantile_stride
-from cagp.data.encoding import Encoder, EncoderScan, encode_target_rows
+from cagp.data.encoding import Encoder, EncoderScan, encode_target
 from cagp.data.tables import Chunks
 from cagp.data.transforms import ColumnMoments, Standardizer
 from cagp.dataset import Data, check_room, mapped_tensor
@@ -132,7 +132,7 @@ def _scanned(chunks: Chunks, categories: Sequence[Any]) -> _Scan:
 def _scan(chunks: Chunks, categories: Sequence[Any], text: tuple[str, ...]) -> _Scan:
     columns, num_rows, num_missing, first = EncoderScan(categories), 0, 0, None
     for chunk in chunks.read(text):
-        target = encode_target_rows(chunk.targets, rows_from=chunk.rows_from)
+        target = encode_target(chunk.targets, rows_from=chunk.rows_from)
         first = (target.names, chunk.targets, chunk.noise is not None) if first is None else first
         if (target.names, chunk.noise is not None) != first[::2]:
             raise ValueError(
@@ -194,7 +194,7 @@ def _rows(chunks: Chunks, scan: _Scan) -> Iterator[tuple[int, TrainingRows]]:
     """The rows of each piece that have a target, and the number of the first of them among all that have one."""
     first = 0
     for chunk in chunks.read(scan.text):
-        target = encode_target_rows(chunk.targets, rows_from=chunk.rows_from)
+        target = encode_target(chunk.targets, rows_from=chunk.rows_from)
         values, kept = target.values.reshape(len(target.empty), -1), ~target.empty
         noise, inputs = known_variances(chunk.noise, values.shape), chunk.inputs
         if not kept.all():
