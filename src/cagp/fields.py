@@ -143,8 +143,7 @@ def made_by(from_state: Callable[[Any], Any]) -> Check:
 
 def is_finite(values: Tensor) -> bool:
     """Whether all numbers are finite; memory O(1)."""
-    parts = values.split(CHECKED_ROWS) if values.ndim else (values,)
-    return all(bool(torch.isfinite(part).all()) for part in parts)
+    return all(bool(torch.isfinite(part).all()) for part in torch.atleast_1d(values).split(CHECKED_ROWS))
 
 
 def tensor(*shape: int | str, dtype: torch.dtype | None = None) -> Check:

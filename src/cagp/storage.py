@@ -31,9 +31,6 @@ from cagp.files import PathLike, write_atomically
 State = dict[str, Any]
 """Nested dicts (keys are text or integers) and lists of tensors, arrays, numbers, text, booleans and None."""
 
-Arrays = dict[str, tuple[int, np.ndarray]]
-"""The different arrays of a state by their fingerprints, with their numbers by first occurrence."""
-
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 """The bits of a bfloat16, which numpy does not have; ``array.view("u2")`` gives them as integers."""
 
@@ -111,7 +108,7 @@ def state_to_bytes(state: State, kind: str, version: int) -> bytes:
 
 
 def _pieces(state: State, kind: str, version: int) -> list[bytes | memoryview]:
-    numbered: Arrays = {}
+    numbered: dict[str, tuple[int, np.ndarray]] = {}
     tree = json.dumps(_flatten(state, numbered, "state", 0), allow_nan=False)
     arrays = [array for _, array in numbered.values()]
     specs = [_Spec(array.dtype, array.shape) for array in arrays]
@@ -158,8 +155,8 @@ def _as_array(value: Any, place: str) -> np.ndarray | None:
     return tensor.numpy()
 
 
-def _flatten(value: Any, arrays: Arrays, place: str, depth: int) -> Any:
-    """The value as JSON, with every array replaced by a reference to ``arrays``."""
+def _flatten(value: Any, arrays: dict[str, tuple[int, np.ndarray]], place: str, depth: int) -> Any:
+    """The value as JSON, with references to ``arrays``: by fingerprint, with their numbers by first occurrence."""
     if depth > MAX_DEPTH:
         raise ValueError(f"{place} is nested more than {MAX_DEPTH} deep; such a state cannot be stored.")
     match value:
@@ -422,12 +419,8 @@ def _unflatten(node: Any, arrays: dict[int, np.ndarray], made: Callable[[np.ndar
         case {"list": list(values)} if len(node) == 1:
             return [_unflatten(value, arrays, made, depth + 1) for value in values]
         case {"items": list(pairs)} if len(node) == 1:
-            state = {}
-            for pair in pairs:
-                match pair:
-                    case [str() | int() as key, value] if not isinstance(key, bool) and key not in state:
-                        state[key] = _unflatten(value, arrays, made, depth + 1)
-                    case _:
-                        raise _damaged("its tree has a dict that is not one")
-            return state
-    raise _damaged("its tree refers to something that is not there")
+            if all(type(pair) is list and len(pair) == 2 and type(pair[0]) in (str, int) for pair in pairs):
+                state = {key: _unflatten(value, arrays, made, depth + 1) for key, value in pairs}
+                if len(state) == len(pairs):  # no key comes twice
+                    return state
+    raise _damaged("its tree has a part that cagp does not write, or that is not there")

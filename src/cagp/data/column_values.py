@@ -201,15 +201,6 @@ def quantile_stride(num_rows: int) -> int:
     return math.ceil(num_rows / QUANTILE_ROWS)
 
 
-def with_quantiles(column: Column, values: np.ndarray) -> Column:
-    """The column with its quantiles, where it has any: values in the middle of parts of equal probability."""
-    if column.missing or column.kind in (LEVELS, EXPOSURE):
-        return column
-    probabilities = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
-    quantiles = np.quantile(values, probabilities, method="inverted_cdf")
-    return column._replace(quantiles=tuple(map(float, quantiles)))
-
-
 def column_codes(column: Column, values: pd.Series, rows_from: int) -> np.ndarray:
     """The column as one number for each row, NaN for missing values; of levels, their places, or L for unknown ones."""
     kind, expected = kind_of(values, column.name), NUMBER if column.kind == EXPOSURE else column.kind

@@ -106,7 +106,14 @@ class Encoder:
 
     def with_quantiles(self, codes: Float64[np.ndarray, "m c"]) -> "Encoder":
         """The same encoder with quantiles, from the codes of every ``quantile_stride``-th row to learn from."""
-        columns = [column_values.with_quantiles(column, codes[:, j]) for j, column in enumerate(self.columns)]
+        columns, steps = list(self.columns), column_values.NUM_QUANTILES
+        for j, column in enumerate(columns):
+            if not column.missing and column.kind not in (
+                LEVELS,
+                EXPOSURE,
+            ):  # in the middle of parts of equal probability
+                quantiles = np.quantile(codes[:, j], (np.arange(steps) + 0.5) / steps, method="inverted_cdf")
+                columns[j] = column._replace(quantiles=tuple(map(float, quantiles)))
         return Encoder(columns, self._has_names)
 
     def transform(self, X: Any, rows_from: int = 0) -> Float64[np.ndarray, "n p"]:
