@@ -106,13 +106,11 @@ class Encoder:
 
     def with_quantiles(self, codes: Float64[np.ndarray, "m c"]) -> "Encoder":
         """The same encoder with quantiles, from the codes of every ``quantile_stride``-th row to learn from."""
-        columns, steps = list(self.columns), column_values.NUM_QUANTILES
+        columns, parts = list(self.columns), column_values.NUM_QUANTILES
+        middles = (np.arange(parts) + 0.5) / parts  # of parts of equal probability
         for j, column in enumerate(columns):
-            if not column.missing and column.kind not in (
-                LEVELS,
-                EXPOSURE,
-            ):  # in the middle of parts of equal probability
-                quantiles = np.quantile(codes[:, j], (np.arange(steps) + 0.5) / steps, method="inverted_cdf")
+            if not column.missing and column.kind not in (LEVELS, EXPOSURE):
+                quantiles = np.quantile(codes[:, j], middles, method="inverted_cdf")
                 columns[j] = column._replace(quantiles=tuple(map(float, quantiles)))
         return Encoder(columns, self._has_names)
 
