@@ -357,7 +357,7 @@ def _fields(block: str) -> dict[str, str]:
 
 
 def _values(fields: dict[str, str], name: str, count: int, kind: type[int] | type[float] = int) -> list[Any]:
-    """The numbers in a line; ValueError unless there are so many of this kind."""
+    """The numbers in a line; ValueError unless there are ``count`` of this kind."""
     pattern, words = NUMBERS[kind]
     text = fields.get(name, "")
     if re.fullmatch(pattern, text) is None or len(text.split()) != count:
