@@ -56,7 +56,7 @@ def table(num_rows: int = 40, num_columns: int = 2, seed: int = 0) -> tuple[np.n
 
 def task_of(model, recipe: Recipe, units: Units, rows: TrainingRows) -> Task:
     """The task that a fit of the model trains the recipe on."""
-    fit = Fit(model, model._check(), model.random_state, Ranks.alone(), began=0.0)
+    fit = Fit(model, model.random_state, Ranks.alone(), began=0.0)
     return base.task_of(fit, recipe, units, rows)
 
 

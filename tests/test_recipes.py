@@ -12,6 +12,7 @@ import pytest
 import cagp
 from cagp import CaGPRegressor
 from cagp.cli import main
+from cagp.estimators.target_kinds import recipe_of
 from cagp.recipes.table import (
     OPTIONS,
     PARAMETERS,
@@ -64,7 +65,7 @@ def test_an_option_that_the_method_does_not_use_is_an_error(method, option, tmp_
     X, y = table()
     model = CaGPRegressor(method, max_epochs=1, **{option: CHANGED[option]})
     if method in users_of(option):
-        assert model._check().recipe(len(X)) == replace(RECIPES[method], **{option: CHANGED[option]})
+        assert recipe_of(model, len(X)) == replace(RECIPES[method], **{option: CHANGED[option]})
         return
     words = f"{option} is {CHANGED[option]!r}, but method '{method}' does not use it"
     with pytest.raises(ValueError, match=words) as error:

@@ -28,7 +28,7 @@ from cagp.estimators.fitted_model import FittedModel
 from cagp.estimators.pieces import learn_chunks, learn_regions
 from cagp.estimators.predictive import Baseline
 from cagp.estimators.saved import save_model
-from cagp.estimators.target_kinds import CopiesWarning, Fit, Prepared, TargetKind
+from cagp.estimators.target_kinds import CopiesWarning, Fit, Labels, Prepared, check_targets, recipe_of
 from cagp.estimators.units import AnyRows, EncodedTable, MappedRows, Points, Units
 from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
 from cagp.likelihood_registry import GAUSSIAN
@@ -131,8 +131,8 @@ class GPEstimator(BaseEstimator, ABC):
     def method(self) -> str:
         """The name of the method."""
 
-    def _check(self, anywhere: bool = False) -> TargetKind:
-        """The kind of targets and the method that learns them; ValueError for parameters that are not right.
+    def _check(self, anywhere: bool = False) -> None:
+        """Raise ValueError for parameters that are not right.
 
         With ``anywhere``, the fit may have been on another computer, with devices that this one lacks.
         """
@@ -141,11 +141,11 @@ class GPEstimator(BaseEstimator, ABC):
         if not isinstance(kernel := self.kernel, str | Kernel):
             raise ValueError(f"kernel is a {type(kernel).__name__}, expected a name or a kernel of cagp.kernels.")
         _check_device(self.device, anywhere)
-        return TargetKind.of(values | {"likelihood": self.likelihood, "method": self.method}, is_classifier(self))
+        check_targets(self, is_classifier(self))
 
-    def _learn(self, kind: TargetKind, X: Any, *given: Any) -> None:
+    def _learn(self, X: Any, *given: Any, labels: Labels | None = None) -> None:
         """Learn from a table and keep what was learned."""
-        fitted = learn(Fit(self, kind, seed_of(self.random_state), Ranks.here(), time.perf_counter()), X, *given)
+        fitted = learn(Fit(self, seed_of(self.random_state), Ranks.here(), time.perf_counter(), labels), X, *given)
         encoder = fitted.units.encoder
         if isinstance(X, Chunks | EncodedTable):
             self.n_features_in_ = encoder.num_columns
@@ -234,15 +234,15 @@ def learn(fit: Fit, *table: Any) -> FittedModel:
         tried=[{"target": part.target or only, **trial} for part in parts for trial in part.fitted.tried],
         trees=_all_trees([part.fitted.trees for part in parts]),
         likelihood=first.fitted.likelihood,
-        likelihood_name=fit.kind.likelihood,
+        likelihood_name=fit.options.likelihood,
         offsets=tuple(first.fitted.offsets),
         baseline=first.baseline,
-        labels=fit.kind.labels,
+        labels=fit.labels,
     )
     counts = Counter(str(warning) for warning in warned)
     notes = [*prepared.notes, *(f"{text} ({times:,} times in this fit)" for text, times in counts.items())]
     notes += [words for part in parts for words in part.words(prepared.num_rows)]
-    notes += [*fit.kind.words(fitted.likelihood, float(units.scaler.target_std[0])), fitted.guarantee]
+    notes += [*fit.words(fitted.likelihood, float(units.scaler.target_std[0])), fitted.guarantee]
     spent = f"The fit took {time.perf_counter() - fit.began:,.1f} s; the process held at most {size(peak_memory())}."
     if prepared.warning is not None and ranks.is_first:
         notices.warn(prepared.warning, CopiesWarning, stacklevel=4)
@@ -254,19 +254,19 @@ def prepare(fit: Fit, X: Any, y: Any = None, sample_noise: Any = None, time: Any
 
     The rows of a table in pieces stay on disk. With ``shards``, each process learns from its own part of the table.
     """
-    options, ranks, recipe, is_in_pieces = fit.options, fit.ranks, fit.kind.recipe(0), isinstance(X, Chunks)
+    options, ranks, recipe, is_in_pieces = fit.options, fit.ranks, recipe_of(fit.options), isinstance(X, Chunks)
     if is_in_pieces and y is not None:
         raise ValueError("y is given beside a table in pieces, which has its own targets; leave y out.")
     if is_in_pieces and sample_noise is not None:
         words = "sample_noise is given beside a table in pieces; give it with the pieces"
         raise ValueError(f"{words}: open_chunks(..., noise=COLUMN), or (X, y, noise).")
     in_memory = not is_in_pieces and not recipe.shards
-    fit.kind.check(y, sample_noise, ranks, in_memory)
+    fit.check(y, sample_noise, in_memory)
     if in_memory:
         units, rows = Units.learn(X, y, sample_noise, options.categories, options.exposure)
         notes = [*units.missing_words(rows), *units.encoder.missing_words(rows.inputs)]
         rule, words = validation_rule(rows.num_rows + rows.num_missing, rows.places, time, group)
-        prepared = fit.kind.prepare(units, rows._replace(rule=rule), fit)
+        prepared = fit.prepare(units, rows._replace(rule=rule))
         return prepared._replace(notes=[*notes, *words, *prepared.notes])
     where = "in regions" if recipe.shards else "in pieces"
     if time is not None or group is not None:
@@ -327,12 +327,12 @@ def task_of(
         rule=rows.rule,
         scratch=scratch,
         known=None if rows.known is None else torch.from_numpy(rows.known).to(device),
-        targets=fit.kind.targets,
-        likelihood=fit.kind.start(),
+        targets=fit.targets,
+        likelihood=fit.start(),
     )
     if options.checkpoint_dir is None:
         return task
-    return replace(task, folder=Path(options.checkpoint_dir) / _key(task, recipe, fit.kind.likelihood))
+    return replace(task, folder=Path(options.checkpoint_dir) / _key(task, recipe, fit.options.likelihood))
 
 
 def _key(task: Task, recipe: Recipe, likelihood: str) -> str:

@@ -1,6 +1,6 @@
 """The classifier: tables and labels in, probabilities out."""
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -76,11 +76,11 @@ class CaGPClassifier(ClassifierMixin, GPEstimator):
             unknown: nothing else is accepted.
         """
         refuse_keywords(unknown)
-        kind = self._check()
+        self._check()
         check_whole("a classifier", Ranks.here(), not isinstance(X, Chunks))
         labels, codes = Labels.learn(y)
         noise = labels.row_noise(codes, self.class_weight)
-        self._learn(replace(kind, labels=labels), X, labels.indicators(codes), noise)
+        self._learn(X, labels.indicators(codes), noise, labels=labels)
         return self
 
     # ---- answers ----

@@ -70,7 +70,8 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
             unknown: nothing else is accepted. For weights with Gaussian noise, pass ``sample_noise=variance / weight``.
         """
         refuse_keywords(unknown)
-        self._learn(self._check(), X, y, sample_noise, time, group)
+        self._check()
+        self._learn(X, y, sample_noise, time, group)
         return self
 
     # ---- answers ----

@@ -5,7 +5,6 @@ likelihood training starts. Everything else about a fit is the same for all, see
 """
 
 import warnings
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -171,22 +170,34 @@ def _column(y: Any) -> np.ndarray:
 # ---- kinds ----
 
 
-@final
-@dataclass(frozen=True)
-class Fit:
-    """What all steps of a fit have in common."""
+def check_targets(estimator: "GPEstimator", is_classifier: bool) -> None:
+    """Raise ValueError for a likelihood, a method or options of an estimator that do not go together."""
+    name, method = estimator.likelihood, estimator.method
+    allowed = likelihoods_of("classes") if is_classifier else REGRESSION
+    if not isinstance(name, str) or name not in allowed:
+        own = "" if is_classifier else " For a likelihood of your own, use cagp.WithLikelihood."
+        raise ValueError(f"likelihood is {name!r}, expected one of {', '.join(allowed)}.{own}")
+    kind, parameters = kind_of(name), estimator.get_params(deep=False)
+    for option in not_for(kind, parameters):
+        value, able = parameters[option.name], [other for other in REGRESSION if kind_of(other) in option.targets]
+        raise ValueError(
+            f"{option.name} is {value!r}, which is for likelihood={' or '.join(map(repr, able))} alone; with "
+            f"{name!r}, leave it out."
+        )
+    if kind != GAUSSIAN and method not in methods_for(kind):
+        listed = ", ".join(methods_for(kind))
+        raise ValueError(f"method is {method!r}, with likelihood={name!r} expected one of {listed}.")
+    recipe_of(estimator)
 
-    options: "GPEstimator"  # whose parameters say what to do; checked
-    kind: "TargetKind"
-    seed: int  # of everything random
-    ranks: Ranks  # the processes that train together
-    began: float  # on the clock ``time.perf_counter()``; ``max_time`` counts from there
 
-    @property
-    def memory(self) -> int:
-        """Bytes that it may take."""
-        asked = self.options.max_memory
-        return default_memory_limit() if asked is None else bytes_of(asked)
+def recipe_of(estimator: "GPEstimator", num_rows: int = 0) -> Recipe:
+    """The method for a table of this many rows; ValueError for options that are not right."""
+    kind, method, parameters = kind_of(estimator.likelihood), estimator.method, estimator.get_params(deep=False)
+    own = {key: parameters[key] for key, option in OPTIONS.items() if kind in option.targets and key in parameters}
+    if kind == GAUSSIAN or method != "auto":
+        return recipe_for(method, own)
+    local = recipe_for("local", own)
+    return recipe_for("exact", {}) if 0 < num_rows <= SITE_EXACT_ROWS else local
 
 
 class Prepared(NamedTuple):
@@ -202,78 +213,55 @@ class Prepared(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class TargetKind:
-    """How targets depend on the latent functions, and the method that learns these.
+class Fit:
+    """What all steps of a fit have in common, and how targets depend on the latent functions.
 
     With Gaussian noise there is a function for each target, and targets or their logarithms are standardised. With
     another likelihood there is one target. Classes have a function for each column of zeros and ones.
     """
 
-    likelihood: str  # its name
-    method: str
-    values: Mapping[str, Any]  # of the options of methods
+    options: "GPEstimator"  # whose parameters say what to do; checked
+    seed: int  # of everything random
+    ranks: Ranks  # the processes that train together
+    began: float  # on the clock ``time.perf_counter()``; ``max_time`` counts from there
     labels: Labels | None = None  # of classes
 
-    @classmethod
-    def of(cls, parameters: Mapping[str, Any], is_classifier: bool = False) -> "TargetKind":
-        """The kind that the parameters of an estimator ask for; ValueError for those that are not right."""
-        name, method = parameters["likelihood"], parameters["method"]
-        allowed = likelihoods_of("classes") if is_classifier else REGRESSION
-        if not isinstance(name, str) or name not in allowed:
-            own = "" if is_classifier else " For a likelihood of your own, use cagp.WithLikelihood."
-            raise ValueError(f"likelihood is {name!r}, expected one of {', '.join(allowed)}.{own}")
-        kind = kind_of(name)
-        for option in not_for(kind, parameters):
-            value, able = parameters[option.name], [other for other in REGRESSION if kind_of(other) in option.targets]
-            raise ValueError(
-                f"{option.name} is {value!r}, which is for likelihood={' or '.join(map(repr, able))} alone; with "
-                f"{name!r}, leave it out."
-            )
-        if kind != GAUSSIAN and method not in methods_for(kind):
-            listed = ", ".join(methods_for(kind))
-            raise ValueError(f"method is {method!r}, with likelihood={name!r} expected one of {listed}.")
-        used = (key for key, option in OPTIONS.items() if kind in option.targets and key in parameters)
-        made = cls(name, method, {key: parameters[key] for key in used})
-        made.recipe(0)  # checks the options
-        return made
+    @property
+    def memory(self) -> int:
+        """Bytes that it may take."""
+        asked = self.options.max_memory
+        return default_memory_limit() if asked is None else bytes_of(asked)
 
     @property
     def targets(self) -> str:
         """What the targets are: "gaussian", "numbers", "counts" or "classes"."""
-        return kind_of(self.likelihood)
-
-    def recipe(self, num_rows: int) -> Recipe:
-        """The method for a table of this many rows; ValueError for options that are not right."""
-        if self.targets == GAUSSIAN or self.method != "auto":
-            return recipe_for(self.method, self.values)
-        local = recipe_for("local", self.values)
-        return recipe_for("exact", {}) if 0 < num_rows <= SITE_EXACT_ROWS else local
+        return kind_of(self.options.likelihood)
 
     def start(self) -> Likelihood | ClassLikelihood | None:
         """The likelihood with its starting values; None for Gaussian noise."""
         if self.labels is not None:
-            return class_likelihood(self.likelihood, len(self.labels.classes))
-        return None if self.targets == GAUSSIAN else likelihood_class(self.likelihood)()
+            return class_likelihood(self.options.likelihood, len(self.labels.classes))
+        return None if self.targets == GAUSSIAN else likelihood_class(self.options.likelihood)()
 
-    def check(self, y: Any, sample_noise: Any, ranks: Ranks, in_memory: bool) -> None:
+    def check(self, y: Any, sample_noise: Any, in_memory: bool) -> None:
         """Raise ValueError for a table from which such targets cannot be learned."""
         if self.targets == GAUSSIAN:
-            check_processes(self.recipe(0), ranks.size)
+            check_processes(recipe_of(self.options), self.ranks.size)
         elif self.targets != "classes":  # the labels of these are checked before
-            check_whole(f"likelihood={self.likelihood!r}", ranks, in_memory)
+            check_whole(f"likelihood={self.options.likelihood!r}", self.ranks, in_memory)
             if sample_noise is not None:
-                raise own_noise(self.likelihood)
+                raise own_noise(self.options.likelihood)
             if is_matrix(y):
                 words = "A column-vector y was passed when a 1d array was expected; answers will have a column, too."
                 warnings.warn(words, DataConversionWarning, stacklevel=6)
 
-    def prepare(self, units: Units, rows: TrainingRows, fit: Fit) -> Prepared:
+    def prepare(self, units: Units, rows: TrainingRows) -> Prepared:
         """The rows of a table in memory with targets on the scale of the fit, and what the fit report says of them."""
-        recipe = self.recipe(rows.num_rows)
+        recipe = recipe_of(self.options, rows.num_rows)
         if self.targets == GAUSSIAN:
-            units, rows, notes, warning = distinct(fit.options.copies, units, rows)
-            units.check_same(rows, fit.ranks)
-            transforms, scales = choose_transforms(fit, recipe, units, rows)
+            units, rows, notes, warning = distinct(self.options.copies, units, rows)
+            units.check_same(rows, self.ranks)
+            transforms, scales = choose_transforms(self, recipe, units, rows)
             units, rows = units.with_transforms(transforms, rows)
             return Prepared(units, rows, recipe, rows.num_rows, [*notes, *scales], warning)
         scale = (0.0, 1.0) if self.targets == "classes" else self._scale(rows)
@@ -286,9 +274,9 @@ class TargetKind:
         q = rows.targets.shape[1]
         if q > 1:
             raise ValueError(f"y has {q} targets; with a likelihood that is not Gaussian, fit one model for each.")
-        check_neighbours(self.recipe(rows.num_rows).n_neighbors, rows.num_rows)
+        check_neighbours(recipe_of(self.options, rows.num_rows).n_neighbors, rows.num_rows)
         y = rows.targets[:, 0]
-        likelihood_class(self.likelihood)().check(torch.from_numpy(y))
+        likelihood_class(self.options.likelihood)().check(torch.from_numpy(y))
         if self.targets == "counts":
             return 0.0, 1.0
         centre = float(np.median(y))
@@ -303,7 +291,7 @@ class TargetKind:
             return []
         shown = {"df": "degrees of freedom"}
         values = [f"{shown.get(k, k)} {number(v)}" for k, v in learned_parameters(learned, unit).items()]
-        return [f"Likelihood: {LIKELIHOODS[self.likelihood].words}{': ' if values else ''}{', '.join(values)}."]
+        return [f"Likelihood: {LIKELIHOODS[self.options.likelihood].words}{': ' if values else ''}{', '.join(values)}."]
 
 
 def check_whole(what: str, ranks: Ranks, in_memory: bool) -> None:
