@@ -202,7 +202,7 @@ def test_auto_averages_two_kernels(mean, monkeypatch, tmp_path):
     found = model.predict(Z, return_std=True)
     if mean == "trees":
         assert average.offset_of == (0, 1)
-        points = model.units_.points(Z)
+        points = model.fitted.points(Z)
         standard = model.units_.standard(points.inputs, average)
         expected = average.mean(standard) + torch.from_numpy(model.trees_.mean(points.inputs))[:, 0]
         np.testing.assert_allclose(
@@ -252,7 +252,7 @@ def test_auto_averages_what_trees_and_a_process_say(problem_and_model, tmp_path)
     assert 0.9 <= np.mean(np.abs(y - mean) < 1.96 * std) <= 0.995
 
     # The prior mean belongs to the model with trees, and counts as much as that model does.
-    points = averaged.units_.points(X)
+    points = averaged.fitted.points(X)
     Z = averaged.units_.standard(points.inputs, average)
     trees = torch.from_numpy(averaged.trees_.mean(points.inputs))
     own = [part.mean(Z) + (trees[:, 0] if j in average.offset_of else 0) for j, part in enumerate(average.components)]

@@ -156,7 +156,7 @@ def test_trees_in_the_mean(tmp_path):
     again = load(model.save(tmp_path / "trees.cagp"))
     np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
     # The prior mean is the log odds of the trees: far from all rows their probability is damped, with the same sign.
-    p, log_odds = model.predict_proba(X)[:, 1], model.trees_.mean(model.units_.points(X).inputs)[:, 0]
+    p, log_odds = model.predict_proba(X)[:, 1], model.trees_.mean(model.fitted.points(X).inputs)[:, 0]
     assert np.corrcoef(np.log(p / (1 - p)), log_odds)[0, 1] > 0.95
 
 

@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cagp import CaGPRegressor, CGGPRegressor, ExactGPRegressor, SGPRRegressor, SVGPRegressor
 from cagp.estimators import Units, base
-from cagp.estimators.target_kinds import Fit
+from cagp.estimators.target_kinds import Fit, Prepared
 from cagp.estimators.units import TrainingRows
 from cagp.kernels import RBF, Scale
 from cagp.ranks import Ranks
@@ -57,7 +57,7 @@ def table(num_rows: int = 40, num_columns: int = 2, seed: int = 0) -> tuple[np.n
 def task_of(model, recipe: Recipe, units: Units, rows: TrainingRows) -> Task:
     """The task that a fit of the model trains the recipe on."""
     fit = Fit(model, model.random_state, Ranks.alone(), began=0.0)
-    return base.task_of(fit, recipe, units, rows)
+    return base.task_of(fit, Prepared(units, rows, recipe, rows.num_rows))
 
 
 def quick(**choices) -> ExactGPRegressor:

@@ -111,18 +111,15 @@ def _targets(state: State, labels: State | None) -> list[dict[str, Any]]:
         return [{"name": labels["target"], "rows": state["num_rows"]}]
     means, stds = state["scaler"]["target_mean"], state["scaler"]["target_std"]
     variances = [values_of(posterior["prior"]["noise"]).get("noise", 0.0) for posterior in state["posteriors"]]
-    columns = (state["target_names"], state["target_transforms"], state["target_rows"], means, stds, variances)
-    return [
-        {
-            "name": name,
-            "transform": transform,
-            "rows": num_rows,
-            "mean": float(mean),
-            "std": float(std),
-            "noise_std": float(np.sqrt(variance) * std),
-        }
-        for name, transform, num_rows, mean, std, variance in zip(*columns, strict=True)
-    ]
+    columns = {
+        "name": state["target_names"],
+        "transform": state["target_transforms"],
+        "rows": state["target_rows"],
+        "mean": means.tolist(),
+        "std": stds.tolist(),
+        "noise_std": (np.sqrt(variances) * stds).tolist(),
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 # ---- kernels, from the states that ``cagp.stored_modules`` makes of them ----

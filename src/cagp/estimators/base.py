@@ -29,7 +29,7 @@ from cagp.estimators.pieces import learn_chunks, learn_regions
 from cagp.estimators.predictive import Baseline
 from cagp.estimators.saved import save_model
 from cagp.estimators.target_kinds import CopiesWarning, Fit, Labels, Prepared, check_targets, recipe_of
-from cagp.estimators.units import AnyRows, EncodedTable, MappedRows, Points, Units
+from cagp.estimators.units import EncodedTable, MappedRows, Points, TrainingRows, Units
 from cagp.kernels import InputUnits, Kernel, kernel_class, named_kernel
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import Likelihood
@@ -281,17 +281,12 @@ def prepare(fit: Fit, X: Any, y: Any = None, sample_noise: Any = None, time: Any
     return prepared
 
 
-def task_of(
-    fit: Fit, recipe: Recipe, units: Units, rows: AnyRows, target: int | None = None, of_rows: int | None = None
-) -> Task:
-    """The rows in standard units, with the limits of the user and starting values.
-
-    Args:
-        target: the number of the target that ``units`` and ``rows`` are of; None for all.
-        of_rows: the number of rows of all targets together, which share a dtype; None for that of ``rows``.
-    """
-    options, ranks, scaler = fit.options, fit.ranks, units.scaler
-    num_rows, scratch = rows.num_rows if of_rows is None else of_rows, rows.scratch
+def task_of(fit: Fit, prepared: Prepared, target: int | None = None) -> Task:
+    """The rows in standard units, with the limits of the user and starting values; of one target, or of all."""
+    units, rows, recipe, num_rows = prepared[:4]
+    if target is not None and isinstance(rows, TrainingRows):
+        units, rows = units.of_target(target), rows.of_target(target)
+    options, ranks, scaler, scratch = fit.options, fit.ranks, units.scaler, rows.scratch
     default = recipe.default_dtype(num_rows) if scratch is None else "float32"
     dtype, device = DTYPES[default if options.dtype == "auto" else options.dtype], ranks.device(options.device)
     memory = int(ranks.broadcast(float(fit.memory)))
@@ -379,14 +374,13 @@ class _Part(NamedTuple):
 
 def _trained(prepared: Prepared, fit: Fit) -> list[_Part]:
     """All targets together, with one kernel; where some are missing in some rows, each alone with its own kernel."""
-    units, rows, recipe = prepared[:3]
+    units, rows, recipe, num_rows = prepared[:4]
     if isinstance(rows, MappedRows) or not np.isnan(rows.targets).any():
-        return [_Part.of(recipe, task_of(fit, recipe, units, rows), None, prepared.num_rows)]
+        return [_Part.of(recipe, task_of(fit, prepared), None, num_rows)]
     parts: list[_Part] = []
     for j, name in enumerate(units.target_names):
         now = time.perf_counter()
-        alone, own = replace(fit, began=now), rows.of_target(j)
-        task = task_of(alone, recipe, units.of_target(j), own, target=j, of_rows=rows.num_rows)
+        task = task_of(replace(fit, began=now), prepared, j)
         if fit.options.max_time is not None:  # the targets that are left share the time that is left
             left = seconds_of(fit.options.max_time) - fit.ranks.broadcast(now - fit.began)
             task = replace(task, max_time=max(left, 1e-9) / (units.num_targets - j))

@@ -16,12 +16,13 @@ from cagp.data.transforms import Transform
 from cagp.diagnostics import KINDS, reference_for, variance_components
 from cagp.estimators.predictive import Baseline, Observations, Predictive
 from cagp.estimators.target_kinds import Labels
-from cagp.estimators.units import NO_NOISE, Points, Rows, Units, as_array, known_variances, own_noise
+from cagp.estimators.units import NO_NOISE, EncodedTable, Points, Rows, Units, known_variances, own_noise
 from cagp.likelihood_registry import GAUSSIAN
 from cagp.likelihoods import ClassLikelihood, Likelihood
 from cagp.posteriors import AveragedPosterior, LocalPosterior, Posterior, predict_columns
 from cagp.prior import GaussianNoise
 from cagp.recipes import guarantee_words
+from cagp.recipes.task import as_array
 from cagp.saved_summary import kernel_parts
 from cagp.training import FitResult
 from cagp.trees import Trees
@@ -72,7 +73,10 @@ class FittedModel:
 
     def points(self, X: Any, sample_noise: Any = None, noise: bool = True, verbose: bool = False) -> Points:
         """The rows of a table as test points, with known noise where answers include it; ``verbose`` shows progress."""
-        points = self.units.points(X)._replace(verbose=verbose)
+        encoder, device = self.units.encoder, X.device if isinstance(X, Tensor) else None
+        codes, exposure = encoder.without_exposure(X.matrix if isinstance(X, EncodedTable) else encoder.codes(X))
+        inputs, rows = encoder.stand_ins(codes)
+        points = Points(np.ascontiguousarray(inputs), rows, len(codes), device, exposure, verbose=verbose)
         known = known_variances(sample_noise, (points.num_rows, self.units.num_targets))
         if known is None:
             return points
@@ -82,7 +86,7 @@ class FittedModel:
             raise ValueError("sample_noise is given with noise=False, which leaves all noise out; remove one of them.")
         if self.units.has_log:
             raise ValueError(NO_NOISE)
-        return points._replace(noise=known[points.rows])
+        return points._replace(noise=known[rows])
 
     def _each(
         self, points: Points, jointly: bool = False
@@ -103,7 +107,10 @@ class FittedModel:
             for j, posterior in enumerate(self.posteriors):
                 Z = tile.to(posterior.X)
                 offset = torch.from_numpy(np.ascontiguousarray(trees[:, j])).to(Z)
-                yield rows, j, posterior, Z, units.standard_noise(points, rows, j, Z), offset
+                scale = float(units.scaler.target_std[j])
+                # Divided twice: the square of a tiny unit would be zero.
+                noise = None if points.noise is None else Z.new_tensor(points.noise[rows, j] / scale / scale)
+                yield rows, j, posterior, Z, noise, offset
 
     def _tree_mean(self, inputs: Float[np.ndarray, "m c"]) -> Float[np.ndarray, "m q"]:
         """What trees predict for some codes, in standard units, or zero: the prior mean."""

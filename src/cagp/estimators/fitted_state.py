@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cagp import fields, notices
 from cagp.data.encoding import Encoder
@@ -57,11 +56,6 @@ def _moments(mean: str, std: str, size: str) -> dict[str, fields.Check]:
     }
 
 
-def _variances(value: Any, sizes: fields.Sizes) -> Tensor:
-    """Known variances of rows, as many as there are."""
-    return fields.that(lambda values: bool((values >= 0).all()), fields.numbers("n"))(value, {})
-
-
 def _trial(value: Any, sizes: fields.Sizes) -> State:
     """What "auto" has tried, with its scores, or why it has not tried it."""
     fields.checked(value, TRIED if "nll" in fields.mapping(value, sizes) else NOT_TRIED)
@@ -90,10 +84,11 @@ TRIED: fields.Fields = NOT_TRIED | {
     "steps": fields.integer(),
     "seconds": _NUMBER,
 }
+_VARIANCES = fields.that(lambda values: bool((values >= 0).all()), fields.numbers("n"))
 FITTED: fields.Fields = {
     "num_rows": fields.integer(2),
     "target_rows": fields.list_of(fields.integer(2)),
-    "row_noise": fields.list_of(fields.optional(_variances)),
+    "row_noise": fields.list_of(fields.optional(lambda value, _: _VARIANCES(value, {}))),
     "methods": fields.list_of(one_of(RECIPES), least=1),
     "results": fields.list_of(fields.made_by(FitResult.from_state)),
     "choice": fields.optional(fields.text),

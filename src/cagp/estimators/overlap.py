@@ -9,8 +9,9 @@ import torch
 from cagp.data.splits import NEAR, RowIndex
 from cagp.data.transforms import Standardizer
 from cagp.estimators.fitted_model import FittedModel
-from cagp.estimators.units import EncodedTable, as_array
+from cagp.estimators.units import EncodedTable
 from cagp.posteriors import InducingPosterior, LocalPosterior
+from cagp.recipes.task import as_array
 from cagp.shards import RegionPosterior
 
 MANY_COPIES, MANY_IN_GROUPS, MANY_SAME_INPUTS, ALL = 0.05, 0.05, 0.2, 0.9

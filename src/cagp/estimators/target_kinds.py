@@ -6,7 +6,7 @@ likelihood training starts. Everything else about a fit is the same for all, see
 
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -267,7 +267,9 @@ class Fit:
         scale = (0.0, 1.0) if self.targets == "classes" else self._scale(rows)
         inputs, exposure = units.encoder.without_exposure(rows.inputs)
         rows = rows._replace(inputs=inputs, known=None if exposure is None else np.log(exposure))
-        return Prepared(units.with_target_scale(*scale), rows, recipe, rows.num_rows)
+        zero, unit = (torch.full_like(units.scaler.target_mean, value) for value in scale)
+        units = replace(units, scaler=units.scaler._replace(target_mean=zero, target_std=unit))
+        return Prepared(units, rows, recipe, rows.num_rows)
 
     def _scale(self, rows: TrainingRows) -> tuple[float, float]:
         """What are zero and one for a likelihood: of numbers, the median and the median absolute deviation."""

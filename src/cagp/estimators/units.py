@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -139,9 +139,7 @@ class TrainingRows(NamedTuple):
         return rows._replace(targets=rows.targets[:, column], noise=noise, num_missing=self.num_missing + num_missing)
 
 
-@final
-@dataclass(frozen=True)
-class MappedRows:
+class MappedRows(NamedTuple):
     """Rows in files, in standard units."""
 
     X: Tensor  # (n, p)
@@ -242,11 +240,6 @@ class Units:
         scaler = self.scaler._replace(target_mean=self.scaler.target_mean[one], target_std=self.scaler.target_std[one])
         return replace(self, scaler=scaler, target_names=self.target_names[one], transforms=self.transforms[one])
 
-    def with_target_scale(self, *scale: float) -> "Units":
-        """The same units with the first value as zero of the targets, and the second one as unit."""
-        target_mean, target_std = (torch.full_like(self.scaler.target_mean, value) for value in scale)
-        return replace(self, scaler=self.scaler._replace(target_mean=target_mean, target_std=target_std))
-
     def check_same(self, rows: AnyRows, ranks: Ranks) -> None:
         """Raise ValueError on all processes unless each was given the same table."""
         held_out = rows.rule.values
@@ -279,14 +272,6 @@ class Units:
 
     # ---- into standard units ----
 
-    def points(self, X: Any) -> Points:
-        """Test points as numbers."""
-        codes = X.matrix if isinstance(X, EncodedTable) else self.encoder.codes(X)
-        codes, exposure = self.encoder.without_exposure(codes)
-        inputs, rows = self.encoder.stand_ins(codes)
-        device = X.device if isinstance(X, Tensor) else None
-        return Points(np.ascontiguousarray(inputs), rows, len(codes), device, exposure)
-
     def tiles(self, points: Points, posterior: Posterior) -> Iterator[tuple[Rows, Tensor]]:
         """The points a part at a time, in standard units; all of them where there are few.
 
@@ -312,12 +297,6 @@ class Units:
     def scaled(self, inputs: np.ndarray) -> Tensor:
         """Codes as inputs in standard units, in float64."""
         return self.scaler.inputs(torch.from_numpy(self.encoder.expand(inputs)))
-
-    def standard_noise(self, points: Points, rows: Rows, j: int, like: Tensor) -> Tensor | None:
-        """Known variances of one target at some of the points, in standard units."""
-        scale = float(self.scaler.target_std[j])
-        # Divided twice: the square of a tiny unit would be zero.
-        return None if points.noise is None else like.new_tensor(points.noise[rows, j] / scale / scale)
 
     def observed(self, points: Points, y: Any) -> np.ndarray:
         """Targets to compare with, (n, q), none missing, in the user's units."""
@@ -391,11 +370,6 @@ def known_variances(sample_noise: Any, shape: tuple[int, ...]) -> np.ndarray | N
             f"{int(np.argwhere(bad)[0, 0])}); expected variances: square standard deviations first."
         )
     return np.broadcast_to(values, shape).copy()
-
-
-def as_array(values: Tensor) -> np.ndarray:
-    """A tensor as a float64 array."""
-    return values.detach().double().cpu().numpy()
 
 
 def is_matrix(y: Any) -> bool:
