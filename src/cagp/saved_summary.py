@@ -75,7 +75,7 @@ def _summary(state: State) -> dict[str, Any]:
         "hyperparameters": {
             name: value
             for role, part in first["prior"].items()
-            for path, module in modules(part, role)
+            for path, module, *_ in modules(part, role, list(range(len(names))))
             for name, value in ((f"{path}.{name}", value) for name, value in values_of(module).items())
         },
         "fit_report": state["report"],
@@ -140,10 +140,33 @@ def kernel_parts(kernel: State, names: Sequence[str], input_std: np.ndarray) -> 
         names: of the inputs.
         input_std: their standard deviations, in which lengthscales are learned.
     """
-    return [
-        _part(path, part, [names[j] for j in columns], input_std[columns], scale)
-        for path, part, columns, scale in _leaves(kernel, "kernel", list(range(len(names))), 1.0)
-    ]
+    parts = []
+    for path, part, columns, scale in modules(kernel, "kernel", list(range(len(names)))):
+        own = part["own"]
+        if not own and part["parts"]:
+            continue
+        values, inputs = values_of(part), [names[j] for j in columns]
+        lengthscales = periods = None
+        if not own and part["class"] in STATIONARY:
+            lengthscales = [
+                {"name": name, "lengthscale": float(value * std), "lengthscale_in_std": float(value)}
+                for name, value, std in zip(inputs, values["lengthscale"], input_std[columns], strict=True)
+            ]
+        elif not own and "period" in values:
+            periods = [{"name": name, "period": value} for name, value in zip(inputs, values["period"], strict=True)]
+        plain = part["attributes"] if own else part["settings"]
+        found = {
+            "path": path,
+            "kernel": kernel_words(part, inputs),
+            "own": own,
+            "inputs": inputs,
+            "outputscale": float(scale),
+            "lengthscales": lengthscales,
+            "periods": periods,
+            "parameters": {**values, **{name: value for name, value in plain.items() if name != "num_dims"}},
+        }
+        parts.append(found)
+    return parts
 
 
 def input_lengthscales(parts: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -154,11 +177,22 @@ def input_lengthscales(parts: Sequence[dict[str, Any]], names: Sequence[str]) ->
     return list(found.values())
 
 
-def modules(module: State, path: str) -> Iterator[tuple[str, State]]:
-    """A stored module and those inside it, each with its path, for example "kernel.parts.0"."""
-    yield path, module
-    for j, part in enumerate([] if module["own"] else module["parts"]):
-        yield from modules(part, f"{path}.parts.{j}" if module["class"] in JOINTS else f"{path}.kernel")
+def modules(
+    module: State, path: str, columns: list[int], scale: float = 1.0
+) -> Iterator[tuple[str, State, list[int], float]]:
+    """A stored module and those inside it: its path, for example "kernel.parts.0", what is stored of it, the columns
+    it sees, and the product of the scales around it.
+    """
+    yield path, module, columns, scale
+    if module["own"]:
+        return
+    if module["class"] == "Scale":
+        scale = scale * values_of(module)["outputscale"]
+    elif module["class"] == "ActiveDims":
+        columns = [columns[j] for j in module["settings"]["columns"]]
+    for j, part in enumerate(module["parts"]):
+        inside = f"{path}.parts.{j}" if module["class"] in JOINTS else f"{path}.kernel"
+        yield from modules(part, inside, columns, scale)
 
 
 def values_of(module: State) -> dict[str, Any]:
@@ -186,42 +220,3 @@ def kernel_words(kernel: State, names: Sequence[str]) -> str:
         seen: list[str] = [str(names[j]) for j in kernel["settings"]["columns"]]
         return f"{kernel_words(kernel['parts'][0], seen)} of {', '.join(seen)}"
     return KERNEL_WORDS.get(name, name)
-
-
-def _leaves(
-    kernel: State, path: str, columns: list[int], scale: float
-) -> Iterator[tuple[str, State, list[int], float]]:
-    """The kernels inside that hold no others, with the columns they see and the product of the scales around them."""
-    if kernel["own"] or not kernel["parts"]:
-        yield path, kernel, columns, scale
-        return
-    if kernel["class"] == "Scale":
-        scale = scale * values_of(kernel)["outputscale"]
-    elif kernel["class"] == "ActiveDims":
-        columns = [columns[j] for j in kernel["settings"]["columns"]]
-    for j, part in enumerate(kernel["parts"]):
-        inside = f"{path}.parts.{j}" if kernel["class"] in JOINTS else f"{path}.kernel"
-        yield from _leaves(part, inside, columns, scale)
-
-
-def _part(path: str, kernel: State, names: list[str], input_std: np.ndarray, scale: float) -> dict[str, Any]:
-    values = values_of(kernel)
-    lengthscales = periods = None
-    if not kernel["own"] and kernel["class"] in STATIONARY:
-        lengthscales = [
-            {"name": name, "lengthscale": float(own * std), "lengthscale_in_std": float(own)}
-            for name, own, std in zip(names, values["lengthscale"], input_std, strict=True)
-        ]
-    elif not kernel["own"] and "period" in values:
-        periods = [{"name": name, "period": period} for name, period in zip(names, values["period"], strict=True)]
-    plain = kernel["attributes"] if kernel["own"] else kernel["settings"]
-    return {
-        "path": path,
-        "kernel": kernel_words(kernel, names),
-        "own": kernel["own"],
-        "inputs": names,
-        "outputscale": float(scale),
-        "lengthscales": lengthscales,
-        "periods": periods,
-        "parameters": {**values, **{name: value for name, value in plain.items() if name != "num_dims"}},
-    }

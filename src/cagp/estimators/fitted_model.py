@@ -202,11 +202,7 @@ class FittedModel:
     def conformal_ends(
         self, predicted: Predictive | Observations, level: float, calibration: Sequence[np.ndarray] | None = None
     ) -> Float[np.ndarray, "n q 2"]:
-        """Both ends of the conformal interval of each target.
-
-        Args:
-            calibration: as ``left_out_scores``, which it is unless given, for rows that were not trained on.
-        """
+        """Both ends of the conformal interval of each target; ``calibration`` is ``left_out_scores`` unless given."""
         assert isinstance(predicted, Predictive)
         scores = self.left_out_scores if calibration is None else calibration
         factors = [_factor(own, level, name) for own, name in zip(scores, self.units.target_names, strict=True)]

@@ -188,10 +188,7 @@ class Units:
     ) -> tuple["Units", TrainingRows]:
         """The units of a table, and its rows: encoded once, without those that have no target.
 
-        Every target is taken as it is; ``with_transforms`` changes that.
-
-        Args:
-            exposure: the column of exposures, for counts.
+        Every target is taken as it is; ``with_transforms`` changes that. Counts have a column of exposures.
         """
         target = encode_target(y)
         empty, values = target.empty, target.values.reshape(len(target.empty), -1)
