@@ -76,9 +76,10 @@ class FittedModel:
         encoder, device = self.units.encoder, X.device if isinstance(X, Tensor) else None
         codes, exposure = encoder.without_exposure(X.matrix if isinstance(X, EncodedTable) else encoder.codes(X))
         inputs, rows = encoder.stand_ins(codes)
-        points = Points(np.ascontiguousarray(inputs), rows, len(codes), device, exposure, verbose=verbose)
-        known = known_variances(sample_noise, (points.num_rows, self.units.num_targets))
-        if known is None:
+        known = np.zeros((len(codes), 1)) if exposure is None else np.log(exposure)[:, None]
+        points = Points(np.ascontiguousarray(inputs), rows, len(codes), device, known, verbose=verbose)
+        variances = known_variances(sample_noise, (points.num_rows, self.units.num_targets))
+        if variances is None:
             return points
         if self.likelihood is not None:
             raise own_noise(self.likelihood_name)
@@ -86,7 +87,7 @@ class FittedModel:
             raise ValueError("sample_noise is given with noise=False, which leaves all noise out; remove one of them.")
         if self.units.has_log:
             raise ValueError(NO_NOISE)
-        return points._replace(noise=known[rows])
+        return points._replace(noise=variances[rows])
 
     def _each(
         self, points: Points, jointly: bool = False
@@ -150,11 +151,10 @@ class FittedModel:
         """The distributions of targets where the likelihood is not Gaussian; of a known latent function, if given."""
         assert isinstance(self.likelihood, Likelihood)
         mean, variance = self._moments(points) if prior_mean is None else (prior_mean, np.zeros_like(prior_mean))
-        exposure = None if points.exposure is None else np.log(points.exposure)
-        latent = points.average(mean) + self.offsets[0] + (0.0 if exposure is None else exposure[:, None])
+        latent = points.average(mean) + self.offsets[0] + points.known
         spread = points.average(variance).clip(0) + points.spread(mean)
         centre, unit = (float(part[0]) for part in self.units.scaler[2:])
-        return Observations(latent, spread, self.likelihood, centre, unit, exposure)
+        return Observations(latent, spread, self.likelihood, centre, unit, points.known)
 
     def prior_mean(self, points: Points) -> Float[np.ndarray, "n q"]:
         """The prior mean: what trees predict, or a constant; on a log scale, the median that it stands for."""
@@ -183,7 +183,7 @@ class FittedModel:
             return Predictive(mean, std, self.units.transforms)
         assert self.baseline is not None
         zeros = np.zeros_like(predicted.latent_mean)
-        location = zeros + self.baseline.location + (0.0 if predicted.known is None else predicted.known[:, None])
+        location = zeros + self.baseline.location + predicted.known
         likelihood = self.baseline.likelihood
         return replace(predicted, latent_mean=location, latent_variance=zeros, likelihood=likelihood)
 
@@ -256,8 +256,7 @@ class FittedModel:
             draws.append(as_array(posterior.sample(Z, num_samples, noise=noisy, **options).mT))
         values = points.choose(np.stack(draws, 1), np.random.default_rng(seed))
         if isinstance(self.likelihood, Likelihood):
-            values = values + self.offsets[0]
-            values = values if points.exposure is None else values + np.log(points.exposure)[:, None, None]
+            values = values + self.offsets[0] + points.known[..., None]
             if noise:
                 values = as_array(self.likelihood.sample(torch.from_numpy(values), generator))
             elif self.likelihood.are_counts:

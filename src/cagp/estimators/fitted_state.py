@@ -56,12 +56,6 @@ def _moments(mean: str, std: str, size: str) -> dict[str, fields.Check]:
     }
 
 
-def _trial(value: Any, sizes: fields.Sizes) -> State:
-    """What "auto" has tried, with its scores, or why it has not tried it."""
-    fields.checked(value, TRIED if "nll" in fields.mapping(value, sizes) else NOT_TRIED)
-    return value  # in its own order
-
-
 UNITS: fields.Fields = {
     "scaler": fields.record(_moments("input_mean", "input_std", "p") | _moments("target_mean", "target_std", "q")),
     "target_is_matrix": fields.flag,
@@ -71,12 +65,8 @@ UNITS: fields.Fields = {
 """The units of p inputs and q targets, besides their encoder and the names of the targets."""
 
 _NUMBER = fields.that(lambda value: isinstance(value, int | float))
-NOT_TRIED: dict[str, fields.Check] = {
-    "target": fields.optional(fields.text),
-    "model": fields.text,
-    "outcome": fields.text,
-}
-TRIED: fields.Fields = NOT_TRIED | {
+_NAMES: fields.Fields = {"target": fields.optional(fields.text), "model": fields.text}
+_SCORES: fields.Fields = {
     "nll": _NUMBER,
     "crps": _NUMBER,
     "gain": fields.optional(_NUMBER),
@@ -84,6 +74,14 @@ TRIED: fields.Fields = NOT_TRIED | {
     "steps": fields.integer(),
     "seconds": _NUMBER,
 }
+
+
+def _trial(value: Any, sizes: fields.Sizes) -> State:
+    """What "auto" has tried, with its scores, or why it has not tried it."""
+    scores = _SCORES if "nll" in fields.mapping(value, sizes) else {}
+    return fields.checked(value, {**_NAMES, **scores, "outcome": fields.text})
+
+
 _VARIANCES = fields.that(lambda values: bool((values >= 0).all()), fields.numbers("n"))
 FITTED: fields.Fields = {
     "num_rows": fields.integer(2),

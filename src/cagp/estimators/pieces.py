@@ -217,15 +217,15 @@ class _Moments(NamedTuple):
     logs: ColumnMoments  # of the logarithms of positive targets
     missing: np.ndarray  # values of each column
     spaced: np.ndarray  # the codes of rows that are evenly spaced
-    sample_codes: np.ndarray  # of rows that are drawn at random
-    sample_targets: np.ndarray
+    drawn: np.ndarray  # rows that are drawn at random: their codes and targets
 
     def sample(self, has_noise: bool) -> TrainingRows:
         """The rows that are drawn at random; their targets are positive only where those of all rows are."""
-        values, least = self.sample_targets.copy(), self.targets.least.numpy()
+        least = self.targets.least.numpy()
+        codes, values = (part.copy() for part in np.split(self.drawn, [-len(least)], axis=1))
         values[0] = np.where(least <= 0, least, values[0])
         noise = np.zeros_like(values) if has_noise else None
-        return TrainingRows(self.sample_codes, values, noise, 0, np.arange(len(values)))
+        return TrainingRows(codes, values, noise, 0, np.arange(len(values)))
 
 
 def _moments(chunks: Chunks, scan: _Scan, target: str, seed: int) -> _Moments:
@@ -243,11 +243,10 @@ def _moments(chunks: Chunks, scan: _Scan, target: str, seed: int) -> _Moments:
         missing += np.isnan(rows.inputs).sum(0)
         spaced.append(rows.inputs[-first % stride :: stride])
         own = drawn[slice(*np.searchsorted(drawn, (first, first + rows.num_rows)))] - first
-        sample.append((rows.inputs[own], rows.targets[own]))
+        sample.append(np.hstack([rows.inputs[own], rows.targets[own]]))
     assert total is not None
-    codes, values = (np.concatenate(part) for part in zip(*sample, strict=True))
     inputs, targets, logs = total
-    return _Moments(inputs, targets, logs, missing, np.concatenate(spaced), codes, values)
+    return _Moments(inputs, targets, logs, missing, np.concatenate(spaced), np.concatenate(sample))
 
 
 def _agreed_moments(part: _Moments, ranks: Ranks) -> _Moments:
@@ -261,8 +260,7 @@ def _agreed_moments(part: _Moments, ranks: Ranks) -> _Moments:
         *map(joined, part[:3]),
         missing=gathered(part.missing[None], ranks).sum(0).astype(np.int64),
         spaced=gathered(part.spaced[:: ranks.size], ranks),
-        sample_codes=gathered(part.sample_codes, ranks),
-        sample_targets=gathered(part.sample_targets, ranks),
+        drawn=gathered(part.drawn, ranks),
     )
 
 

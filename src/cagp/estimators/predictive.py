@@ -99,11 +99,11 @@ class Observations:
     likelihood: Likelihood
     centre: float = 0.0  # of the target: what is zero for the likelihood
     unit: float = 1.0  # and what is one
-    known: np.ndarray | None = None  # (n,), the part of the latent mean that is the logarithm of an exposure
+    known: Column | float = 0.0  # the part of the latent mean that is the logarithm of an exposure
 
     def take(self, rows: slice | np.ndarray) -> "Observations":
-        mean, variance, known = self.latent_mean[rows], self.latent_variance[rows], self.known
-        known = None if known is None else known[rows]
+        parts = np.broadcast_arrays(self.latent_mean, self.latent_variance, self.known)
+        mean, variance, known = (part[rows] for part in parts)
         return replace(self, latent_mean=mean, latent_variance=variance, known=known)
 
     def mean(self) -> Column:

@@ -161,7 +161,12 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
         if method == "model":
             ends = predicted.quantiles([0.5 - level / 2, 0.5 + level / 2])
         else:
-            scores = None if calibration is None else self._scores_of(calibration)
+            scores = None
+            if calibration is not None:
+                X, y, *known = calibration
+                others = self._points(X, *known)
+                z = self.fitted.predictive(others).standardized(self.units_.observed(others, y))
+                scores = list(np.abs(z).T)
             ends = self.fitted.conformal_ends(predicted, float(level), scores)
         counts = noise and self.fitted.predicts_counts
         low, high = (self.units_.answer(ends[..., k], points, counts=counts) for k in (0, 1))
@@ -184,14 +189,8 @@ class GPRegressor(RegressorMixin, GPEstimator, ABC):
             raise ValueError(
                 f'method is "conformal", which is not for the likelihood {self.likelihood!r}; use "model".'
             )
-
-    def _scores_of(self, calibration: Any) -> list[np.ndarray]:
-        """|y - mean| / std of rows that were not trained on; one array for each target."""
-        if not isinstance(calibration, tuple | list) or len(calibration) not in (2, 3):
+        if calibration is not None and (not isinstance(calibration, tuple | list) or len(calibration) not in (2, 3)):
             raise ValueError(f"calibration is a {type(calibration).__name__}, expected (X, y) or (X, y, sample_noise).")
-        X, y, *noise = calibration
-        points = self._points(X, *noise)
-        return list(np.abs(self.fitted.predictive(points).standardized(self.units_.observed(points, y))).T)
 
     def predict_quantiles(
         self,

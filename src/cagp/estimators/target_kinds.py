@@ -262,7 +262,10 @@ class Fit:
             units, rows, notes, warning = distinct(self.options.copies, units, rows)
             units.check_same(rows, self.ranks)
             transforms, scales = choose_transforms(self, recipe, units, rows)
-            units, rows = units.with_transforms(transforms, rows)
+            units = replace(units, transforms=transforms)
+            if units.has_log:
+                rows = rows._replace(targets=units.forward(rows.targets))
+                units = units.scaled_by(rows)
             return Prepared(units, rows, recipe, rows.num_rows, [*notes, *scales], warning)
         scale = (0.0, 1.0) if self.targets == "classes" else self._scale(rows)
         inputs, exposure = units.encoder.without_exposure(rows.inputs)

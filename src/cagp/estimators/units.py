@@ -58,7 +58,7 @@ class Points(NamedTuple):
     rows: np.ndarray  # (m,), the row of the table that each of them stands for; ascending
     num_rows: int  # n, of the table
     device: torch.device | None  # answers are tensors on this device; None for arrays
-    exposure: np.ndarray | None = None  # (n,), of the rows of the table
+    known: np.ndarray  # (n, 1), the logarithm of the exposure of each row of the table, or zero
     noise: np.ndarray | None = None  # (m, q), known variances in squared units of the targets
     verbose: bool = False  # whether to show progress
 
@@ -188,7 +188,7 @@ class Units:
     ) -> tuple["Units", TrainingRows]:
         """The units of a table, and its rows: encoded once, without those that have no target.
 
-        Every target is taken as it is; ``with_transforms`` changes that. Counts have a column of exposures.
+        Every target is taken as it is. Counts have a column of exposures.
         """
         target = encode_target(y)
         empty, values = target.empty, target.values.reshape(len(target.empty), -1)
@@ -218,14 +218,6 @@ class Units:
         is_single = all(str(dtype).removeprefix("torch.").lower() == "float32" for dtype in dtypes)
         dtype, identity = np.dtype(np.float32 if is_single else np.float64), TRANSFORMS["identity"]
         return cls(encoder, scaler, names, is_matrix(y), dtype, (identity,) * len(names))
-
-    def with_transforms(self, transforms: tuple[Transform, ...], rows: TrainingRows) -> tuple["Units", TrainingRows]:
-        """The same units with targets on these scales, and the rows with theirs, which were as they are."""
-        if all(transform.name == "identity" for transform in transforms):
-            return self, rows
-        units = replace(self, transforms=transforms)
-        rows = rows._replace(targets=units.forward(rows.targets))
-        return units.scaled_by(rows), rows
 
     def scaled_by(self, rows: TrainingRows) -> "Units":
         """The same units with means and standard deviations of these rows."""
