@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from dataclasses import replace
 from importlib.resources import files
 
 import numpy as np
@@ -17,7 +18,7 @@ from cagp.metrics import calibration, scaled
 from cagp.report import write_report
 from cagp.report.page import PALETTE, Drawing, number
 from cagp.report.subject import subject_of, varying
-from cagp.report.targets import error_by_chance
+from cagp.report.targets import targets_of
 
 
 @pytest.fixture
@@ -61,10 +62,12 @@ def test_the_metrics_are_those_of_brute_force(tmp_path):
 def test_verdicts_on_coverage_allow_for_chance():
     rng = np.random.default_rng(0)
     y = rng.normal(size=4000)
+    (target,) = targets_of(subject_of(*plain(30)))
 
     def mean_error(y, mean, std):
-        found = calibration(*scaled(y, mean, std)[:3])
-        return found.error, error_by_chance(found.levels, len(y))
+        found = replace(target, y=y, z=(y - mean) / std)
+        assert found.calibration.error == calibration(*scaled(y, mean, std)[:3]).error
+        return found.calibration.error, found.error_by_chance
 
     error, by_chance = mean_error(y, np.zeros(4000), np.ones(4000))
     assert by_chance == pytest.approx(0.005, abs=0.0005)

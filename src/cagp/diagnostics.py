@@ -6,7 +6,7 @@ Everything here is float64 and records no gradient.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -369,11 +369,20 @@ def exact_reference(
     system = System(posterior.prior, X_train.double(), variances, max_bytes=posterior.max_bytes)
     if system.num_rows <= dense_up_to:
         factor = safe_cholesky(system.kernel_matrix() + torch.diag(system.noise), "K̂")
-        solve = partial(_solved_by_factor, factor)
+
+        def solve(R: Tensor) -> tuple[Tensor, Tensor, int]:
+            """rᵀK̂⁻¹r of each column r, by how much it may be too small, and the number of iterations."""
+            values = torch.linalg.solve_triangular(factor, R, upper=False).square().sum(0)
+            return values, torch.zeros_like(values), 0
     else:
         solver = Solver(system, min(precondition_rank, system.num_rows), tolerance, max_iterations)
         options = {"precondition": solver.precondition, "tolerance": tolerance, "max_iterations": max_iterations}
-        solve = partial(_solved_by_cg, system, options)
+
+        def solve(R: Tensor) -> tuple[Tensor, Tensor, int]:
+            result = conjugate_gradients(system.products, R, **options)
+            E = R - system.products(result.solution)
+            bound = (E.square() / system.noise[:, None]).sum(0)
+            return ((R + E) * result.solution).sum(0), bound, result.num_iterations
 
     def split(posterior: Posterior, X: Tensor, _: Tensor | None) -> Split:
         if not isinstance(posterior, CaGPPosterior):
@@ -395,19 +404,3 @@ def exact_reference(
         return Split(variance - computational, computational, error_bound, num_iterations)
 
     return Reference("exact", split)
-
-
-_Solved = tuple[Tensor, Tensor, int]
-"""rᵀK̂⁻¹r of each column r, by how much it may be too small, and the number of iterations."""
-
-
-def _solved_by_factor(factor: Tensor, R: Tensor) -> _Solved:
-    values = torch.linalg.solve_triangular(factor, R, upper=False).square().sum(0)
-    return values, torch.zeros_like(values), 0
-
-
-def _solved_by_cg(system: System, options: dict[str, Any], R: Tensor) -> _Solved:
-    result = conjugate_gradients(system.products, R, **options)
-    E = R - system.products(result.solution)
-    bound = (E.square() / system.noise[:, None]).sum(0)
-    return ((R + E) * result.solution).sum(0), bound, result.num_iterations

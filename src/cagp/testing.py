@@ -287,8 +287,7 @@ def _snapshot(method: Trainable) -> dict[str, Any]:
 
 def _unchanged(before: dict[str, Any], method: Trainable, what: str) -> None:
     after = _snapshot(method)
-    changed = [name for name in before if name not in after or not _same(before[name], after[name])]
-    changed += [name for name in after if name not in before]
+    changed = [name for name in before | after if not _same(before.get(name, ...), after.get(name, ...))]
     _require(not changed, f"{what} changed {', '.join(changed)} of the method; expected it to change nothing.")
 
 

@@ -51,8 +51,8 @@ class Importance(NamedTuple):
 
     def weak(self, by: Literal["rmse", "nll"] = "rmse") -> list[str]:
         """Of one target, the columns whose importance cannot be told from zero."""
-        values, errors = getattr(self, by), getattr(self, f"{by}_error")
-        return [c.name for c, value, error in zip(self.columns, values, errors, strict=True) if value <= Z95 * error]
+        weak = getattr(self, by) <= Z95 * getattr(self, f"{by}_error")
+        return [self.columns[k].name for k in np.flatnonzero(weak)]
 
     @property
     def ranked(self) -> list[InputColumn]:
@@ -75,11 +75,10 @@ def importance_of(subject: Subject) -> Importance:
     donors = np.concatenate([rng.permutation(chosen) for _ in range(SHUFFLES)])
     repeated = np.tile(chosen, SHUFFLES)
     noise = None if subject.noise is None else subject.noise[repeated]
-    answers = subject.probabilities[chosen] if subject.is_classifier else subject.predicted.take(chosen)
+    answers = subject.predicted[chosen] if subject.is_classifier else subject.predicted.take(chosen)
     before, increases = _row_errors(answers, subject.y[chosen]), []
     for column in measured:
-        inputs, model = subject.encoded(subject.replaced(column, repeated, donors)), subject.model
-        answers = model.predict_proba(inputs) if subject.is_classifier else model.predictive(inputs, noise)
+        answers = subject.answers(subject.encoded(subject.replaced(column, repeated, donors)), noise)
         after = _row_errors(answers, subject.y[repeated]).reshape(2, SHUFFLES, len(chosen), -1).mean(1)
         increases.append(_increase(before, after))
     parts = np.stack(increases, 1)
@@ -110,22 +109,18 @@ def _increase(before: NDArray[np.float64], after: NDArray[np.float64]) -> tuple[
 
 def _screened(subject: Subject) -> tuple[list[InputColumn], list[InputColumn]]:
     """The columns to measure, and the others: of many, those whose shuffling changes a few predictions most."""
-    columns, model = subject.columns, subject.model
+    columns = subject.columns
     if len(columns) <= MAX_COLUMNS:
         return columns, []
     chosen = subject.sample(int(np.clip(SCREENED_ROWS // len(columns), 8, 100)))
     donors = np.random.default_rng(SEED).permutation(chosen)
-    if subject.is_classifier:
-        predict, before = model.predict_proba, subject.probabilities
-    else:
-        predict, before = model.predict, subject.predicted.mean()
-    spread, change = subject.y.std(0), []
+    predict = subject.model.predict_proba if subject.is_classifier else subject.model.predict
+    before, spread, change = as_matrix(predict(subject.encoded_rows.take(chosen)), len(chosen)), subject.y.std(0), []
     for column in columns:
         after = as_matrix(predict(subject.encoded(subject.replaced(column, chosen, donors))), len(chosen))
-        change.append(np.square((after - before[chosen]) / np.where(spread > 0, spread, 1)).mean())
+        change.append(np.square((after - before) / np.where(spread > 0, spread, 1)).mean())
     order = np.argsort(-np.array(change), kind="stable")
-    kept, others = ([columns[k] for k in sorted(part)] for part in (order[:MAX_COLUMNS], order[MAX_COLUMNS:]))
-    return kept, others
+    return [columns[k] for k in sorted(order[:MAX_COLUMNS])], [columns[k] for k in sorted(order[MAX_COLUMNS:])]
 
 
 # ---- effects ----
@@ -199,8 +194,8 @@ def effects_of(subject: Subject, ranked: Sequence[InputColumn]) -> list[Effect] 
 
 def limits_of(effects: Sequence[Effect]) -> tuple[float, float]:
     """The range of effects on one target with their bands, for figures with the same scale."""
-    ends = [end for effect in effects for end in (effect.mean - Z95 * effect.std, effect.mean + Z95 * effect.std)]
-    low, high = (float(np.concatenate(ends).min()), float(np.concatenate(ends).max())) if ends else (0.0, 1.0)
+    ends = [effect.mean + sign * Z95 * effect.std for effect in effects for sign in (-1, 1)]
+    low, high = (float(end(np.concatenate(ends))) if ends else 0.0 for end in (np.min, np.max))
     margin = 0.06 * (high - low) or 0.5
     return low - margin, high + margin
 

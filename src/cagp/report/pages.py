@@ -114,7 +114,7 @@ def _target_values(subject: Subject) -> Callable[[Target], dict[str, dict[str, A
             "uncertainty": {**uncertainty_of(parts, j), "guarantee": subject.model.guarantee_},
         }
         if places is not None:
-            values["map"] = {"shown": maps_of(target, places, is_brief)}
+            values["map"] = maps_of(target, places, is_brief)
         return {macro: {"target": target, **content} for macro, content in values.items()}
 
     return of_target
@@ -188,33 +188,26 @@ def write_class_report(
     """
     path = checked_path(path)
     subject, words = class_subject_of(model, X_test, y_test, max_rows), page_words()
-    tested = tested_classes(subject)
+    codes, p = subject.y[:, 0].astype(np.int64), subject.predicted
+    shares = np.broadcast_to(np.bincount(codes, minlength=p.shape[1]) / len(codes), p.shape)
+    classes, scores = [str(label) for label in model.classes_.tolist()], (class_scores(codes, q) for q in (p, shares))
+    tested = Tested(classes, codes, p, *scores)
     importance = importance_of(subject).for_target(0, "nll")
-    curves = [(tested.classes[c], reliability(tested.codes, tested.probabilities, c)) for c in tested.shown]
+    curves = [(classes[c], reliability(codes, p, c)) for c in tested.shown]
+    # The wrong rows whose class had the lowest probability.
+    least = np.argsort(p[np.arange(len(codes)), codes], kind="stable")[:UNLIKELY_ROWS]
+    least = least[tested.predicted[least] != codes[least]]
     values = {
         "class_calibration": {"curves": curves},
         "confusion": {"tested": tested, **mistakes_of(tested)},
         "curves": curves_of(tested),
-        "class_worst": {
-            "subject": subject,
-            "tested": tested,
-            "rows": least_likely(tested),
-            "columns": importance.ranked,
-        },
+        "class_worst": {"subject": subject, "tested": tested, "rows": least.tolist(), "columns": importance.ranked},
         "importance": {"target": None, "importance": importance, "weak": importance.weak("nll"), "shuffles": SHUFFLES},
     }
-    goal = f"{len(tested.classes)} classes of {model.target_name_}"
+    goal = f"{len(classes)} classes of {model.target_name_}"
     sections = sections_of(words, values | model_values(subject, goal))
     heading = f"Classes of {model.target_name_}" if title is None else title
     return write_page(path, heading, words.class_top(tested=tested), sections)
-
-
-def tested_classes(subject: Subject) -> Tested:
-    """The classes of the test rows as the model predicts them."""
-    classes, codes = [str(label) for label in subject.model.classes_.tolist()], subject.y[:, 0].astype(np.int64)
-    shares = np.broadcast_to(np.bincount(codes, minlength=len(classes)) / len(codes), subject.probabilities.shape)
-    scores = class_scores(codes, subject.probabilities), class_scores(codes, shares)
-    return Tested(classes, codes, subject.probabilities, *scores)
 
 
 def mistakes_of(tested: Tested) -> dict[str, Any]:
@@ -230,24 +223,9 @@ def curves_of(tested: Tested) -> dict[str, Any]:
     codes, p, classes = tested.codes, tested.probabilities, tested.classes
     present = [c for c in range(len(classes)) if 0 < (codes == c).sum() < len(codes)]
     drawn = [c for c in tested.shown if c in present]
-    in_table = drawn if len(classes) == 2 else present[:LISTED_CLASSES]
+    in_table, areas = drawn if len(classes) == 2 else present[:LISTED_CLASSES], (roc_auc_score, average_precision_score)
     return {
         "roc": [(classes[c], *roc_curve(codes == c, p[:, c])[:2]) for c in drawn],
         "recall": [(classes[c], *precision_recall_curve(codes == c, p[:, c])[1::-1]) for c in drawn],
-        "areas": [
-            (
-                classes[c],
-                sum(codes == c),
-                roc_auc_score(codes == c, p[:, c]),
-                average_precision_score(codes == c, p[:, c]),
-            )
-            for c in in_table
-        ],
+        "areas": [(classes[c], (codes == c).sum(), *(area(codes == c, p[:, c]) for area in areas)) for c in in_table],
     }
-
-
-def least_likely(tested: Tested) -> list[int]:
-    """The wrong rows whose class had the lowest probability."""
-    of_class = tested.probabilities[np.arange(len(tested.codes)), tested.codes]
-    order = np.argsort(of_class, kind="stable")[:UNLIKELY_ROWS]
-    return order[tested.predicted[order] != tested.codes[order]].tolist()

@@ -132,15 +132,15 @@ class Subject:
         """The test rows as numbers."""
         return self.encoded(self.X)
 
-    @cached_property
-    def predicted(self) -> Predictive | Observations:
-        """The predictive distributions of the test rows, by a regressor."""
-        return checked(self.model.predictive(self.encoded_rows, self.noise))
+    def answers(self, inputs: EncodedTable, noise: Matrix | None = None) -> Any:
+        """Predictive distributions by a regressor, probabilities (rows, classes) by a classifier."""
+        return self.model.predict_proba(inputs) if self.is_classifier else self.model.predictive(inputs, noise)
 
     @cached_property
-    def probabilities(self) -> Matrix:
-        """The probability of each class at the test rows, by a classifier."""
-        return self.model.predict_proba(self.encoded_rows)
+    def predicted(self) -> Any:
+        """The answers at the test rows; those of a regressor have finite means and positive standard deviations."""
+        found = self.answers(self.encoded_rows, self.noise)
+        return found if self.is_classifier else checked(found)
 
     def function(self, X: pd.DataFrame) -> tuple[Matrix, Matrix]:
         """Mean and standard deviation of the function, without noise."""
@@ -301,11 +301,8 @@ def relevance_of(subject: Subject) -> dict[str, Any]:
 def learning_of(result: Any) -> dict[str, Any]:
     """The loss and the evaluations against training time."""
     steps = [] if result is None else [step for step in result.steps if np.isfinite(step.loss)]
-    evaluated = [(step.seconds, name, value) for step in steps for name, value in (step.evaluation or {}).items()]
-    evaluations: dict[str, tuple[Vector, Vector]] = {}
-    for name in dict.fromkeys(name for _, name, _ in evaluated):
-        points = np.array([(at, value) for at, other, value in evaluated if other == name and value is not None], float)
-        if len(points):
-            evaluations[name] = points[:, 0], points[:, 1]
     seconds, losses = (np.array([getattr(step, name) for step in steps], float) for name in ("seconds", "loss"))
+    evaluated = pd.DataFrame([step.evaluation or {} for step in steps], seconds, dtype=float)
+    known = {name: values.dropna() for name, values in evaluated.items()}
+    evaluations = {name: (part.index.to_numpy(), part.to_numpy()) for name, part in known.items() if len(part)}
     return {"result": result, "seconds": seconds, "losses": losses, "evaluations": evaluations}

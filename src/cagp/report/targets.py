@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import Colormap
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 from scipy.stats import binom, rankdata, zscore
@@ -103,8 +102,12 @@ class Target:
 
     @property
     def error_by_chance(self) -> float:
-        """The expected mean coverage error if the predictions are right."""
-        return error_by_chance(self.calibration.levels, len(self.y))
+        """The mean coverage error of right predictions, on average.
+
+        An observed share is nearly normal about p with variance p (1 - p) / n, so E|share - p| ≈ √(2p (1 - p) / πn).
+        """
+        levels = self.calibration.levels
+        return float(np.sqrt(2 * levels * (1 - levels) / (np.pi * len(self.y))).mean())
 
     @property
     def expected_coverage(self) -> tuple[float, float]:
@@ -136,14 +139,6 @@ def _count_shares(predicted: Observations, y: Vector) -> CountShares:
     observed = np.histogram(y, bins=[*start, start[-1] + width])[0].astype(float)
     below = [predicted.cdf(np.full((len(y), 1), edge - 1)).sum() for edge in (*start, start[-1] + width)]
     return CountShares(start, width, observed, np.diff(below))
-
-
-def error_by_chance(levels: Vector, num_rows: int) -> float:
-    """The mean coverage error of right predictions, on average.
-
-    An observed share is nearly normal about p with variance p (1 - p) / n, so E|share - p| ≈ √(2p (1 - p) / πn).
-    """
-    return float(np.sqrt(2 * levels * (1 - levels) / (np.pi * num_rows)).mean())
 
 
 def verdict_on(curve: Calibration, num_rows: int) -> Verdict:
@@ -337,17 +332,11 @@ def places_of(columns: Sequence[InputColumn]) -> Places | None:
     return next((Places(**pair) for pair in pairs.values() if len(pair) == 2), None)
 
 
-class RowMaps(NamedTuple):
-    """The test rows on a map."""
+def maps_of(target: Target, places: Places, errors_alone: bool) -> dict[str, Any]:
+    """Maps of the errors, and of the predictions and the error bars unless ``errors_alone``, of rows with a place.
 
-    at: tuple[Vector, Vector]  # longitude and latitude of rows with both
-    maps: list[tuple[str, str, Vector, Colormap, tuple[float, float]]]  # title, label, values, colours and their limits
-    height: float  # of a figure, in inches
-    neighbours: tuple[float, float] | None  # see ``neighbour_correlation``
-
-
-def maps_of(target: Target, places: Places, errors_alone: bool = False) -> RowMaps:
-    """Maps of the errors, and of the predictions and the error bars unless ``errors_alone``."""
+    Each map is its title, its label, values of the rows, their colours and the ends of these.
+    """
     shown = np.isfinite(places.longitude.values) & np.isfinite(places.latitude.values)
     longitude, latitude = (column.values[shown] for column in places)
     error, mean, std = (part[shown] for part in (target.error, target.mean, target.std))
@@ -361,7 +350,8 @@ def maps_of(target: Target, places: Places, errors_alone: bool = False) -> RowMa
     shape = plots.degree_shape(latitude) * np.ptp(latitude) / max(np.ptp(longitude), 1e-9)
     height = float(np.clip(0.6 + 2.6 * shape, 1.7, 3.6))  # for a map about 2.6 inches wide
     neighbours = neighbour_correlation(longitude, latitude, error)
-    return RowMaps((longitude, latitude), maps[: 1 if errors_alone else None], height, neighbours)
+    at = longitude, latitude
+    return {"at": at, "maps": maps[: 1 if errors_alone else None], "height": height, "neighbours": neighbours}
 
 
 def neighbour_correlation(longitude: Vector, latitude: Vector, error: Vector) -> tuple[float, float] | None:
