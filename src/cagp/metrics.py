@@ -272,19 +272,14 @@ def calibration(y: Rows, mean: Rows, variance: Rows, levels: int | Sequence[floa
     Args:
         levels: the probabilities of the intervals, or how many of them, evenly spaced between 0 and 1.
     """
-    chosen = _levels(levels)
+    if isinstance(levels, int):
+        if levels < 1:
+            raise ValueError(f"levels is {levels}, expected at least 1.")
+        levels = np.arange(1, levels + 1) / (levels + 1)
+    chosen = np.asarray(levels, dtype=float)
+    if chosen.ndim != 1 or len(chosen) == 0 or not ((chosen > 0) & (chosen < 1)).all():
+        raise ValueError(f"levels are {levels}, expected probabilities between 0 and 1, e.g. [0.5, 0.95].")
     needed = (2 * pit(y, mean, variance) - 1).abs().sort().values  # the smallest interval that contains each target
     counts = torch.searchsorted(needed, torch.from_numpy(chosen).to(needed), right=True)
     observed = counts.double().cpu().numpy() / len(needed)
     return Calibration(chosen, observed, float(np.abs(observed - chosen).mean()))
-
-
-def _levels(levels: int | Sequence[float] | np.ndarray) -> np.ndarray:
-    if isinstance(levels, int):
-        if levels < 1:
-            raise ValueError(f"levels is {levels}, expected at least 1.")
-        return np.arange(1, levels + 1) / (levels + 1)
-    chosen = np.asarray(levels, dtype=float)
-    if chosen.ndim != 1 or len(chosen) == 0 or not ((chosen > 0) & (chosen < 1)).all():
-        raise ValueError(f"levels are {levels}, expected probabilities between 0 and 1, e.g. [0.5, 0.95].")
-    return chosen

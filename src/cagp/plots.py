@@ -25,6 +25,8 @@ from cagp.class_metrics import Reliability
 from cagp.files import replacing
 
 Vector = NDArray[np.float64]
+Limits = tuple[float, float]
+"""The two ends of an axis or of colours."""
 
 Z95 = float(norm.ppf(0.975))
 
@@ -97,9 +99,10 @@ def write_figure(figure: Figure, path: Path, dpi: float = 150) -> None:
         figure.savefig(file, dpi=dpi, format=ending)
 
 
-def _named_bars(ax: Axes, names: Sequence[str], xlabel: str) -> Vector:
-    """Places of horizontal bars, the first at the top, with their names at the left."""
+def _named_bars(ax: Axes, names: Sequence[str], values: Vector, xlabel: str, height: float, **style: Any) -> Vector:
+    """The places of horizontal bars, which are drawn with their names at the left, the first at the top."""
     places = np.arange(len(names))[::-1].astype(float)
+    ax.barh(places, values, height, linewidth=0, **style)
     ax.set_yticks(places, [shortened(name, 22) for name in names], parse_math=False)
     ax.set_ylim(-0.6, len(names) - 0.4)
     styled(ax, xlabel).grid(visible=False, axis="y")
@@ -194,8 +197,7 @@ def predicted_against_actual(
             ax.plot(centre, centre + sign * np.array(reach), color=AMBER, linewidth=1.2, label=label)
     ax.set(xlim=limits, ylim=limits)
     _legend(ax, "upper left")
-    of = f" {name}" if name else ""
-    return styled(ax, f"predicted{of}", f"actual{of}")
+    return styled(ax, f"predicted {name}".rstrip(), f"actual {name}".rstrip())
 
 
 def calibration_curve(ax: Axes, y: Vector, mean: Vector, std: Vector) -> Axes:
@@ -274,7 +276,6 @@ def residuals(
     The vertical axis shows the residuals but for the largest twentieth.
 
     Args:
-        bins: the rows in each bin.
         dots: the rows that are drawn one by one; by default all.
         dates: whether ``x`` are days since 1970.
     """
@@ -319,13 +320,7 @@ def degree_shape(latitude: Vector) -> float:
 
 
 def map_of_rows(
-    ax: Axes,
-    longitude: Vector,
-    latitude: Vector,
-    values: Vector,
-    label: str,
-    colors: Colormap,
-    limits: tuple[float, float],
+    ax: Axes, longitude: Vector, latitude: Vector, values: Vector, label: str, colors: Colormap, limits: Limits
 ) -> Axes:
     """Values of rows at their places, a degree of longitude as wide as it is in the middle of the map.
 
@@ -409,8 +404,8 @@ def trade_off(
 def relevance(ax: Axes, names: Sequence[str], lengthscales: Vector, top: int = 20) -> Axes:
     """1 / lengthscale of the ``top`` inputs with the shortest lengthscales, in standard deviations of each input."""
     order = np.argsort(lengthscales, kind="stable")[:top]
-    places = _named_bars(ax, [names[int(index)] for index in order], "relevance (1 / lengthscale)")
-    ax.barh(places, 1 / lengthscales[order], 0.7, color=BLUE, linewidth=0)
+    shown = [names[int(index)] for index in order]
+    _named_bars(ax, shown, 1 / lengthscales[order], "relevance (1 / lengthscale)", 0.7, color=BLUE)
     return ax
 
 
@@ -419,8 +414,7 @@ def importance(
 ) -> Axes:
     """The increase of an error without each column, for the first ``top`` columns, with ± 1.96 standard errors."""
     values, half = increase[:top], Z95 * standard_error[:top]
-    places = _named_bars(ax, names[:top], xlabel)
-    ax.barh(places, values, 0.66, color=BLUE, alpha=0.75, linewidth=0)
+    places = _named_bars(ax, names[:top], values, xlabel, 0.66, color=BLUE, alpha=0.75)
     ax.plot(*_segments(places, values - half, values + half)[::-1], color=INK, linewidth=1.4)
     ax.axvline(0, color=INK, linewidth=0.8)
     return ax
@@ -434,7 +428,7 @@ def effect(
     rows: Vector | None = None,
     xlabel: str = "",
     ylabel: str = "",
-    limits: tuple[float, float] | None = None,
+    limits: Limits | None = None,
     dates: bool = False,
 ) -> Axes:
     """A mean as a function of an input, with its 95 % band, ± 1.96 ``std``; ``rows`` are marked at the bottom.
@@ -460,7 +454,7 @@ def category_effect(
     std: Vector,
     xlabel: str = "",
     ylabel: str = "",
-    limits: tuple[float, float] | None = None,
+    limits: Limits | None = None,
 ) -> Axes:
     """A mean for each category of an input with its 95 % interval, ± 1.96 ``std``; ``limits`` as for ``effect``."""
     places = _named_columns(ax, names, 14, crowded=len(names) > 3)
@@ -469,7 +463,7 @@ def category_effect(
     return _comparable(ax, limits)
 
 
-def _comparable(ax: Axes, limits: tuple[float, float] | None) -> Axes:
+def _comparable(ax: Axes, limits: Limits | None) -> Axes:
     if limits is not None:
         _level_line(ax)
         ax.set_ylim(limits)
@@ -539,8 +533,8 @@ def variance_shares(ax: Axes, parts: Sequence[Part]) -> Axes:
     """The share of each part in the total variance of all rows, as bars."""
     sums = np.array([part.variance.clip(0).sum() for part in parts])
     shares = 100 * sums / sums.sum()
-    places = _named_bars(ax, [part.name for part in parts], "share of the predictive variance (%)")
-    ax.barh(places, shares, 0.62, color=[part.color for part in parts], linewidth=0)
+    names, _, colors = zip(*parts, strict=True)
+    places = _named_bars(ax, names, shares, "share of the predictive variance (%)", 0.62, color=colors)
     for place, share in zip(places, shares, strict=True):
         ax.text(share + 1.5, place, percent(share / 100), va="center", fontsize=SMALL, color=INK)
     ax.set_xlim(0, 119)
@@ -561,8 +555,7 @@ def variance_by_certainty(ax: Axes, parts: Sequence[Part], num_groups: int = 10)
     ax.set_yticks([0, 25, 50, 75, 100])
     ax.set(ylim=(0, 118), xlim=(-0.6, len(groups) - 0.4))
     _legend(ax, "upper center", ncols=len(parts), columnspacing=1.2, borderaxespad=0.1)
-    styled(ax, f"rows in {len(groups)} groups by total variance", "share of the variance (%)")
-    ax.grid(visible=False, axis="x")
+    styled(ax, f"rows in {len(groups)} groups by total variance", "share of the variance (%)").grid(False, axis="x")
     return ax
 
 
@@ -581,15 +574,14 @@ def learning_curve(ax: Axes, seconds: Vector, losses: Vector, ylabel: str = "los
         raise ValueError("no step has a finite loss: there is nothing to draw.")
     noisy = len(losses) >= 40 and float(np.mean(np.diff(losses) > 0)) > 0.2
     faint: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.35} if noisy else {"linewidth": 1.8}
-    ax.plot(seconds, losses, color=BLUE, label="each step", **faint)
+    marker = "o" if len(losses) == 1 else ""
+    ax.plot(seconds, losses, color=BLUE, label="each step", marker=marker, markersize=5, **faint)
     if noisy:
         width = max(5, len(losses) // 20) | 1
         medians = np.median(np.lib.stride_tricks.sliding_window_view(losses, width), axis=1)
         middle = seconds[width // 2 : -(width // 2)]
         ax.plot(middle, medians, color=BLUE, linewidth=1.8, label=f"median of {width} steps")
         _legend(ax)
-    if len(losses) == 1:
-        ax.plot(seconds, losses, color=BLUE, marker="o", markersize=5)
     later = losses[len(losses) // 20 :]
     height = float(np.ptp(later)) or 1.0
     ax.set_ylim(later.min() - 0.06 * height, later.max() + 0.06 * height)

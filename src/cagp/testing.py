@@ -79,8 +79,6 @@ def check_never_below(posterior: Posterior, exact: Posterior, X: Float[Tensor, "
 
 def _check_moments(posterior: Posterior, X: Tensor, tolerance: float) -> None:
     first = posterior.predict(X)
-    for name, values in first._asdict().items():
-        _require(values.shape == X.shape[:1], f"the {name} has shape {tuple(values.shape)}, expected ({len(X)},).")
     _same_predictions(first, posterior.predict(X), "predict gives another {} when it is called again.")
     _require(float(first.variance.min()) >= 0, f"the variance is negative: {float(first.variance.min()):.3g}.")
     _close(posterior.mean(X), first.mean, tolerance, "mean and the mean of predict differ")
@@ -96,8 +94,7 @@ def _check_moments(posterior: Posterior, X: Tensor, tolerance: float) -> None:
 
 
 def _check_covariance(posterior: Posterior, X: Tensor, tolerance: float) -> None:
-    C, t = posterior.covariance(X), len(X)
-    _require(C.shape == (t, t), f"the covariance has shape {tuple(C.shape)}, expected ({t}, {t}).")
+    C = posterior.covariance(X)
     _require(torch.equal(C, C.mT), "the covariance is not symmetric.")
     eigenvalues = torch.linalg.eigvalsh(C.double())
     words = f"{eigenvalues[0]:.3g} to {eigenvalues[-1]:.3g}, expected a positive semi-definite one."
@@ -110,9 +107,11 @@ def _check_covariance(posterior: Posterior, X: Tensor, tolerance: float) -> None
 
 
 def _check_kinds(posterior: Posterior, X: Tensor, seed: int) -> None:
-    draws = posterior.sample(X, 2, generator=torch.Generator().manual_seed(seed))
-    answers = {"mean": posterior.mean(X), "covariance": posterior.covariance(X), "sample": draws}
-    for name, answer in (answers | posterior.predict(X)._asdict()).items():
+    draws, t = posterior.sample(X, 2, generator=torch.Generator().manual_seed(seed)), len(X)
+    of_points = {"mean": posterior.mean(X)} | {f"{k} of predict": v for k, v in posterior.predict(X)._asdict().items()}
+    for name, answer in (of_points | {"covariance": posterior.covariance(X), "sample": draws}).items():
+        shape = {"covariance": (t, t), "sample": (2, t)}.get(name, (t,))
+        _require(answer.shape == shape, f"{name} has shape {tuple(answer.shape)}, expected {shape}.")
         words = f"{name} is {answer.dtype} on {answer.device}, expected the inputs' {X.dtype} on {X.device}."
         _require((answer.dtype, answer.device) == (X.dtype, X.device), words)
         _require(bool(torch.isfinite(answer).all()), f"{name} has NaN or infinite values.")
@@ -136,7 +135,6 @@ def _check_noise(posterior: Posterior, X: Tensor, tolerance: float) -> None:
 
 def _check_samples(posterior: Posterior, X: Tensor, tolerance: float, seed: int) -> None:
     draws = [posterior.sample(X, NUM_SAMPLES, generator=torch.Generator().manual_seed(seed)) for _ in range(2)]
-    _require(draws[0].shape == (NUM_SAMPLES, len(X)), f"samples have shape {tuple(draws[0].shape)}, expected (s, t).")
     _require(torch.equal(*draws), "samples with the same generator differ.")
     C = posterior.covariance(X).double()
     scale = float(C.diagonal().max()) + tolerance

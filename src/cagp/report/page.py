@@ -96,10 +96,10 @@ def text(value: object, length: int = 200) -> Markup:
     return Markup("<bdi>{}</bdi>").format(shortened(str(value), length))
 
 
-def listed(names: list[str], length: int = 40) -> str:
+def listed(names: list[str]) -> str:
     """Names for a sentence: the first six, shortened, and the number of the others."""
     more = len(names) - 6
-    return ", ".join(shortened(name, length) for name in names[:6]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(shortened(name, 40) for name in names[:6]) + (f" and {more} more" if more > 0 else "")
 
 
 def number(value: float, digits: int = 4) -> str:

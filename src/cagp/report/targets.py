@@ -76,11 +76,6 @@ class Target:
         return float(median), float(upper)
 
     @property
-    def worst(self) -> int:
-        """The row with the largest absolute error."""
-        return int(np.abs(self.error).argmax())
-
-    @property
     def share_in_the_middle(self) -> float:
         """Of the targets, those in the middle 95 % of their distributions; random within a count."""
         return float((np.abs(self.z) <= Z95).mean())
