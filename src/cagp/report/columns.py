@@ -115,7 +115,8 @@ def _screened(subject: Subject) -> tuple[list[InputColumn], list[InputColumn]]:
     chosen = subject.sample(int(np.clip(SCREENED_ROWS // len(columns), 8, 100)))
     donors = np.random.default_rng(SEED).permutation(chosen)
     predict = subject.model.predict_proba if subject.is_classifier else subject.model.predict
-    before, spread, change = as_matrix(predict(subject.encoded_rows.take(chosen)), len(chosen)), subject.y.std(0), []
+    before = as_matrix(predict(subject.encoded_rows.take(chosen)), len(chosen))
+    spread, change = subject.y.std(0), []
     for column in columns:
         after = as_matrix(predict(subject.encoded(subject.replaced(column, chosen, donors))), len(chosen))
         change.append(np.square((after - before) / np.where(spread > 0, spread, 1)).mean())

@@ -190,8 +190,8 @@ def write_class_report(
     subject, words = class_subject_of(model, X_test, y_test, max_rows), page_words()
     codes, p = subject.y[:, 0].astype(np.int64), subject.predicted
     shares = np.broadcast_to(np.bincount(codes, minlength=p.shape[1]) / len(codes), p.shape)
-    classes, scores = [str(label) for label in model.classes_.tolist()], (class_scores(codes, q) for q in (p, shares))
-    tested = Tested(classes, codes, p, *scores)
+    classes = [str(label) for label in model.classes_.tolist()]
+    tested = Tested(classes, codes, p, class_scores(codes, p), class_scores(codes, shares))
     importance = importance_of(subject).for_target(0, "nll")
     curves = [(classes[c], reliability(codes, p, c)) for c in tested.shown]
     # The wrong rows whose class had the lowest probability.
@@ -223,7 +223,8 @@ def curves_of(tested: Tested) -> dict[str, Any]:
     codes, p, classes = tested.codes, tested.probabilities, tested.classes
     present = [c for c in range(len(classes)) if 0 < (codes == c).sum() < len(codes)]
     drawn = [c for c in tested.shown if c in present]
-    in_table, areas = drawn if len(classes) == 2 else present[:LISTED_CLASSES], (roc_auc_score, average_precision_score)
+    in_table = drawn if len(classes) == 2 else present[:LISTED_CLASSES]
+    areas = roc_auc_score, average_precision_score
     return {
         "roc": [(classes[c], *roc_curve(codes == c, p[:, c])[:2]) for c in drawn],
         "recall": [(classes[c], *precision_recall_curve(codes == c, p[:, c])[1::-1]) for c in drawn],
