@@ -284,8 +284,8 @@ def reference_for(posterior: Posterior, row_noise: Float[Tensor, " m"] | None, n
     """
     if isinstance(posterior, AveragedPosterior):
         references = [reference_for(part, row_noise, num_rows) for part in posterior.components]
-        least = min((reference.kind for reference in references), key=KINDS.index)
-        return Reference(least, partial(_average, references))
+        kinds: list[Kind] = [reference.kind for reference in references]
+        return Reference(min(kinds, key=KINDS.index), partial(_average, references))
     if not isinstance(posterior, CaGPPosterior | LocalPosterior):
         return Reference("unknown", partial(_alone, math.nan))
     if isinstance(posterior, CaGPPosterior) and posterior.num_actions == num_rows:
