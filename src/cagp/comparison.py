@@ -56,12 +56,12 @@ class Gains:
     @property
     def mean(self) -> float:
         """The gain per row."""
-        return self._mean_and_error(MARGINS["model"].clip)[0]
+        return self._mean_and_error()[0]
 
     @property
     def error(self) -> float:
         """The standard error of the gain."""
-        return self._mean_and_error(MARGINS["model"].clip)[1]
+        return self._mean_and_error()[1]
 
     def exceed(self, kind: str) -> bool:
         """Whether the gain is larger than a margin of ``MARGINS``, and larger than chance explains."""
@@ -69,7 +69,7 @@ class Gains:
         typical, error = self._mean_and_error(margin.clip_error)
         return self._mean_and_error(margin.clip)[0] > margin.least and typical > margin.errors * error
 
-    def _mean_and_error(self, clip: float) -> tuple[float, float]:
+    def _mean_and_error(self, clip: float = MARGINS["model"].clip) -> tuple[float, float]:
         rows = self.rows.clamp(-clip, clip)
         return float(rows.mean()), float(rows.std(correction=0)) / len(rows) ** 0.5
 

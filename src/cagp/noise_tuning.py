@@ -97,9 +97,7 @@ def _follow(
             return score()
         return math.inf
 
-    if time.perf_counter() >= until:
-        return
-    lowest = scored()
+    lowest = scored() if time.perf_counter() < until else math.inf
     while float(noise.noise) < limit and time.perf_counter() < until:
         before = noise.noise.clone()
         if factor * before <= noise.noise_floor:

@@ -346,12 +346,11 @@ def _train(recipe: Recipe, task: Task, part: Data, num_rows: int) -> Fitted:
     shard, width, regions = _shard(ranks, num_rows, method.num_neighbours_predict, lengthscales, *own)
     noise = None if shard.row_noise is None else shard.row_noise[:, None]
     held = replace(task, data=Data(shard.X, shard.y[:, None], noise, trusted=True))
-    (method,) = local.local_methods(held, priors, neighbours, recipe.local_scale)
-    notes = [_words(shard, width, ranks)]
     few = ranks.any(method.num_neighbours_predict >= held.num_rows)[0]
-    if recipe.local_scale == "auto" and not few:  # the scale that suits the rows of process 0, for all
-        (method,), words = local.with_local_scales([method], held)
-        notes += words
+    scale = None if few and recipe.local_scale == "auto" else recipe.local_scale
+    # A scale of "auto" is the one that suits the rows of process 0, for all.
+    (method,), words = local.scaled_methods(held, priors, neighbours, scale)
+    notes = [_words(shard, width, ranks), *words]
     posterior = method.posterior(held.data.column(0), shares_rows=True)
     options = (posterior.X, method.local_scale, lambda _: posterior, task.max_bytes)
     return Fitted("local", [RegionPosterior(posterior.prior, regions, ranks, *options)], result, notes, None)

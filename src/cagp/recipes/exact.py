@@ -168,17 +168,12 @@ def period_starts(kernel: Kernel, X: Tensor, y: Tensor) -> list[Start]:
         seen = sorted(seen, key=lambda item: -item[0].share)[:PEAKS]
         tried: list[tuple[int, float]] = [(j, float(value)) for j, value in enumerate(now)]
         periods = [(j, peak.period) for peak, j in seen]
-        pairs = [(j, first, other) for (j, first), (k, other) in combinations(periods, 2) if j == k]
-        periods += [(j, period) for j, first, other in pairs for period in _both(first, other)]
+        # The season that has two waves: the difference of two of its frequencies is one as well.
+        pairs = [(j, 1 / first, 1 / other) for (j, first), (k, other) in combinations(periods, 2) if j == k]
+        periods += [(j, 1 / abs(f - g)) for j, f, g in pairs if abs(f - g) > LEAST_SHARE * max(f, g)]
         for j, period in periods:
             value = period * float(part.unit[j])
             if all(j != other or abs(value / before - 1) > SAME_PERIOD for other, before in tried):
                 tried.append((j, value))
                 starts.append([(place, now.index_fill(0, torch.tensor([j]), value))])
     return starts[:MOST_STARTS]
-
-
-def _both(first: float, other: float) -> list[float]:
-    """The period of a season that has waves of these two: the difference of two of its frequencies is one as well."""
-    difference = abs(1 / first - 1 / other)
-    return [1 / difference] if difference > LEAST_SHARE / min(first, other) else []

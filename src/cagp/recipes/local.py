@@ -169,38 +169,23 @@ def scaled_methods(
     shared: BlockActions | None = None,
     num_rows: int = SCALE_ROWS,
 ) -> tuple[list[CaGPLocal], list[str]]:
-    """``local_methods``, with ``with_local_scales`` where the scale is "auto"; and what was chosen, in words."""
-    methods, notes = local_methods(task, priors, neighbours, local_scale), []
-    if local_scale == "auto":
-        methods, notes = with_local_scales(methods, task, num_rows)
-    if shared is not None:  # which are of all rows, and so take no part in the choice
-        methods = [local_methods(task, [m.prior], neighbours, m.local_scale, shared)[0] for m in methods]
-    return methods, notes
-
-
-def with_local_scales(
-    methods: list[CaGPLocal], task: Task, num_rows: int = SCALE_ROWS
-) -> tuple[list[CaGPLocal], list[str]]:
-    """The methods with the local scale that suits each target, and what was found, in words.
+    """``local_methods``; where the scale is "auto", with the one that suits each target, and what was found, in words.
 
     Where predictions see all rows, nothing is local. At most ``num_rows`` validation rows, fewer where the time is
     short, are predicted from all others, or by the rule of the task from earlier rows or other groups.
     """
-    scaled, notes = [], []
-    parts = None if task.rule.kind == "random" else task.hold_out(num_rows)
-    for j, method in enumerate(methods):
-        if method.num_neighbours_predict >= task.num_rows:
-            scaled.append(method)
-            continue
+    methods, notes = local_methods(task, priors, neighbours, local_scale), []
+    is_open = local_scale == "auto" and methods[0].num_neighbours_predict < task.num_rows
+    parts = task.hold_out(num_rows) if is_open and task.rule.kind != "random" else None
+    for j, method in enumerate(methods) if is_open else ():
         learning, held_out = (task, None) if parts is None else (parts.train, parts.held_out.data.column(j))
         choose = partial(_chosen_scale, task, method, learning.data.column(j), held_out)
         count = num_rows if task.max_time is None else _rows_in_time(task, choose, len(methods) - j, num_rows)
         if count == 0:
-            scaled.append(method)
             notes.append("One scale everywhere: no time was left to choose a local one.")
             continue
         scale, nll, without, num_used = choose(count)
-        scaled.append(method.with_local_scale(scale))
+        methods[j] = method.with_local_scale(scale)
         validated = f"negative log density of {num_used:,} rows, each predicted from others: {without:.3f}"
         if scale is None:
             notes.append(f"One scale everywhere ({validated}; no local scale gains enough).")
@@ -209,7 +194,9 @@ def with_local_scales(
                 "Local scale: error bars follow the neighbours of each test point, and the learned scale counts as "
                 f"much as {scale:g} of them ({validated}, with it {nll:.3f})."
             )
-    return scaled, notes
+    if shared is not None:  # which are of all rows, and so take no part in the choice
+        methods = [local_methods(task, [m.prior], neighbours, m.local_scale, shared)[0] for m in methods]
+    return methods, notes
 
 
 def _chosen_scale(task: Task, method: CaGPLocal, data: Data, held_out: Data | None, num_rows: int) -> ScaleChoice:

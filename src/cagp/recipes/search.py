@@ -163,14 +163,15 @@ class Search:
         """A new trial; None where the time is short or Ctrl-C ends it before it has a score."""
         # If further steps may follow, the learning rate does not fall.
         settings = {"schedule": "constant"} if like is None and self.effort.more_steps > 0 else {}
-        make = partial(self.validation.trial, candidate, self._allowed(num_steps), like, **settings)
+        make = partial(self.validation.trial, candidate, num_steps, like, **settings)
         trial = make() if is_needed else self._if_allowed(candidate, make)
         return None if trial is None else self._watched(trial)
 
     def resumed(self, trial: Trial, num_steps: int) -> Trial:
-        """The trial after further steps, as far as limits allow."""
-        allowed = self._allowed(num_steps, trial.num_steps)
-        resumed = self._if_in_time(partial(self.validation.resume, trial, allowed)) if allowed else None
+        """The trial after further steps, as far as ``max_epochs`` and the time allow."""
+        limit = self.validation.learning.step_limit(BATCH_SIZE)
+        allowed = num_steps if limit is None else min(num_steps, limit - trial.num_steps)
+        resumed = self._if_in_time(partial(self.validation.resume, trial, allowed)) if allowed > 0 else None
         return trial if resumed is None else self._watched(resumed)
 
     def better(self, best: Trial, trial: Trial) -> Trial:
@@ -209,11 +210,6 @@ class Search:
                 file=sys.stderr,
             )
         return trial
-
-    def _allowed(self, num_steps: int, done: int = 0) -> int:
-        """The further steps that ``max_epochs`` allows, at most ``num_steps``."""
-        limit = self.validation.learning.step_limit(BATCH_SIZE)
-        return num_steps if limit is None else max(0, min(num_steps, limit - done))
 
     @property
     def in_time(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cagp import storage, trees
+from cagp import fields, storage, trees
 from cagp.data.splits import RowRule
 from cagp.dataset import Data
 from cagp.kernels import Kernel
@@ -285,14 +285,9 @@ def state_of(fitted: Trees) -> dict[str, Any]:
 
 def trees_from_state(state: dict[str, Any]) -> Trees:
     """The inverse of ``state_of``; ValueError where it is not such a state."""
-    models = state.get("models") if isinstance(state, dict) else None
-    if not isinstance(models, list) or not all(isinstance(m, list) and all(map(_is_text, m)) for m in models):
-        raise ValueError("the stored trees cannot be read: they are not lists of text; save the model again.")
+    is_text = fields.that(lambda text: isinstance(text, Tensor) and text.dtype == torch.uint8 and text.ndim == 1)
+    models = fields.entry(state, "models", fields.list_of(fields.list_of(is_text)))
     return Trees([[bytes(text.numpy()).decode() for text in texts] for texts in models])
-
-
-def _is_text(text: Any) -> bool:
-    return isinstance(text, Tensor) and text.dtype == torch.uint8 and text.ndim == 1
 
 
 def _state(fitted: OutOfFold) -> dict[str, Any]:
