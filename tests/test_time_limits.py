@@ -13,7 +13,7 @@ from cagp import GP, CaGPOpt, CaGPRegressor, GaussianNoise, fit, limits
 from cagp.kernels import Linear, Matern32, Scale
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CholeskyGP
 from cagp.noise_tuning import calibrate_noise, raise_noise
-from cagp.recipes import inducing, opt, trials
+from cagp.recipes import direct, opt, trials
 from cagp.recipes.table import RECIPES
 from cagp.recipes.task import Task
 from cagp.training import FitStatus, fitting
@@ -69,13 +69,13 @@ def clock(monkeypatch) -> Clock:
         monkeypatch, CaGPLocal, "choose_local_scale", lambda choices: PER_SCALE_ROW * choices.get("num_rows", 5000)
     )
     clock.costs(monkeypatch, lightgbm.Booster, "update", ROUND)
-    choose = inducing.choose_inducing_points
+    choose = direct.choose_inducing_points
 
     def chosen(prior, X, *rest):
         clock.now += PER_CHOICE_ROW * len(X)
         return choose(prior, X, *rest)
 
-    monkeypatch.setattr(inducing, "choose_inducing_points", chosen)
+    monkeypatch.setattr(direct, "choose_inducing_points", chosen)
     return clock
 
 

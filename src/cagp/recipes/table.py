@@ -370,7 +370,7 @@ RECIPES = {
         ),
         Recipe(
             "cg",
-            "cagp.recipes.cg",
+            "cagp.recipes.direct",
             "CaGP-CG, a computation-aware Gaussian process with the actions of conjugate gradients",
             "the actions of conjugate gradients (CaGP-CG): time O(n²)",
             ("n_actions",),
@@ -398,7 +398,7 @@ RECIPES = {
         ),
         Recipe(
             "sgpr",
-            "cagp.recipes.inducing",
+            "cagp.recipes.direct",
             "SGPR, a Gaussian process seen through inducing points",
             "inducing points (SGPR)",
             ("n_inducing",),
@@ -406,7 +406,7 @@ RECIPES = {
         ),
         Recipe(
             "svgp",
-            "cagp.recipes.inducing",
+            "cagp.recipes.direct",
             "SVGP, a variational Gaussian process with inducing points",
             "inducing points, trained on minibatches (SVGP)",
             ("n_inducing",),
@@ -415,7 +415,7 @@ RECIPES = {
         ),
         Recipe(
             "cggp",
-            "cagp.recipes.cg",
+            "cagp.recipes.direct",
             "an exact Gaussian process with solves by conjugate gradients",
             "all rows, by conjugate gradients (CGGP): time O(n²)",
         ),
