@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     who = f"process {rank} of {size}: " if rank > 0 else ""
     with warnings.catch_warnings(), ExitStack() as restored:
         # The command is the process: its warnings are lines on stderr.
-        warnings.showwarning = _show_warning
+        warnings.showwarning = lambda message, *_: warn(on_one_line(message))
         if size == 1 and threading.current_thread() is threading.main_thread():
             # Unfinished files are removed. A process that waits for others would not notice the signal.
             restored.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminate))
@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = _parsed(argv)
             if size > 1 and arguments.command not in SHARE_WORK:
                 raise UsageError(f"{size} processes were started; only cagp fit and cagp predict share their work.")
+            if size > 1 and arguments.table == "-":
+                raise UsageError(f'the table is "-", which {size} processes cannot all read; give the name of a file.')
             arguments = with_data_sets(arguments)
             run = getattr(arguments, "run", None) or import_module(f"cagp.cli.{arguments.command}").run
             code = run(arguments)
@@ -95,9 +97,3 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     own = argparse.ArgumentParser(prog=f"cagp {command}", formatter_class=HelpFormatter)
     add_to(own)
     return own.parse_args(called.options, argparse.Namespace(command=command))
-
-
-def _show_warning(message: Warning | str, *_: Any) -> None:
-    """One line on stderr; only process 0 shows warnings."""
-    if launched_rank() == 0:
-        warn(on_one_line(message))

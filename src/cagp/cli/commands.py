@@ -130,7 +130,9 @@ def _of_parameter(option: Option, default: Any = None, **_: Any) -> dict[str, An
         return _switch(option.help + users, default=argparse.SUPPRESS)
     shown = option.default if default is None else default
     words = f"{option.help}{'' if shown is None else f' (default: {shown})'}{users}"
-    return _value(option.metavar, words, _reader_of(option), default=argparse.SUPPRESS)
+    expected = option.expected.replace(" (or None)", "").replace("None", "none")
+    reader = _checked(expected, option.parse, option.accepts)
+    return _value(option.metavar, words, reader, default=argparse.SUPPRESS)
 
 
 # ---- values, checked while they are parsed ----
@@ -149,11 +151,6 @@ def _checked(expected: str, parse: Check, accepts: Callable[[Any], bool] = lambd
         raise argparse.ArgumentTypeError(f"it is {text!r}, expected {expected}")
 
     return read
-
-
-def _reader_of(option: Option) -> Check:
-    expected = option.expected.replace(" (or None)", "").replace("None", "none")
-    return _checked(expected, option.parse, option.accepts)
 
 
 def _path(what: str, *endings: str) -> Check:

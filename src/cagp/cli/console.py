@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cagp.launch import launched_rank
 from cagp.quantities import number, size
 
 TEXTS = Path(__file__).parent / "texts"
@@ -45,13 +46,9 @@ def leave_pipe(stream: Any) -> None:
 
 
 def warn(text: str) -> None:
-    print(f"cagp: warning: {text}", file=sys.stderr)
-
-
-def check_shared_table(table: str, num_processes: int) -> None:
-    """Raise UsageError where several processes would have to read one stream."""
-    if num_processes > 1 and table == "-":
-        raise UsageError(f'the table is "-", which {num_processes} processes cannot all read; give the name of a file.')
+    """One line on stderr, by process 0: the others have the same to say."""
+    if launched_rank() == 0:
+        print(f"cagp: warning: {text}", file=sys.stderr)
 
 
 def complain(error: BaseException | str) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 
 from cagp import notices
 from cagp.cli.commands import parameters_of
-from cagp.cli.console import Console, UsageError, check_shared_table, count, print_json, warn
+from cagp.cli.console import Console, UsageError, count, print_json, warn
 from cagp.cli.sources import (
-    CLASSES,
     Source,
     WholeTable,
     check_model,
@@ -28,7 +27,6 @@ from cagp.cli.tables import Model, tally_of, targets_of, write_report
 from cagp.data.table_files import READABLE
 from cagp.estimators import CopiesWarning
 from cagp.files import checked_destination, locked_folder, write_atomically
-from cagp.likelihood_registry import GAUSSIAN
 from cagp.memory import default_memory_limit
 from cagp.quantities import size
 from cagp.ranks import Ranks
@@ -91,14 +89,9 @@ class CheckpointFolder:
 def run(arguments: argparse.Namespace) -> int:
     """Fit, test, save, and say what was done; 130 if Ctrl-C ended the training."""
     check_model(arguments, [arguments.method])
-    ranks, kind = Ranks.here(), kind_of_targets(arguments)
-    if kind != GAUSSIAN and ranks.size > 1:
-        asked = "--classify" if kind == CLASSES else "--likelihood"
-        raise UsageError(f"{asked} trains in one process, and {ranks.size} were started; start a single one.")
-    check_shared_table(arguments.table, ranks.size)
     if arguments.report is not None and arguments.test_fraction == 0:
         raise UsageError("--report needs test rows: give a --test-fraction above 0.")
-    folder = CheckpointFolder(arguments.out)
+    folder, ranks = CheckpointFolder(arguments.out), Ranks.here()
     with ExitStack() as resources:
 
         def prepare() -> dict[str, Any]:
@@ -115,7 +108,7 @@ def _run(
     say = Console(arguments.quiet or not ranks.is_first, data_on_stdout=arguments.json).say
     source = read_table_of(arguments) if reason is None else open_in_pieces(arguments, reason)
     say(source.words())
-    if isinstance(source, WholeTable) and ranks.is_first:
+    if isinstance(source, WholeTable):
         source.warn_of_test_rows()
     if arguments.resume and not is_begun:
         say(f"There is no checkpoint in {folder.path} to continue from: starting from scratch.")

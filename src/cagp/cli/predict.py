@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from cagp.cli.commands import PREDICTIONS
-from cagp.cli.console import Console, UsageError, check_shared_table, count, names, warn
+from cagp.cli.console import Console, UsageError, count, names, warn
 from cagp.cli.tables import Model, Rows, Unseen, check_columns, pieces, warn_of_noise
 from cagp.data import TableWriter, stream_table
 from cagp.data.cells import COMMA_NUMBER, PLAIN_NUMBER
@@ -35,13 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
     if all(map(os.path.exists, paths)) and os.path.samefile(*paths):
         raise UsageError(f"--out is the table itself, {arguments.table}; choose another name.")
     ranks = Ranks.here()
-    check_shared_table(arguments.table, ranks.size)
     quiet = arguments.quiet or not ranks.is_first
     # Before the model: a name that cannot be written is found at once.
     ranks.from_first(lambda: {"writable": TableWriter(arguments.out) is not None})
     model = load(arguments.model)
-    if ranks.is_first:
-        warn_of_noise(model, arguments.noise)
+    warn_of_noise(model, arguments.noise)
     answers = _probabilities(model, arguments) if isinstance(model, CaGPClassifier) else _moments(model, arguments)
     keep, verbatim = _kept(model, arguments.table, arguments.keep)
     if clash := sorted(set(answers.names) & set(keep)):

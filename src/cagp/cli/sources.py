@@ -195,7 +195,10 @@ class WholeTable(Source):
         if not self.num_test:
             return
         codes = self.train.inputs.matrix
-        y = _as_numbers(*(part.frame.loc[:, self.targets] for part in (self.train, self.test)))
+        targets = pd.concat([part.frame.loc[:, self.targets] for part in (self.train, self.test)])
+        if not all(map(pd.api.types.is_numeric_dtype, targets.dtypes)):  # labels
+            targets = targets.apply(lambda labels: pd.factorize(labels)[0])
+        y = targets.to_numpy(float)
         warn_of_missing(self.test.inputs.encoder.num_missing(self.test.inputs.matrix))
         overlap = KnownRows.of_table(codes, y[: len(codes)]).overlap(self.test.inputs.matrix, y[len(codes) :])
         if overlap.is_large:
@@ -254,14 +257,6 @@ def read_table_of(arguments: argparse.Namespace) -> WholeTable:
     columns = [str(name) for name in inputs.columns]
     num_missing = int(missing.sum())
     return WholeTable(arguments, len(frame), len(test), num_missing, columns, wanted, part(train), part(test))
-
-
-def _as_numbers(*parts: pd.DataFrame) -> np.ndarray:
-    """The targets of several parts as numbers; labels as numbers of classes."""
-    targets = pd.concat(parts)
-    if all(pd.api.types.is_numeric_dtype(dtype) for dtype in targets.dtypes):
-        return targets.to_numpy(float)
-    return np.stack([pd.factorize(targets[name])[0] for name in targets.columns], axis=1).astype(float)
 
 
 # ---- in pieces ----

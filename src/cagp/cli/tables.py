@@ -14,7 +14,7 @@ from cagp.class_metrics import class_scores
 from cagp.cli.commands import SplitRule
 from cagp.cli.console import UsageError, count, filled, warn
 from cagp.data import read_table, split, stream_table
-from cagp.data.cells import with_decimal_commas_read
+from cagp.data.cells import columns_text, listed, with_decimal_commas_read
 from cagp.estimators import CaGPClassifier, EncodedTable, GPRegressor
 from cagp.estimators.target_kinds import codes_of
 from cagp.likelihood_registry import likelihoods_of
@@ -52,7 +52,7 @@ def check_columns(frame: pd.DataFrame, option: str, wanted: Sequence[str], which
     """Raise UsageError where an option names a column that a table does not have."""
     absent = [name for name in wanted if name not in frame.columns]
     if absent:
-        raise UsageError(f"{option} names {_listed(absent)}, which {which} not have; {_columns_of(frame)}.")
+        raise UsageError(f"{option} names {listed(absent)}, which {which} not have; {_columns_of(frame)}.")
 
 
 def as_target(frame: pd.DataFrame) -> Any:
@@ -87,10 +87,6 @@ def _refuse(wrong: np.ndarray, column: Any, what: str, expected: str) -> None:
 
 def _columns_of(frame: pd.DataFrame) -> str:
     return f"its columns are {', '.join(map(str, frame.columns))}"
-
-
-def _listed(items: Sequence[str]) -> str:
-    return ", ".join(map(repr, items))
 
 
 def _shown(path: str) -> str:
@@ -147,8 +143,8 @@ def inputs_of(model: Model, frame: pd.DataFrame, arguments: argparse.Namespace) 
     absent = [name for name in wanted if name not in frame.columns]
     if absent:
         raise ValueError(
-            f"{_shown(arguments.table)} lacks the column{'s' * (len(absent) > 1)} {_listed(absent)} that the model was "
-            f"fitted with; {_columns_of(frame)}."
+            f"{_shown(arguments.table)} lacks the {columns_text(absent)} that the model was fitted with; "
+            f"{_columns_of(frame)}."
         )
     return frame.loc[:, list(wanted)]
 
@@ -157,7 +153,7 @@ def targets_of(model: Model, frame: pd.DataFrame, path: str) -> np.ndarray:
     """The targets of rows as numbers, (n, q), of a classifier as numbers of classes; NaN where they are missing."""
     absent = [name for name in model.target_names_ if name not in frame.columns]
     if absent:
-        raise ValueError(f"{_shown(path)} lacks the target {_listed(absent)}; {_columns_of(frame)}.")
+        raise ValueError(f"{_shown(path)} lacks the target {listed(absent)}; {_columns_of(frame)}.")
     if isinstance(model, CaGPClassifier):
         labels = frame[model.target_name_]
         codes, has_label = np.full(len(labels), np.nan), labels.notna().to_numpy()
