@@ -77,7 +77,10 @@ def _warm_up(method: str, arguments: argparse.Namespace, table: WholeTable) -> N
 
 def _measure(method: str, arguments: argparse.Namespace, table: WholeTable, held: int) -> dict[str, Any]:
     """A failure is a record too: ``error`` says why. ``held`` are the bytes of the process before any method."""
-    peak_is_known = _reset_peak()
+    peak_is_known = False
+    with suppress(OSError):  # the peak of memory starts again from here, where the system has a way to ask for it
+        Path("/proc/self/clear_refs").write_text("5")
+        peak_is_known = True
     try:
         start = time.perf_counter()
         model: Any = estimator(method, arguments, verbose=not arguments.quiet)
@@ -104,15 +107,6 @@ def _measure(method: str, arguments: argparse.Namespace, table: WholeTable, held
         "memory_bytes": max(memory.peak_memory() - held, 0) if peak_is_known else None,
         "fit_report": model.fit_report_,
     }
-
-
-def _reset_peak() -> bool:
-    """Let the peak of memory start again from here; whether that is possible on this system."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 READING = (

@@ -106,8 +106,8 @@ def _run(
     arguments: argparse.Namespace, ranks: Ranks, folder: CheckpointFolder, is_begun: bool, reason: str | None
 ) -> int:
     say = Console(arguments.quiet or not ranks.is_first, data_on_stdout=arguments.json).say
-    source = read_table_of(arguments) if reason is None else open_in_pieces(arguments, reason)
-    say(source.words())
+    source = read_table_of(arguments) if reason is None else open_in_pieces(arguments)
+    say(source.words() if reason is None else f"{reason} {source.words()}")
     if isinstance(source, WholeTable):
         source.warn_of_test_rows()
     if arguments.resume and not is_begun:

@@ -269,10 +269,6 @@ class TableInPieces(Source):
 
     train: Chunks
     test: Chunks
-    reason: str  # why it is read in pieces, in words
-
-    def words(self) -> str:
-        return f"{self.reason} {super().words()}"
 
     def fit(self, model: Model) -> None:
         model.fit(self.train)
@@ -304,7 +300,7 @@ class TableInPieces(Source):
         return tested, max(self.num_rows - model.n_rows_ - len(frame), 0)
 
 
-def open_in_pieces(arguments: argparse.Namespace, reason: str) -> TableInPieces:
+def open_in_pieces(arguments: argparse.Namespace) -> TableInPieces:
     """The table with its rows to train on and its rows to test on, drawn by seed; nothing is held in memory."""
     targets = arguments.target or default_targets(arguments.table)
     one_or_all = targets[0] if len(targets) == 1 else targets
@@ -323,7 +319,7 @@ def open_in_pieces(arguments: argparse.Namespace, reason: str) -> TableInPieces:
 
     train, test = chunks.where(lambda *rows: ~is_test(*rows), num_rows - num_test), chunks.where(is_test, num_test)
     inputs = [str(name) for name in first.inputs.columns]
-    return TableInPieces(arguments, num_rows, num_test, 0, inputs, targets, train, test, reason)
+    return TableInPieces(arguments, num_rows, num_test, 0, inputs, targets, train, test)
 
 
 def reason_for_pieces(arguments: argparse.Namespace) -> str | None:

@@ -51,10 +51,8 @@ def plain_methods(task: Task, priors: list[GP]) -> MultiTarget:
 def train(recipe: Recipe, task: Task, is_near: bool = False, share: float = 1.0) -> Fitted:
     """L-BFGS on -log p(y): a smooth loss of few parameters whose evaluations are expensive.
 
-    Args:
-        is_near: the hyperparameters are near the best ones already: training ends with the first step that gains less
-            than ``NEAR_GAIN``.
-        share: of the time that is left, which training and posterior may take.
+    If the hyperparameters are near the best ones already, training ends with the first step that gains less than
+    ``NEAR_GAIN``. Training and posterior may take a ``share`` of the time that is left.
     """
     n, limit = task.num_rows, task.max_memory
     if limit is not None and memory_needed(n) > bytes_of(limit):
@@ -101,11 +99,6 @@ STILL_SHORTER = 0.75
 """A halved period that training brings back to more than this share of the period before is not tried further."""
 
 
-def few_rows(task: Task) -> Task:
-    """The task with at most ``START_ROWS`` rows, drawn at random."""
-    return task.rows(task.random_rows(START_ROWS).sort().values)
-
-
 def start_of_periods(task: Task, priors: list[GP]) -> tuple[list[GP], list[str]]:
     """Copies of the priors with the periods of best likelihood after a few steps; in words, if several were compared.
 
@@ -115,7 +108,7 @@ def start_of_periods(task: Task, priors: list[GP]) -> tuple[list[GP], list[str]]
     starts = period_starts(priors[0].kernel, task.X, task.y)
     if len(starts) < 2:
         return copy.deepcopy(priors), []
-    few, limit = few_rows(task), task.time_left() / (4 * len(starts))
+    few, limit = task.drawn(START_ROWS), task.time_left() / (4 * len(starts))
     best, best_value = priors, math.inf
 
     def repeating(tried: list[GP], place: int) -> Any:
@@ -123,8 +116,8 @@ def start_of_periods(task: Task, priors: list[GP]) -> tuple[list[GP], list[str]]
 
     def trained(tried: list[GP], name: str) -> tuple[float, bool]:
         """The loss of priors after some steps, and whether they were interrupted."""
-        several = plain_methods(task, tried)
-        result = few.run(several, name, most_steps=START_STEPS, **LIKELIHOOD_SETTINGS, max_time=limit)
+        settings = {"most_steps": START_STEPS, **LIKELIHOOD_SETTINGS, "max_time": limit}
+        result = few.run(plain_methods(task, tried), name, **settings)
         return result.best_value, result.interrupted
 
     for j, start in enumerate(starts):

@@ -24,7 +24,7 @@ from cagp.neighbours import NeighbourIndex
 from cagp.prior import GP
 from cagp.projection import project
 from cagp.quantities import seconds_of
-from cagp.recipes.exact import LIKELIHOOD_SETTINGS, START_ROWS, few_rows, plain_methods, start_of_periods
+from cagp.recipes.exact import LIKELIHOOD_SETTINGS, START_ROWS, plain_methods, start_of_periods
 from cagp.recipes.table import DEFAULT_NEIGHBORS, Recipe
 from cagp.recipes.task import Fitted, Learned, Task
 
@@ -304,7 +304,7 @@ def learn_far(task: Task, neighbours: Neighbours | None = None) -> Learned:
     refine = neighbours is not None and some_decay and task.num_rows >= NEARBY_FROM * sample.num_rows
     several, settings = plain_methods(task, priors), {"most_steps": FAR_STEPS, **LIKELIHOOD_SETTINGS}
     if sample.num_rows > 2 * START_ROWS:  # most of the way with few rows
-        few_rows(sample).run(several, "few", **settings, max_time=task.time_left() / 4)
+        sample.drawn(START_ROWS).run(several, "few", **settings, max_time=task.time_left() / 4)
     result = sample.run(several, "far", **settings, max_time=task.time_left() / (2 if refine else 1))
     rows = f"all {task.num_rows:,} rows" if whole else f"{most:,} of the {task.num_rows:,} rows, near and far"
     notes.append(

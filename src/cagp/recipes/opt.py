@@ -87,20 +87,13 @@ def started_at(result: FitResult) -> str:
 
 def train_opt(
     task: Task,
-    start: list[GP],
+    start: list[GP],  # stay as they are
     n_actions: int | str,
-    learned: bool = False,
-    held_out: Task | None = None,
-    **changes: Any,
+    learned: bool = False,  # the priors, by CaGP-Local: they are neither a guess nor those of CaGP-Opt
+    held_out: Task | None = None,  # rows that choose the step and the noise
+    **changes: Any,  # limits and settings of the fit
 ) -> Fitted:
-    """Train actions and hyperparameters together.
-
-    Args:
-        start: the priors to start from; they stay as they are.
-        learned: the hyperparameters are those of CaGP-Local, neither a guess nor those of CaGP-Opt.
-        held_out: rows that choose the step and the noise.
-        changes: limits and settings of the fit.
-    """
+    """Train actions and hyperparameters together."""
     several = _methods(n_actions, task, copy.deepcopy(start), **({"reblock_at": ()} if learned else {}))
     first = several.parts[0]
     assert isinstance(first, CaGPOpt)
@@ -128,9 +121,8 @@ def train_opt(
     if held_out is not None:
         factors = []
         for j, part in enumerate(several.parts):
-            (X, y, row_noise), (X_held, y_held, noise_held) = task.data.column(j), held_out.data.column(j)
-            before = part.hyperparameters()["noise.noise"]
-            calibrate_noise(part, X, y, X_held, y_held, row_noise, noise_held, until=task.deadline)
+            rows, held, before = task.data.column(j), held_out.data.column(j), part.hyperparameters()["noise.noise"]
+            calibrate_noise(part, rows.X, rows.y, held.X, held.y, rows.row_noise, held.row_noise, until=task.deadline)
             factors.append(f"{part.hyperparameters()['noise.noise'] / before:.2g}")
         task.ranks.share(several)
         notes.append(

@@ -123,6 +123,10 @@ class Task:
         drawn = torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(self.seed))
         return drawn[:num_rows].to(self.X.device)
 
+    def drawn(self, num_rows: int) -> "Task":
+        """The same task with at most so many rows, drawn by the seed, in their order."""
+        return self.rows(self.random_rows(num_rows).sort().values)
+
     def hold_out(self, most_rows: int = VALIDATION_ROWS, share: float = VALIDATION_SHARE) -> "Parts":
         """Rows to learn from and validation rows, by the rule and the seed of the task.
 
@@ -142,12 +146,9 @@ class Task:
     def run(
         self, method: Trainable, name: str, most_steps: int | None = None, reserve: float = 0.0, **changes: Any
     ) -> FitResult:
-        """Train with the user's limits; ``name`` is the subfolder for checkpoints.
+        """Train with the user's limits, at most ``most_steps``; ``name`` is the subfolder for checkpoints.
 
-        Args:
-            most_steps: a further limit to the number of steps.
-            reserve: seconds before the end of ``max_time`` that are needed for what comes after.
-            changes: further settings of ``fit``.
+        What comes after needs ``reserve`` seconds before the end of ``max_time``; ``changes`` are settings of ``fit``.
         """
         drawn = method.rows(0, self.num_rows).drawn
         allowed = self.step_limit(self.num_rows if drawn is None else len(drawn))
