@@ -12,7 +12,7 @@ from cli_problems import NUM_ROWS, houses, usage_error
 import cagp
 from cagp import metrics
 from cagp.cli import compare, main
-from cagp.cli.evaluate import Sample
+from cagp.cli.evaluate import with_some_of
 from cagp.data import split
 
 
@@ -161,11 +161,11 @@ def test_evaluate_measures_in_pieces_what_metrics_measure_at_once(folder, new, t
 def test_a_sample_of_a_stream_is_uniform_and_in_order():
     counts = np.zeros(40)
     for seed in range(100):
-        sample = Sample(10, seed)
+        sample, random = pd.DataFrame(), np.random.default_rng(seed)
         for start in range(0, 40, 8):
             rows = pd.DataFrame({"row": np.arange(start, start + 8)})
-            sample.add(rows)
-        drawn = sample.rows["row"]
+            sample = with_some_of(sample, rows, 10, random)
+        drawn = sample["row"]
         assert drawn.is_monotonic_increasing
         assert len(drawn) == 10
         counts[drawn] += 1

@@ -308,7 +308,7 @@ def test_held_out_rows_are_training_rows_that_nothing_was_learned_from(monkeypat
     with_shared = trials.HeldOutRows.with_shared
 
     def watch(self, *given):
-        seen.append([task.data.column(0).tensors for task in (self.learning, self.held_out("zero"))])
+        seen.append([task.data.column(0).tensors for task in (self.learning, self.parts.held_out)])
         return with_shared(self, *given)
 
     monkeypatch.setattr(trials.HeldOutRows, "with_shared", watch)

@@ -96,14 +96,6 @@ class Score(NamedTuple):
         nll, crps = (score(*rows).view_as(error).mean(0) for score in (metrics.row_nll, metrics.row_crps))
         return cls(nll, crps, error, variance)
 
-    @classmethod
-    def average(cls, first: "Score", second: "Score", weight: float) -> "Score":
-        """The score of an average of two models, ``weight`` is that of the second; see ``AveragedPosterior``."""
-        error, variance = torch.stack([first.error, second.error]), torch.stack([first.variance, second.variance])
-        shares, squares = Pooled.of(variance.flatten(1), (1 - weight, weight))
-        pairs = (shares, error), (squares, variance)
-        return cls.of_errors(*((factor.view_as(part) * part).sum(0) for factor, part in pairs))
-
     def broadcast(self, ranks: Ranks) -> "Score":
         """The score of process 0, on all processes: scores decide."""
         return Score(**{name: values.to(self.nll.device) for name, values in ranks.from_first(self._asdict).items()})
@@ -137,6 +129,12 @@ class Average(NamedTuple):
 
 
 def best_average(best: Score, other: Score) -> Average:
-    """The average of two models that predicts held-out rows best. Time O(rows): both scores exist."""
-    tried = [Average(w, score, compare(score, best)) for w in WEIGHTS for score in [Score.average(best, other, w)]]
+    """The average of two models that predicts held-out rows best, see ``AveragedPosterior``. Time O(rows)."""
+    error, variance = torch.stack([best.error, other.error]), torch.stack([best.variance, other.variance])
+    tried = []
+    for weight in WEIGHTS:
+        shares, squares = Pooled.of(variance.flatten(1), (1 - weight, weight))
+        pairs = (shares, error), (squares, variance)
+        score = Score.of_errors(*((factor.view_as(part) * part).sum(0) for factor, part in pairs))
+        tried.append(Average(weight, score, compare(score, best)))
     return max(tried, key=lambda average: average.gain.mean)

@@ -28,9 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
     if is_classifier and arguments.noise is not None:
         raise UsageError("--noise cannot be used with a classifier; remove it.")
     warn_of_noise(model, arguments.noise)
-    tally, sample, num_rows, num_tested = tally_of(model), Sample(REPORT_ROWS), 0, 0
+    tally, drawn, num_rows, num_tested = tally_of(model), pd.DataFrame(), 0, 0
     known_rows, common = None if is_classifier else KnownRows.of_model(model.fitted), None
-    unseen, start = Unseen(), time.perf_counter()
+    unseen, random, start = Unseen(), np.random.default_rng(0), time.perf_counter()
     with Progress("evaluate", enabled=not arguments.quiet) as progress:
         for piece in pieces(model, arguments) if arguments.split is None else [held_out_rows(model, arguments)]:
             y = targets_of(model, piece.frame, arguments.table)
@@ -44,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
                 common = overlap if common is None else common.plus(overlap)
             if arguments.report is not None:
                 numbers = {} if is_classifier else dict(zip(model.target_names_, y.T, strict=True))
-                sample.add(tested.frame.assign(**numbers))  # text like "3,14" need not be in every piece
+                # text like "3,14" need not be in every piece
+                drawn = with_some_of(drawn, tested.frame.assign(**numbers), REPORT_ROWS, random)
             progress.advance(len(known), piece.fraction)
     unseen.warn()
     seconds = time.perf_counter() - start
@@ -59,10 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     if common is not None and common.is_large:
         warn(common.words())
     if arguments.report is not None:
-        write_report(model, sample.rows, arguments)
-        num_drawn = len(sample.rows)
-        drawn = f", on {num_drawn:,} rows drawn at random" if num_drawn < num_tested else ""
-        console.say(f"\nWrote {arguments.report}{drawn}.")
+        write_report(model, drawn.reset_index(drop=True), arguments)
+        which = f", on {len(drawn):,} rows drawn at random" if len(drawn) < num_tested else ""
+        console.say(f"\nWrote {arguments.report}{which}.")
     if arguments.json:
         print_json(
             {
@@ -80,16 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class Sample:
-    """At most ``most`` rows of a table that comes in pieces, every subset equally likely; in the order of the table."""
+def with_some_of(drawn: pd.DataFrame, piece: pd.DataFrame, most: int, random: np.random.Generator) -> pd.DataFrame:
+    """At most ``most`` rows of all pieces of a table so far, every subset equally likely; in the order of the table.
 
-    def __init__(self, most: int, seed: int = 0):
-        self._most, self._random = most, np.random.default_rng(seed)
-        self._keys, self.rows = np.empty(0), pd.DataFrame()
-
-    def add(self, frame: pd.DataFrame) -> None:
-        """More rows: every row has a random key, and those with the smallest ones stay."""
-        keys = np.concatenate([self._keys, self._random.random(len(frame))])
-        kept = np.sort(np.argsort(keys)[: self._most])
-        rows = pd.concat([self.rows, frame], ignore_index=True) if len(self.rows) else frame
-        self._keys, self.rows = keys[kept], rows.iloc[kept]
+    The index is a random key of each row: those with the smallest ones stay.
+    """
+    piece = piece.set_axis(random.random(len(piece)))
+    rows = pd.concat([drawn, piece]) if len(drawn) else piece
+    return rows.iloc[np.sort(np.argsort(rows.index.to_numpy())[:most])]

@@ -31,7 +31,6 @@ NEAR_GAIN = 0.002
 
 
 def method(recipe: Recipe, task: Task, prior: GP) -> Method:
-    """Exact inference."""
     return CholeskyGP(prior, task.max_bytes)
 
 
@@ -44,7 +43,6 @@ def exact_methods(task: Task, priors: list[GP]) -> MultiTarget:
 
 
 def plain_methods(task: Task, priors: list[GP]) -> MultiTarget:
-    """Exact inference."""
     return MultiTarget([CholeskyGP(prior, task.max_bytes) for prior in priors])
 
 

@@ -53,6 +53,10 @@ UNKNOWN_DECAY = (
 """What the fit report says where nearest rows may not be enough."""
 
 
+LocalScale = float | str | None
+"""As the user gives it: "auto", none, or what the learned scale counts as, in neighbours."""
+
+
 class Neighbours(NamedTuple):
     """How nearest rows are used."""
 
@@ -144,17 +148,13 @@ def predicting_method(recipe: Recipe, task: Task, prior: GP) -> Method:
 
 
 def local_methods(
-    task: Task,
-    priors: list[GP],
-    neighbours: Neighbours,
-    local_scale: float | str | None = None,
-    shared: BlockActions | None = None,
+    task: Task, priors: list[GP], neighbours: Neighbours, scale: LocalScale = None, shared: BlockActions | None = None
 ) -> list[CaGPLocal]:
     """CaGP-Local for each target; with ``shared`` actions, the hybrid. A scale of "auto" is still to be chosen."""
     options: dict[str, Any] = {"num_neighbours_predict": neighbours.in_predictions, "objective": neighbours.objective}
     options |= {"shared": shared, "seed": task.seed, "max_bytes": task.max_bytes}
-    if local_scale is not None and local_scale != "auto":
-        options["local_scale"] = float(local_scale)
+    if scale is not None and scale != "auto":
+        options["local_scale"] = float(scale)
     return [CaGPLocal(prior, neighbours.in_training, **options) for prior in priors]
 
 
@@ -165,7 +165,7 @@ def scaled_methods(
     task: Task,
     priors: list[GP],
     neighbours: Neighbours,
-    local_scale: float | str | None,
+    local_scale: LocalScale,
     shared: BlockActions | None = None,
     num_rows: int = SCALE_ROWS,
 ) -> tuple[list[CaGPLocal], list[str]]:

@@ -52,12 +52,10 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The option on the command line."""
         return self.only_flag or f"--{self.name.replace('_', '-')}"
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is False or True."""
         return self.default is False
 
     def check(self, value: Any) -> None:

@@ -39,7 +39,7 @@ NOISE_FLOORS = {torch.float32: 1e-6, torch.float64: 1e-9}
 class Task:
     """The rows to learn from, in standard units, and the user's limits."""
 
-    data: Data  # (n, p) inputs, (n, q) targets
+    data: Data  # (n, p) inputs, (n, q) targets and known noise variances
     inputs: np.ndarray  # (n, c), the columns of the table as trees take them: codes of levels, NaN for missing values
     categorical: tuple[int, ...]  # the columns of ``inputs`` that hold codes of levels
     mean: str  # "zero", "trees", or "auto" where the recipe chooses
@@ -68,7 +68,6 @@ class Task:
 
     @property
     def num_rows(self) -> int:
-        """n."""
         return self.data.num_rows
 
     @property
@@ -78,17 +77,14 @@ class Task:
 
     @property
     def X(self) -> Tensor:
-        """Inputs (n, p)."""
         return self.data.X
 
     @property
     def y(self) -> Tensor:
-        """Targets (n, q)."""
         return self.data.y
 
     @property
     def row_noise(self) -> Tensor | None:
-        """Known noise variances (n, q)."""
         return self.data.row_noise
 
     def with_targets(self, y: Tensor, row_noise: Tensor | None = None) -> "Task":
@@ -140,7 +136,6 @@ class Task:
         return Parts(train, self.rows(train), self.rows(test))
 
     def in_double(self) -> "Task":
-        """The same task in float64."""
         return replace(self, data=self.data.double())
 
     def run(

@@ -26,7 +26,7 @@ from cagp.linalg import NotPositiveDefiniteError, safe_cholesky
 from cagp.methods import CaGPLocal, Method, MultiTarget
 from cagp.prior import GP
 from cagp.recipes.exact import exact_methods, plain_methods
-from cagp.recipes.local import Neighbours, constant_actions, local_methods, scaled_methods
+from cagp.recipes.local import LocalScale, Neighbours, constant_actions, local_methods, scaled_methods
 from cagp.recipes.task import RESIDUAL_START, Parts, Task, as_array, trees_of
 from cagp.training import FitResult
 from cagp.trees import OutOfFold
@@ -91,7 +91,6 @@ class Trial:
 
     @property
     def num_steps(self) -> int:
-        """Steps so far."""
         return sum(len(result.steps) for result in self.results)
 
 
@@ -117,12 +116,6 @@ class Validation(ABC):
         """The rows to learn from, with the residuals of the mean as targets."""
         return self.learning if mean == "zero" else self.learning.without_mean(self.trees.mean)
 
-    def held_out(self, mean: Mean) -> Task:
-        """The held-out rows, with the residuals of the mean as targets."""
-        assert self.parts is not None
-        rows = self.parts.held_out
-        return rows if mean == "zero" else rows.without_mean(self.trees.trees.mean(rows.inputs))
-
     def _begin(self, candidate: Candidate, like: Trial | None) -> tuple[Task, list[GP]]:
         """What a candidate learns from, with its kernel; and its priors, with the hyperparameters of another trial."""
         task = replace(self.residuals(candidate.mean), start=candidate.start)
@@ -136,7 +129,10 @@ class Validation(ABC):
 
     def _score_of(self, methods: Sequence[Method], train: Task, mean: Mean, **options: Any) -> Score:
         """The score of held-out rows; the worst there is where a matrix cannot be factorised."""
-        held_out, columns = self.held_out(mean), []
+        assert self.parts is not None
+        held_out, columns = self.parts.held_out, []
+        if mean == "trees":
+            held_out = held_out.without_mean(self.trees.trees.mean(held_out.inputs))
         for j, method in enumerate(methods):
             rows = held_out.data.column(j)
             try:
@@ -159,7 +155,7 @@ class Validation(ABC):
 class HeldOutRows(Validation):
     """Nearest rows predict held-out rows; ``local_scale`` is the option of the recipe."""
 
-    def __init__(self, parts: Parts, local_scale: float | str | None):
+    def __init__(self, parts: Parts, local_scale: LocalScale):
         super().__init__(parts.train, parts)
         self.local_scale = local_scale
 
@@ -171,13 +167,12 @@ class HeldOutRows(Validation):
             methods = [other.with_prior(prior) for other, prior in zip(like.methods, priors, strict=True)]
         else:
             methods = local_methods(task, priors, candidate.neighbours)
-        return self._trained(candidate, task, methods, [], num_steps, began, **settings)
+        return self._trained(candidate, methods, [], num_steps, began, **settings)
 
     def resume(self, trial: Trial, num_steps: int) -> Trial:
         began, priors = time.perf_counter() - trial.seconds, copy.deepcopy(trial.priors)
         methods = [method.with_prior(p, REFRESH_AT) for method, p in zip(trial.methods, priors, strict=True)]
-        task = self.residuals(trial.candidate.mean)
-        return self._trained(trial.candidate, task, methods, trial.results, num_steps, began)
+        return self._trained(trial.candidate, methods, trial.results, num_steps, began)
 
     def with_neighbours(self, trial: Trial, candidate: Candidate) -> Trial:
         """The same hyperparameters with the neighbours of another candidate."""
@@ -193,19 +188,18 @@ class HeldOutRows(Validation):
     def _trained(
         self,
         candidate: Candidate,
-        task: Task,
         methods: list[CaGPLocal],
         before: list[FitResult],
-        num_steps: int,
+        steps: int,
         began: float,
-        **settings: Any,
+        **more: Any,
     ) -> Trial:
-        total = sum(len(result.steps) for result in before) + num_steps
+        task, total = self.residuals(candidate.mean), sum(len(result.steps) for result in before) + steps
         kernel, near = candidate.kernel or "given", candidate.neighbours
         model = f"{kernel}-{candidate.mean}-{candidate.start:g}-{near.objective}-{near.in_training}"
         name = f"try-{model}-{task.num_rows}-{total}"
         quiet, reserve = replace(task, verbose=False), task.reserve(0.5)  # a line for each trial is enough
-        result = quiet.run(MultiTarget(methods), name, most_steps=num_steps, reserve=reserve, **settings)
+        result = quiet.run(MultiTarget(methods), name, most_steps=steps, reserve=reserve, **more)
         priors = [method.prior for method in methods]
         (score,) = self._scores(candidate, priors)
         results, spent = [*before, result], time.perf_counter() - began
