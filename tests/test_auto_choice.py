@@ -222,9 +222,9 @@ def test_a_kernel_object_starts_where_its_owner_put_it(monkeypatch):
     seen = []
     trained = trials.HeldOutRows._trained
 
-    def watch(self, candidate, task, methods, *rest, **settings):
+    def watch(self, candidate, methods, *rest, **settings):
         seen.append((candidate, methods[0].prior.kernel.kernel.lengthscale.detach().clone()))
-        return trained(self, candidate, task, methods, *rest, **settings)
+        return trained(self, candidate, methods, *rest, **settings)
 
     monkeypatch.setattr(trials.HeldOutRows, "_trained", watch)
     CaGPRegressor(kernel=Scale(Matern32(2, [0.37, 4.0])), max_epochs=1, **FAST).fit(X, y)

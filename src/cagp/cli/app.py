@@ -90,10 +90,11 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("options", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     called = parser.parse_args(argv)
     command = called.command
-    if command in PLUGINS:
-        add_to = plugin("cagp.commands", command, f"cagp {command}")
-    else:
-        add_to = getattr(import_module("cagp.cli.commands"), command)
     own = argparse.ArgumentParser(prog=f"cagp {command}", formatter_class=HelpFormatter)
-    add_to(own)
+    if command in PLUGINS:
+        plugin("cagp.commands", command, f"cagp {command}")(own)
+    else:
+        commands = import_module("cagp.cli.commands")
+        own.description, own.epilog = help_texts(command, **commands.WORDS)
+        getattr(commands, command)(own)
     return own.parse_args(called.options, argparse.Namespace(command=command))

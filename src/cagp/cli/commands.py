@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cagp.cli.console import help_texts
 from cagp.cli.plugins import table
 from cagp.recipes.table import (
     DTYPE,
@@ -63,21 +62,18 @@ class SplitRule(NamedTuple):
 
 
 def fit(command: argparse.ArgumentParser) -> None:
-    command.description, command.epilog = help_texts("fit", methods=METHODS)
     _add(command, *TABLE, "--method", "--classify", "--likelihood", "--exposure", *MODEL)
     _add_out(command, Path("model.cagp"), "the model")
     _add(command, "--resume", "--report", "--store-float32", "--rows-beside", "--json", "--quiet")
 
 
 def predict(command: argparse.ArgumentParser) -> None:
-    command.description, command.epilog = help_texts("predict")
     _add(command, *PIECES)
     _add_out(command, "predictions.csv", '.csv, .csv.gz or .parquet; "-" for CSV on stdout')
     _add(command, "--level", "--interval", "--columns", "--quantiles", "--keep", "--keep-formulas", "--quiet")
 
 
 def evaluate(command: argparse.ArgumentParser) -> None:
-    command.description, command.epilog = help_texts("evaluate")
     _add(command, *PIECES)
     _add(command, "--split", default=None, help="the split of cagp fit, to test on the rows that it held out")
     share = "with --split: the share of the rows that was held out (default: 0.1)"
@@ -87,8 +83,6 @@ def evaluate(command: argparse.ArgumentParser) -> None:
 
 
 def compare(command: argparse.ArgumentParser) -> None:
-    words = {"methods": METHODS, "compared": ", ".join(COMPARED), "rows": MOST_EXACT_ROWS}
-    command.description, command.epilog = help_texts("compare", **words)
     _add(command, *TABLE, "--methods", *(flag for flag in MODEL if flag != "--max-time"))
     _add(command, "--max-time", default="10min")
     _add_out(command, Path("compare.png"), "the picture", type=_path("a picture", ".png", ".pdf", ".svg"))
@@ -97,7 +91,6 @@ def compare(command: argparse.ArgumentParser) -> None:
 
 
 def info(command: argparse.ArgumentParser) -> None:
-    command.description, command.epilog = help_texts("info")
     _add(command, "model")
     _add(command, "--json", help="print one JSON object on stdout")
 
@@ -230,7 +223,8 @@ NOT_SHARED = (DTYPE, EXPOSURE, LIKELIHOOD, RANDOM_STATE, WARM_START)
 MODEL = tuple(flag for flag, option in BY_FLAG.items() if option not in NOT_SHARED)
 """The options of methods, and the parameters of estimators that every command that fits models has."""
 
-
 METHODS = "methods:\n" + "\n".join(
     textwrap.fill(f"  {name:<8}{recipe.summary}", 78, subsequent_indent=" " * 10) for name, recipe in RECIPES.items()
 )
+WORDS = {"methods": METHODS, "compared": ", ".join(COMPARED), "rows": MOST_EXACT_ROWS}
+"""What descriptions and examples of the commands can name."""

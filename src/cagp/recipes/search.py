@@ -59,10 +59,9 @@ class Search:
     def best(self) -> Trial:
         """The best trial of all rounds."""
         best = self._means_and_starts()
-        for candidate in self.other_kernels(best.candidate):
-            best = self._challenge(best, candidate)
-        for candidate in self._other_training(best.candidate):
-            best = self._challenge(best, candidate)
+        for others in (self.other_kernels, self._other_training):
+            for candidate in others(best.candidate):
+                best = self._challenge(best, candidate)
         return self._more_neighbours(best)
 
     def means(self) -> dict[Mean, tuple[float, ...]]:
