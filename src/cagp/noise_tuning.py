@@ -82,8 +82,7 @@ def calibrate_noise(
 
 
 def _trained_noises(method: Trainable) -> list[GaussianNoise]:
-    noises = [part for part in method.modules() if isinstance(part, GaussianNoise)]
-    return [noise for noise in noises if noise.raw_noise.requires_grad]
+    return [part for part in method.modules() if isinstance(part, GaussianNoise) and part.raw_noise.requires_grad]
 
 
 def _follow(

@@ -48,7 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     _show(console, records)
     done = [record for record in records if "error" not in record]
     if done:
-        _draw(done, arguments)
+        points = [Point(record["method"], record["fit_s"], record["nll"]) for record in done]
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = methods_against_time(figure.subplots(), points, "test NLL (nats per row), lower is better")
+        axes.set_title(Path(arguments.table).stem, loc="left", fontweight="bold", parse_math=False)
+        write_figure(figure, arguments.out)
         console.say(f"\nPicture: {arguments.out}")
     if arguments.json:
         print_json(
@@ -139,11 +143,3 @@ def _show(console: Console, records: list[dict[str, Any]]) -> None:
     for record in records:
         if "error" in record:
             console.say(f"{record['method']} failed: {record['error']}")
-
-
-def _draw(done: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    points = [Point(record["method"], record["fit_s"], record["nll"]) for record in done]
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = methods_against_time(figure.subplots(), points, "test NLL (nats per row), lower is better")
-    axes.set_title(Path(arguments.table).stem, loc="left", fontweight="bold", parse_math=False)
-    write_figure(figure, arguments.out)

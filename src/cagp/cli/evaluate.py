@@ -17,7 +17,6 @@ REPORT_ROWS = 20_000
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and say how good."""
     console = Console(arguments.quiet, data_on_stdout=arguments.json)
     if arguments.split is None and (arguments.test_fraction is not None or arguments.seed is not None):
         raise UsageError("--test-fraction and --seed say which rows were held out: give --split, too.")

@@ -14,7 +14,6 @@ MOST_VALUES = 8
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read the file and print what is in it."""
     record = saved_summary(arguments.model)
     if arguments.json:
         print_json(record)

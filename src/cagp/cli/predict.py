@@ -30,7 +30,6 @@ NUMBER = re.compile(f"{PLAIN_NUMBER}|{COMMA_NUMBER}")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict, write, and say where."""
     paths = (arguments.out, arguments.table)
     if all(map(os.path.exists, paths)) and os.path.samefile(*paths):
         raise UsageError(f"--out is the table itself, {arguments.table}; choose another name.")

@@ -255,9 +255,8 @@ def _compare_methods(recipe: Recipe, task: Task, search: Search, best: Trial) ->
         ),
         "the time limit does not allow shared actions to be compared": not search.in_time,
     }
-    for reason, is_met in obstacles.items():
-        if is_met:
-            return "local", reason, best.score
+    if reasons := [reason for reason, is_met in obstacles.items() if is_met]:
+        return "local", reasons[0], best.score
     num_shared = number_of_actions(recipe.n_actions, validation.learning)
     found = search.unless_interrupted(lambda: validation.with_shared(best, num_shared))
     if found is None:

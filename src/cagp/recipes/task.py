@@ -242,10 +242,10 @@ def _stored_or_fitted(task: Task, max_seconds: float, objective: TreeObjective) 
     path = None if task.folder is None else task.folder / f"trees-{task.num_rows}.cagp"
     if path is not None and path.exists():
         state = storage.load_state(path, KIND, VERSION, remedy="delete it to fit them again")
-        mean, shape = state.get("mean"), tuple(task.y.shape)
-        is_mean = isinstance(mean, Tensor) and mean.dtype == torch.float64 and tuple(mean.shape) == shape
-        if mean is None or not is_mean or not bool(torch.isfinite(mean).all()):
-            raise ValueError(f"{path} does not hold the trees of these rows; delete it to fit them again.")
+        try:
+            fields.entry(state, "mean", fields.float64(*task.y.shape))
+        except ValueError as error:
+            raise ValueError(f"{path} does not hold the trees of these rows; delete it to fit them again.") from error
         return _of_state(state | {"finished": True})
     noise = None if task.row_noise is None else as_array(task.row_noise)
     options: dict[str, Any] = {"categorical": task.categorical, "seed": task.seed, "objective": objective}
