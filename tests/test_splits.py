@@ -104,8 +104,8 @@ def test_rules_in_words():
     assert SplitRule.parse("time:a:b") == SplitRule("time", "a:b")
     for rule in ("random", "time:date", "group:site 1"):
         assert str(SplitRule.parse(rule)) == rule
-    assert SplitRule.parse("group:site").group_column == "site"
-    assert SplitRule.parse("time:site").group_column is None
+    assert SplitRule.parse("group:site") == ("group", "site")
+    assert SplitRule.parse("time:site") == ("time", "site")
     for kind, rest in product(("", "time", "group", "random", "Time"), ("", ":")):
         text = kind + rest
         if text != "random":

@@ -97,10 +97,8 @@ def _follow(
         return math.inf
 
     lowest = scored() if time.perf_counter() < until else math.inf
-    while float(noise.noise) < limit and time.perf_counter() < until:
+    while time.perf_counter() < until and float(noise.noise) < limit and factor * noise.noise > noise.noise_floor:
         before = noise.noise.clone()
-        if factor * before <= noise.noise_floor:
-            return
         noise.noise = factor * before
         value = scored()
         if math.isfinite(lowest) and not value < lowest:

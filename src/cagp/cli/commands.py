@@ -48,11 +48,6 @@ class SplitRule(NamedTuple):
     def __str__(self) -> str:
         return self.kind if self.column is None else f"{self.kind}:{self.column}"
 
-    @property
-    def group_column(self) -> str | None:
-        """The column of groups, which is not an input: the name of a new group tells a model nothing."""
-        return self.column if self.kind == "group" else None
-
     def by(self, table: Any) -> dict[str, Any]:
         """The column of a table that splits it, as the argument of ``cagp.data.split``; none for random rows."""
         return {} if self.column is None else {self.kind: table[self.column]}
@@ -223,8 +218,6 @@ NOT_SHARED = (DTYPE, EXPOSURE, LIKELIHOOD, RANDOM_STATE, WARM_START)
 MODEL = tuple(flag for flag, option in BY_FLAG.items() if option not in NOT_SHARED)
 """The options of methods, and the parameters of estimators that every command that fits models has."""
 
-METHODS = "methods:\n" + "\n".join(
-    textwrap.fill(f"  {name:<8}{recipe.summary}", 78, subsequent_indent=" " * 10) for name, recipe in RECIPES.items()
-)
-WORDS = {"methods": METHODS, "compared": ", ".join(COMPARED), "rows": MOST_EXACT_ROWS}
+_METHODS = (textwrap.fill(f"  {n:<8}{recipe.summary}", 78, subsequent_indent=" " * 10) for n, recipe in RECIPES.items())
+WORDS = {"methods": "\n".join(["methods:", *_METHODS]), "compared": ", ".join(COMPARED), "rows": MOST_EXACT_ROWS}
 """What descriptions and examples of the commands can name."""

@@ -191,9 +191,7 @@ def _check_destinations(arguments: argparse.Namespace) -> None:
     """Notice before hours of training what could not be written at the end."""
     if any(arguments.out.name.lower().endswith(ending) for ending in READABLE):
         raise UsageError(f"--out is {arguments.out}, a table by its name; call the model e.g. model.cagp.")
-    for path in (arguments.out, arguments.report):
-        if path is None:
-            continue
+    for path in filter(None, (arguments.out, arguments.report)):
         try:
             target = checked_destination(path)
         except (ValueError, FileNotFoundError, IsADirectoryError) as error:

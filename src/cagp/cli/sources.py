@@ -227,7 +227,9 @@ def read_table_of(arguments: argparse.Namespace) -> WholeTable:
     known = None if noise is None else noise_column(frame, noise)
     if len(set(wanted)) < len(wanted):
         raise UsageError(f"--target names a column twice: {names(wanted)}.")
-    inputs = frame.drop(columns=list({*wanted, *drop, noise, rule.group_column} - {None}))
+    # The name of a new group tells a model nothing.
+    group = rule.column if rule.kind == "group" else None
+    inputs = frame.drop(columns=list({*wanted, *drop, noise, group} - {None}))
     check_columns(inputs, "--categories", arguments.categories, "the inputs do")
     if inputs.shape[1] == 0:
         raise UsageError(f"no inputs are left: {path} has the columns {names(frame.columns)}.")

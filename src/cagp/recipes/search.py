@@ -57,7 +57,6 @@ class Search:
     # ---- rounds: each starts from the best of the last ----
 
     def best(self) -> Trial:
-        """The best trial of all rounds."""
         best = self._means_and_starts()
         for others in (self.other_kernels, self._other_training):
             for candidate in others(best.candidate):
