@@ -28,7 +28,7 @@ from cagp import (
 from cagp.dataset import Data
 from cagp.kernels import RBF, Linear, Matern32, Scale
 from cagp.methods import LogNormal
-from cagp.methods.wrappers import dimension_scaled
+from cagp.methods.base import dimension_scaled
 from cagp.parameters import named_values
 from cagp.training import Batch, Coming, StepRows, Trainable
 

@@ -13,7 +13,7 @@ from scipy import stats
 
 from cagp import GP, GaussianNoise, metrics
 from cagp.cli import main
-from cagp.engine import COMPILED, torch_backend
+from cagp.engine import COMPILED
 from cagp.kernels import Matern32, Scale
 from cagp_bench import local_speed, neighbour_speed, step
 from cagp_bench.records import best_of, score_columns, show
@@ -46,7 +46,7 @@ def small_problem(monkeypatch, d=3, k=5):
     monkeypatch.setattr(local_speed, "BATCH", 20)
     monkeypatch.setattr(local_speed, "SECONDS", 0.0)
     monkeypatch.setattr(local_speed, "NUM_POINTS", {"native": 40, "torch": 30})
-    monkeypatch.setattr(torch_backend, "TORCH_ENTRIES", 8 * k**2)  # so that torch works in several tiles
+    monkeypatch.setattr("cagp.engine.backend.TORCH_ENTRIES", 8 * k**2)  # so that torch works in several tiles
     monkeypatch.setattr(local_speed, "DIMENSIONS", (d,))
     monkeypatch.setattr(local_speed, "NEIGHBOURS", (k,))
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cagp import metrics
-from cagp.posteriors.averaged import Pooled
+from cagp.posteriors.base import Pooled
 from cagp.ranks import Ranks
 
 

@@ -9,7 +9,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.checks import check_same_kind
-from cagp.engine.backend import NEGLIGIBLE, Backend, BlockWeights, Inputs, LocalMoments, LocalRows, Weights, recomputed
+from cagp.engine.backend import (
+    NEGLIGIBLE,
+    TORCH,
+    Backend,
+    BlockWeights,
+    Inputs,
+    LocalMoments,
+    LocalRows,
+    Weights,
+    recomputed,
+)
 from cagp.engine.compiled_backend import (
     COMPILED,
     INSTRUCTION_SETS,
@@ -19,7 +29,6 @@ from cagp.engine.compiled_backend import (
     column_means,
     spatial_order,
 )
-from cagp.engine.torch_backend import TORCH
 from cagp.kernels import Kernel
 
 BACKENDS: tuple[Backend, ...] = (COMPILED, TORCH)  # fastest first; the last one can compute everything

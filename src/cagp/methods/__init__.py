@@ -1,12 +1,11 @@
 """Methods: parameters with an objective to train them and a posterior given data. Data are arguments."""
 
-from cagp.methods.base import Method
+from cagp.methods.base import MAP, LogNormal, Method, MultiTarget
 from cagp.methods.cagp import CaGPCG, CaGPOpt
 from cagp.methods.cagp_local import CaGPLocal, ScaleChoice
 from cagp.methods.exact import CGGP, CholeskyGP
 from cagp.methods.score_regression import ScoreRegression
 from cagp.methods.variational import SGPR, SVGP
-from cagp.methods.wrappers import MAP, LogNormal, MultiTarget
 
 __all__ = [
     "CGGP",

@@ -7,8 +7,7 @@ import torch
 from cagp.fields import checked, entry, integer, list_of, mapping, real, strange, text
 from cagp.kernels import Kernel
 from cagp.posteriors.all_rows import CaGPPosterior, CGPosterior, InducingPosterior
-from cagp.posteriors.averaged import AveragedPosterior
-from cagp.posteriors.base import DTYPES, Posterior, Prediction, Sharing
+from cagp.posteriors.base import DTYPES, AveragedPosterior, Posterior, Prediction, Sharing
 from cagp.posteriors.nearest_rows import LocalPosterior, predict_columns
 from cagp.prior import GP
 
