@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cagp import GP, CaGPOpt
-from cagp.actions import BlockActions, DenseActions, Partition, ordered_blocks, refined_blocks, spatial_blocks
+from cagp.actions import BlockActions, DenseActions, Partition, ordered_blocks, spatial_blocks
 from cagp.kernels import RBF, Matern32
 from cagp.projection import project
 
@@ -65,7 +65,7 @@ def test_spatial_blocks_hold_every_row_once(n, data, d, oddity, dtype, seed):
     coarse = spatial_blocks(X, i, torch.rand(d, generator=g) + 0.1)
     assert_every_row_once(coarse, n, i)
     more = data.draw(st.integers(i, n))
-    fine = refined_blocks(X, coarse, more)
+    fine = spatial_blocks(X, more, within=coarse)
     assert_every_row_once(fine, n, more)
     parents = [set(block) for block in blocks_of(coarse)]
     assert all(sum(set(block) <= parent for parent in parents) == 1 for block in blocks_of(fine))
@@ -100,7 +100,7 @@ def test_the_most_spread_block_is_cut_next():
     partition = spatial_blocks(X, 1)
     for num_blocks in range(2, 40):
         before = blocks_of(partition)
-        partition = refined_blocks(X, partition, num_blocks)
+        partition = spatial_blocks(X, num_blocks, within=partition)
         gone = [block for block in before if block not in blocks_of(partition)]
         assert gone == [max(before, key=lambda block: spread(X, block))]
     sizes = partition.offsets.diff()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cagp import CGGP, GP, MAP, SGPR, SVGP, CholeskyGP, ConstantMean, GaussianNoise, KnownNoise, fit
 from cagp.kernels import Linear, Matern12, Matern32, Scale
-from cagp.methods import LogNormal, exact
+from cagp.methods import LogNormal, compared
 
 ROUGH = ("Matern12", "Matern32", "Scale(Matern32)", "Constant * Matern32")  # k(Z, Z) well conditioned
 
@@ -101,12 +101,12 @@ def test_the_gradient_of_cholesky_is_the_slope(known):
 
 def test_cholesky_refuses_more_rows_than_the_memory_holds_and_says_how_many_it_could(monkeypatch):
     X, y, _ = data(50)
-    monkeypatch.setattr(exact, "available_memory", lambda: exact.memory_needed(40))
+    monkeypatch.setattr(compared, "available_memory", lambda: compared.memory_needed(40))
     with pytest.raises(MemoryError, match=r"for 50 rows.*enough for about 40 rows"):
         CholeskyGP(prior_of()).objective(X, y)
     with pytest.raises(MemoryError, match="CaGPOpt, SGPR, SVGP; or CGGP"):
         CholeskyGP(prior_of()).condition(X, y)
-    monkeypatch.setattr(exact, "available_memory", lambda: None)  # a machine that does not say
+    monkeypatch.setattr(compared, "available_memory", lambda: None)  # a machine that does not say
     assert math.isfinite(loss(CholeskyGP(prior_of()), X, y))
 
 

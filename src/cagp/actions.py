@@ -136,15 +136,10 @@ def ordered_blocks(num_rows: int, num_blocks: int) -> Partition:
     return Partition.of(torch.arange(num_rows).tensor_split(num_blocks))
 
 
-def spatial_blocks(X: Inputs, num_blocks: int, lengthscale: Lengthscale | None = None) -> Partition:
-    """Blocks of nearby rows, in units of ``lengthscale``: all rows, cut by ``refined_blocks``."""
-    return refined_blocks(X, None, num_blocks, lengthscale)
-
-
-def refined_blocks(
-    X: Inputs, partition: Partition | None, num_blocks: int, lengthscale: Lengthscale | None = None
+def spatial_blocks(
+    X: Inputs, num_blocks: int, lengthscale: Lengthscale | None = None, within: Partition | None = None
 ) -> Partition:
-    """``partition`` (None: all rows in one block) with blocks cut in two until there are ``num_blocks``: nested in it.
+    """Blocks of nearby rows, in units of ``lengthscale``: all rows, or the blocks ``within``, cut in two and again.
 
     The next block to be cut is always the one with the largest sum of distances of its rows to their mean, which is
     what one action per block leaves unexplained: blocks are small where rows are far apart, and hold many rows where
@@ -159,7 +154,7 @@ def refined_blocks(
             raise ValueError(f"lengthscale has shape {tuple(lengthscale.shape)}, expected ({X.shape[1]},).")
         points = points / lengthscale.detach().double().cpu()
 
-    blocks = [torch.arange(len(X))] if partition is None else [rows.cpu() for rows in partition.blocks()]
+    blocks = [torch.arange(len(X))] if within is None else [rows.cpu() for rows in within.blocks()]
     # A heap of (how much less to be cut, place among all blocks, rows); places order the result, halves side by side.
     heap: list[Any] = [(*_urgency(points, rows), (number,), rows) for number, rows in enumerate(blocks)]
     heapq.heapify(heap)
@@ -313,7 +308,7 @@ class BlockActions(Actions):
         """Cut blocks in two until there are ``num_actions``, whose span contains the old one; rows keep weights."""
         check_count(num_actions, "num_actions", len(self._support), "the number of rows with weights")
         every = Partition(torch.arange(len(self._support), device=X.device), self.offsets)
-        cut = refined_blocks(X[self._support], every, num_actions, lengthscale)
+        cut = spatial_blocks(X[self._support], num_actions, lengthscale, within=every)
         self._support, self.offsets = self._support[cut.rows], cut.offsets
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:

@@ -116,8 +116,7 @@ class GaussianNoise(Noise):
     def of_rows(
         self, X: Float[Tensor, "n d"], rows: Int[Tensor, " m"], row_noise: Float[Tensor, " n"] | None = None
     ) -> Float[Tensor, " m"]:
-        noise = self.noise.to(X.device).expand(rows.shape[0])
-        return noise if row_noise is None else noise + row_noise[rows].double()
+        return self(X[:1].expand(len(rows), -1), None if row_noise is None else row_noise[rows])
 
     def of_all(self, row_noise: Float[Tensor, " n"] | None = None) -> Float[Tensor, ""] | None:
         return self.noise if row_noise is None else None

@@ -45,11 +45,6 @@ class System:
         """n."""
         return self.X.shape[0]
 
-    @property
-    def kept(self) -> bool:
-        """Whether k(X, X) is held in memory."""
-        return self._K is not None
-
     def product(self, v: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """K̂ v. Time O(n k) with k(X, X) kept, else O(n k d), for k non-zero values of ``v``; memory O(n)."""
         rows, values = v.nonzero()[:, 0], v.double()

@@ -117,7 +117,7 @@ class CaGPLocal(Method):
         max_bytes: int = DEFAULT_MAX_BYTES,
     ):
         super().__init__()
-        if objective not in ("loo", "ordered"):
+        if objective not in OBJECTIVES:
             raise ValueError(f'objective is {objective!r}, expected "loo" or "ordered".')
         for name, value in (("num_neighbours", num_neighbours), ("batch_size", batch_size)):
             check_count(value, name, 2**31, "a size that can be computed")

@@ -9,7 +9,7 @@ import numpy as np
 from cagp import limits
 from cagp.comparison import Score, compare
 from cagp.methods import MultiTarget
-from cagp.methods.exact import memory_needed
+from cagp.methods.compared import memory_needed
 from cagp.posteriors import AveragedPosterior
 from cagp.prior import GaussianNoise
 from cagp.recipes import exact, local

@@ -14,7 +14,7 @@ from cagp.comparison import MARGINS
 from cagp.kernels import Kernel, repeating_parts
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.methods import MAP, CholeskyGP, LogNormal, Method, MultiTarget
-from cagp.methods.exact import memory_needed
+from cagp.methods.compared import memory_needed
 from cagp.periodogram import LEAST_CYCLES, MOST_CYCLES, peaks
 from cagp.prior import GP
 from cagp.quantities import bytes_of

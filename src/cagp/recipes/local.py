@@ -19,7 +19,7 @@ from cagp.engine import COMPILED
 from cagp.local_inference import SharedActions
 from cagp.methods import CaGPLocal, Method, MultiTarget
 from cagp.methods.cagp_local import SCALE_ROWS, Objective, ScaleChoice
-from cagp.methods.exact import MATRICES
+from cagp.methods.compared import MATRICES
 from cagp.neighbours import NeighbourIndex
 from cagp.prior import GP
 from cagp.projection import project
