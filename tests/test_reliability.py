@@ -200,7 +200,7 @@ def step(number: int) -> Step:
 
 def test_a_doubled_history_is_noticed(tmp_path):
     history = History(tmp_path / "history.jsonl")
-    history.clear()
+    history.write()
     for number in (1, 2, 3):
         history.append(step(number))
     history.sync()
@@ -214,7 +214,7 @@ def test_a_doubled_history_is_noticed(tmp_path):
 
 def test_a_history_that_ctrl_c_left_short_is_completed(tmp_path):
     history = History(tmp_path / "history.jsonl")
-    history.clear()
+    history.write()
     history.append(step(1))
     history.steps.append(step(2))  # Ctrl-C came before it was written
     history.sync()

@@ -116,22 +116,15 @@ class _RowMoments(torch.autograd.Function):
         return grad_KS, grad_chol, grad_weights
 
 
-class WhitenedGram(NamedTuple):
-    """Sums over rows a of a matrix, seen as u = L⁻¹a and weighted with d."""
-
-    gram: Float[Tensor, "m m"]  # Σ d u uᵀ
-    targets: Float[Tensor, " m"]  # Σ d t u
-
-
 def whitened_gram(
     KZ: Float[Tensor, "n m"], chol: Float[Tensor, "m m"], weights: Float[Tensor, " n"], targets: Float[Tensor, " n"]
-) -> WhitenedGram:
+) -> tuple[Float[Tensor, "m m"], Float[Tensor, " m"]]:
     """Σ d u uᵀ and Σ d t u in float64 over the rows a of ``KZ``, u = L⁻¹a, d = ``weights``, t = ``targets``.
 
     Whitening each row before the sum keeps the digits that L⁻¹(Σ d a aᵀ)L⁻ᵀ would lose where LLᵀ is nearly singular.
     Time O(n m²), memory O(tile) besides KZ in its own dtype.
     """
-    return WhitenedGram(*_WhitenedGram.apply(KZ, chol, weights, targets))
+    return _WhitenedGram.apply(KZ, chol, weights, targets)
 
 
 class _WhitenedGram(torch.autograd.Function):

@@ -89,8 +89,10 @@ def kernel_product(
     tolerance = torch.finfo(X.dtype).eps / 2 if tolerance is None else tolerance
 
     def product_of(coefficient: Tensor | None, part: Kernel) -> Tensor:
-        # c (K W) = K (c W): the smaller one is scaled.
-        scaled = W if coefficient is None or W is None else _times(W, coefficient.to(X))
+        scaled = W
+        if coefficient is not None and W is not None:  # c (K W) = K (c W): the smaller one is scaled
+            c = coefficient.to(X)
+            scaled = W._replace(values=W.values * c) if isinstance(W, BlockWeights) else W * c
         features, features_Z = part.features(X), part.features(Z)
         if features is not None and features_Z is not None:
             out = _feature_product(features.to(X), features_Z.to(X), scaled)
@@ -111,10 +113,6 @@ def precise_product(
     """
     X, Z = (X.double(),) * 2 if Z is X else (X.double(), Z.double())
     return kernel_product(kernel, X, Z, None if W is None else W.double(), max_bytes=max_bytes)
-
-
-def _times(W: Tensor | BlockWeights, c: Tensor) -> Tensor | BlockWeights:
-    return W._replace(values=W.values * c) if isinstance(W, BlockWeights) else W * c
 
 
 def _feature_product(features: Tensor, features_Z: Tensor, W: Tensor | BlockWeights | None) -> Tensor:

@@ -1,16 +1,8 @@
 """Policies: which linear combination of the targets to look at next.
 
-A policy of your own is a class with one method. It may use all that has been computed so far; it sees the targets only
-through the residual:
-
-    class LargestResidual(Policy):
-        def action(self, system, state, memory):
-            unit = torch.zeros_like(state.residual)
-            unit[state.residual.abs().argmax()] = 1
-            return unit, None
-
-What it needs to remember goes into its memory, not into the object. The same object can then serve several runs, and a
-run that resumes does what a run that never stopped does. docs/iterative.md has an example that trains.
+A policy of your own is a class with one method: docs/iterative.md has an example that trains. It may use all that has
+been computed so far; it sees the targets only through the residual. What it needs to remember goes into its memory, not
+into the object: the same object then serves several runs, and a run that resumes does what one that never stopped does.
 """
 
 import copy

@@ -1,20 +1,8 @@
 """Covariance functions: how the prior expects the values at two inputs to vary together.
 
-A kernel is a torch module whose ``forward(X, Z)`` returns the matrix k(X, Z). A kernel of your own needs nothing else:
-
-    class Cauchy(Kernel):
-        lengthscale = Positive()
-
-        def __init__(self, lengthscale=1.0):
-            super().__init__()
-            self.lengthscale = lengthscale
-
-        def forward(self, X, Z):
-            difference = (X.unsqueeze(-2) - Z.unsqueeze(-3)) / self.lengthscale.to(X)
-            return (1 / (1 + difference.square())).prod(-1)
-
-It then works everywhere, gradients included, through the engine's torch tiles. The stationary kernels of this
-package are also compiled. ``forward`` is the reference formula: large products go through
+A kernel is a torch module whose ``forward(X, Z)`` returns the matrix k(X, Z). A kernel of your own needs nothing else
+(docs/own-kernels.md): it works everywhere, gradients included, through the engine's torch tiles. The stationary kernels
+of this package are also compiled. ``forward`` is the reference formula: large products go through
 ``cagp.engine.kernel_product`` instead. ``cagp.kernel_registry`` lists the kernels of this package.
 """
 

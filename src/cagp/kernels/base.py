@@ -190,9 +190,6 @@ class Constant(Kernel):
     def forward(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n m"]:
         return self.variance.to(X).expand(*X.shape[:-1], Z.shape[-2])
 
-    def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        return self.variance.to(X).expand(X.shape[0])
-
     def features(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
         return self.variance.to(X).sqrt().expand(X.shape[0], 1)
 

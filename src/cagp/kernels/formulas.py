@@ -329,12 +329,8 @@ class Cosine(Repeating):
         return reduce(lambda F, G: (F.unsqueeze(-1) * G.unsqueeze(-2)).flatten(-2), self._waves(X))
 
 
-def repeating_parts(kernel: Kernel, num_dims: int) -> list[tuple[Repeating, list[int]]]:
-    """The parts of a kernel that have periods, each with the columns that it sees."""
-
-    def parts(kernel: Kernel, columns: list[int]) -> list[tuple[Repeating, list[int]]]:
-        inside = [columns[j] for j in kernel.positions] if isinstance(kernel, ActiveDims) else columns
-        found = [(kernel, columns)] if isinstance(kernel, Repeating) else []
-        return found + [pair for part in kernel.subkernels() for pair in parts(part, inside)]
-
-    return parts(kernel, list(range(num_dims)))
+def repeating_parts(kernel: Kernel, columns: Sequence[int]) -> list[tuple[Repeating, Sequence[int]]]:
+    """The parts of a kernel of these columns that have periods, each with the columns that it sees."""
+    inside = [columns[j] for j in kernel.positions] if isinstance(kernel, ActiveDims) else columns
+    found = [(kernel, columns)] if isinstance(kernel, Repeating) else []
+    return found + [pair for part in kernel.subkernels() for pair in repeating_parts(part, inside)]

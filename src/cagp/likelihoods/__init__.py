@@ -1,8 +1,7 @@
 """Likelihoods: how a target depends on the function's value at its row. Parameters only, never data."""
 
 from cagp.likelihood_registry import LIKELIHOODS
-from cagp.likelihoods.base import Likelihood, Moments, Site, Slopes
-from cagp.likelihoods.classes import Bernoulli, Logit, Probit, Softmax
+from cagp.likelihoods.base import Bernoulli, Likelihood, Logit, Moments, Probit, Site, Slopes, Softmax
 from cagp.likelihoods.numbers import NegativeBinomial, Poisson, StudentT
 
 

@@ -1,6 +1,7 @@
 """CaGP-Local: each test point is answered from its nearest rows, alone or beside actions that all test points share."""
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, final
 
@@ -18,7 +19,7 @@ from cagp.methods.base import ACTION_RATE, HYPERPARAMETER_RATE, Method, RowNoise
 from cagp.metrics import row_nll
 from cagp.neighbours import IndexKind, NeighbourIndex, OrderedIndex
 from cagp.posteriors import LocalPosterior, Prediction
-from cagp.posteriors.nearest_rows import checked_scale, closeness, scale_around
+from cagp.posteriors.nearest_rows import closeness, scale_around
 from cagp.prior import GP
 from cagp.projection import check_actions, project
 from cagp.training import Batch, Coming, ParameterGroup, StepRows
@@ -121,11 +122,13 @@ class CaGPLocal(Method):
             raise ValueError(f'objective is {objective!r}, expected "loo" or "ordered".')
         for name, value in (("num_neighbours", num_neighbours), ("batch_size", batch_size)):
             check_count(value, name, 2**31, "a size that can be computed")
+        if local_scale is not None and not 0 < local_scale < math.inf:
+            raise ValueError(f"local_scale is {local_scale}, expected None or a positive number of neighbours.")
         if own_rows is not None and shared is not None:
             raise ValueError("shared actions have rows that no single process holds; leave shared or own_rows out.")
         self.prior, self.num_neighbours = prior, num_neighbours
         self.num_neighbours_predict = 2 * num_neighbours if num_neighbours_predict is None else num_neighbours_predict
-        self.shared, self.local_scale = shared, checked_scale(local_scale)
+        self.shared, self.local_scale = shared, local_scale
         self.objective_name: Objective = objective
         self.batch_size, self.seed = batch_size, seed
         self.index_kind: IndexKind = index_kind

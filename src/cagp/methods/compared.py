@@ -270,8 +270,7 @@ class SVGP(Method):
     the other parameters.
 
     Args:
-        Z: where the inducing points start; they are learned, unless ``inducing_points.requires_grad_(False)``. Or the
-            ``inducing_points`` of another method, to share them.
+        Z: as of ``SGPR``.
         gradient: "natural", or "joint": the optimiser moves w and R like the other parameters.
         natural_rate: step size of natural gradients in (0, 1]; at 1 and with all rows, one step finds the best q.
         batch_size: rows of a step, or all rows if there are fewer.

@@ -33,11 +33,9 @@ AVERAGE = {
 
 
 def posterior_from_state(state: Any, kernel: Kernel | None = None, sharing: Sharing | None = None) -> Posterior:
-    """The posterior of a state; it holds the tensors of the state itself, which must not be changed.
+    """The posterior of a state, ``kernel`` as in ``GP.from_state`` and ``sharing`` with the other posteriors of a file.
 
-    Args:
-        kernel: as in ``GP.from_state``.
-        sharing: with the other posteriors of a file; None for one that stands alone.
+    It holds the tensors of the state itself, which must not be changed.
     """
     sharing = Sharing() if sharing is None else sharing
     name = entry(state, "class", text)

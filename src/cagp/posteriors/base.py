@@ -3,6 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -18,6 +19,7 @@ from cagp.storage import State
 
 Points = Float[Tensor, "t d"]  # test points
 Values = Float[Tensor, " t"]  # a number for each
+Rounding = Callable[[Any, str], Any]  # values of rows, and what they are called, to values for a file
 
 
 class Prediction(NamedTuple):
@@ -91,10 +93,10 @@ class Posterior(ABC):
             "prior": self.prior.state(),
             "dtype": str(self.X.dtype).removeprefix("torch."),
             "max_bytes": int(self.max_bytes),
-            **self._state(Rounding(dtype, self.X.dtype)),
+            **self._state(partial(_rounded, dtype, self.X.dtype)),
         }
 
-    def _state(self, rows: "Rounding") -> State:
+    def _state(self, rows: Rounding) -> State:
         """What a class stores of itself; its ``_from_state`` makes a posterior that holds the tensors of the state."""
         raise ValueError(f"a posterior of class {type(self).__name__} cannot be stored.")
 
@@ -340,23 +342,17 @@ class AveragedPosterior(Posterior):
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-class Rounding(NamedTuple):
-    """How rows are stored."""
-
-    dtype: torch.dtype | None  # None: as they are
-    of_rows: torch.dtype  # of the posterior's rows
-
-    def __call__(self, values: Tensor | BlockWeights | None, name: str) -> Any:
-        """The values, rounded if that makes them smaller; those that belong to rows of this dtype stay as they are."""
-        if isinstance(values, BlockWeights):
-            return {"values": self(values.values, name), "offsets": values.offsets}
-        if values is None or self.dtype in (None, self.of_rows) or values.dtype.itemsize <= self.dtype.itemsize:
-            return values
-        rounded = values.to(self.dtype)
-        lost = ~torch.isfinite(rounded) | ((rounded == 0) & (values != 0) & (name == "row_noise"))
-        if bool(lost.any()):
-            raise ValueError(f"{name} has values beyond the range of {self.dtype}; store it with dtype=None.")
-        return rounded
+def _rounded(dtype: torch.dtype | None, of_rows: torch.dtype, values: Any, name: str) -> Any:
+    """The values in ``dtype`` if that is smaller; as they are for None, or where it is that of the posterior's rows."""
+    if isinstance(values, BlockWeights):
+        return {"values": _rounded(dtype, of_rows, values.values, name), "offsets": values.offsets}
+    if values is None or dtype in (None, of_rows) or values.dtype.itemsize <= dtype.itemsize:
+        return values
+    rounded = values.to(dtype)
+    lost = ~torch.isfinite(rounded) | ((rounded == 0) & (values != 0) & (name == "row_noise"))
+    if bool(lost.any()):
+        raise ValueError(f"{name} has values beyond the range of {dtype}; store it with dtype=None.")
+    return rounded
 
 
 class Sharing:

@@ -1,7 +1,6 @@
 """At each test point, exact inference on the targets of its nearest rows, alone or beside shared actions."""
 
 import copy
-import math
 from collections.abc import Sequence
 from typing import final
 
@@ -29,13 +28,6 @@ from cagp.storage import State
 
 KEPT_BYTES = 2**31
 """What the hybrid posterior may keep of the shared actions for all rows; otherwise it is computed when needed."""
-
-
-def checked_scale(local_scale: float | None) -> float | None:
-    """The scale itself, or ValueError if it is not None or a positive number."""
-    if local_scale is not None and not 0 < local_scale < math.inf:
-        raise ValueError(f"local_scale is {local_scale}, expected None or a positive number of neighbours.")
-    return local_scale
 
 
 def scale_around(found: Moments, closeness: Tensor, local_scale: float) -> Tensor:
@@ -82,7 +74,7 @@ class LocalPosterior(Posterior):
     ):
         X, y, row_noise = data
         super().__init__(prior, X, None, max_bytes, shares_rows=shares_rows)
-        self.local_scale = checked_scale(local_scale)
+        self.local_scale = local_scale
         self.has_local_scale, self.never_below_exact = local_scale is not None, local_scale is None
         self.y, self.row_noise = y.detach(), None if row_noise is None else row_noise.detach()
         if not shares_rows:

@@ -110,7 +110,7 @@ def start_of_periods(task: Task, priors: list[GP]) -> tuple[list[GP], list[str]]
     best, best_value = priors, math.inf
 
     def repeating(tried: list[GP], place: int) -> Any:
-        return repeating_parts(tried[0].kernel, task.X.shape[1])[place][0]
+        return repeating_parts(tried[0].kernel, range(task.X.shape[1]))[place][0]
 
     def trained(tried: list[GP], name: str) -> tuple[float, bool]:
         """The loss of priors after some steps, and whether they were interrupted."""
@@ -151,7 +151,7 @@ Start = list[tuple[int, Tensor]]
 def period_starts(kernel: Kernel, X: Tensor, y: Tensor) -> list[Start]:
     """The kernel as it is, and with other periods for one of its parts."""
     starts: list[Start] = [[]]
-    for place, (part, columns) in enumerate(repeating_parts(kernel, X.shape[1])):
+    for place, (part, columns) in enumerate(repeating_parts(kernel, list(range(X.shape[1])))):
         if not part.get_parameter("raw_period").requires_grad:
             continue
         now = part.period.detach().cpu()

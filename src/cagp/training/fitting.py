@@ -434,7 +434,7 @@ class _Run:
         self.resources.enter_context(locked_folder(self.folder, "another fit"))
         path = self.folder / CHECKPOINT
         if not path.exists():
-            self.history.clear()
+            self.history.write()
             return {}
         state = load_state(path, KIND, VERSION, remedy=REMEDY)
         if state.get("fingerprint") != self.fingerprint:

@@ -90,7 +90,7 @@ class History:
         if size > expected:
             raise ValueError(f"{self.path} has more than this fit wrote: another fit writes to it, too; stop one.")
         if size < expected:  # Ctrl-C came before the last line
-            self._write()
+            self.write()
         else:
             append_durably(self.path, b"", sync=True)
 
@@ -105,15 +105,10 @@ class History:
         except (OSError, ValueError, RecursionError) as error:
             remedy = "delete its folder to start from scratch"
             raise ValueError(f"{self.path} cannot be read: {error}; {remedy}.") from error
-        self._write()
+        self.write()
 
-    def clear(self) -> None:
-        """Start a new file."""
-        self.steps = []
-        self._write()
-
-    def _write(self) -> None:
-        """Write the file again, with the steps so far and nothing else."""
+    def write(self) -> None:
+        """Write the file with the steps so far and nothing else."""
         assert self.path is not None
         write_atomically(self.path, b"".join(map(_line, self.steps)))
 
