@@ -15,8 +15,7 @@ from torch import Tensor
 
 from cagp import CGGP, GP, CholeskyGP, fit, start_from_data
 from cagp.kernels import Matern32, Scale
-from cagp.solver import CGWarning, Solver
-from cagp.system import System
+from cagp.system import CGWarning, Solver, System
 
 
 def exact_probes(solver: Solver) -> Tensor:

@@ -17,7 +17,6 @@ from cagp.actions import BlockActions, DenseActions, Partition
 from cagp.diagnostics import (
     action_fit,
     action_matrix,
-    distance_to_data,
     eigenspace_alignment,
     exact_reference,
     grassmann_distance,
@@ -26,7 +25,6 @@ from cagp.diagnostics import (
     principal_angles,
     reference_for,
     variance_components,
-    variance_ratio,
 )
 from cagp.iterative import CGResiduals, Lanczos, RandomActions, Stopping, TopEigenvectors, UnitVectors
 from cagp.kernels import RBF, Matern12, Matern32, Scale
@@ -142,32 +140,6 @@ def test_posterior_entropy_falls_from_the_priors_by_the_mutual_information(by_ro
     noisy = noisy + np.diag(oracle.noise_vector(prior.noise, len(Z), new))
     found = posterior_entropy(posterior, Z, noise=True, row_noise=new)
     assert float(found) == pytest.approx(oracle.entropy(noisy), abs=1e-7)
-
-
-# ---- inducing points ----
-
-
-def test_distance_to_the_nearest_row_in_lengthscales():
-    X, _, _ = wave(n=50, d=3)
-    Z = torch.randn(9, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    Z[0] = X[17]
-    lengthscale = torch.tensor([0.2, 1.0, 5.0], dtype=torch.float64)
-    expected = [min(math.dist(z / lengthscale, x / lengthscale) for x in X) for z in Z]
-    for tile_rows in (2, 256):
-        found = distance_to_data(Z + 1e6, X + 1e6, lengthscale, tile_rows)
-        np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
-    assert float(distance_to_data(Z, X, lengthscale)[0]) == 0
-
-
-def test_ratio_of_posterior_to_predictive_variance():
-    X, y, Z = wave()
-    prior = make_prior()
-    iteration = iterate(prior, X, y, UnitVectors(), Stopping(10))
-    variance = oracle.cagp_posterior(prior, iteration.actions.S, X, y, Z).variance
-    np.testing.assert_allclose(variance_ratio(iteration.posterior(), Z).numpy(), variance / (variance + 0.1), atol=1e-9)
-    new = known_noise(Z)
-    found = variance_ratio(iteration.posterior(), Z, new).numpy()
-    np.testing.assert_allclose(found, variance / (variance + 0.1 + new.numpy()), atol=1e-9)
 
 
 # ---- where the variance comes from ----

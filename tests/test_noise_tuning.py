@@ -10,7 +10,7 @@ from cagp import GP, SGPR, CaGPOpt, GaussianNoise, KnownNoise, fit, metrics, sta
 from cagp.kernels import Matern32, Scale
 from cagp.linalg import NotPositiveDefiniteError
 from cagp.methods import MultiTarget
-from cagp.noise_tuning import calibrate_noise, raise_noise
+from cagp.starting import calibrate_noise, raise_noise
 
 
 @pytest.mark.parametrize("make", [lambda p, X: CaGPOpt.from_data(p, X, 10), lambda p, X: SGPR.from_data(p, X, 10)])

@@ -5,8 +5,7 @@ import torch
 
 from cagp import GP, CaGPOpt, start_from_data
 from cagp.kernels import Matern32, Scale
-from cagp.noise_tuning import raise_noise
-from cagp.starting import start_from_neighbours
+from cagp.starting import raise_noise, start_from_neighbours
 
 
 def data(num_rows=400, num_dims=3, noise=0.1, dtype=torch.float64):

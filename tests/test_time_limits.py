@@ -12,10 +12,10 @@ from test_estimators import SMALL, used_by
 from cagp import GP, CaGPOpt, CaGPRegressor, GaussianNoise, fit, limits
 from cagp.kernels import Linear, Matern32, Scale
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CholeskyGP
-from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.recipes import direct, opt, trials
 from cagp.recipes.table import RECIPES
 from cagp.recipes.task import Task
+from cagp.starting import calibrate_noise, raise_noise
 from cagp.training import FitStatus, fitting
 
 STEP, CONDITION, SCORE, PER_SCALE_ROW, ROUND = 0.25, 0.3, 0.3, 3e-4, 5e-3

@@ -23,8 +23,7 @@ from cagp.notices import collected
 from cagp.posteriors import AveragedPosterior, CaGPPosterior, LocalPosterior, Posterior
 from cagp.prior import KnownNoise
 from cagp.projection import Projection
-from cagp.solver import Solver
-from cagp.system import System
+from cagp.system import Solver, System
 
 # ---- subspaces ----
 
@@ -192,32 +191,6 @@ def _block_spacing(posterior: CaGPPosterior, W: BlockWeights) -> float:
     centres = equal.project(posterior.X / lengthscale.to(posterior.X)) / W.sizes[:, None]
     distances = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")
     return float(distances.fill_diagonal_(math.inf).amin(1).median())
-
-
-# ---- inducing points ----
-
-
-@torch.no_grad()
-def distance_to_data(
-    Z: Float[Tensor, "m d"], X: Float[Tensor, "n d"], lengthscale: Float[Tensor, " d"], tile_rows: int = 256
-) -> Float[Tensor, " m"]:
-    """min_j ‖(z - x_j) / lengthscale‖ for each inducing point z; the paper reports its average. Time O(m n d)."""
-    check_matrix(X, "X")
-    check_new_inputs(Z, X, "Z")
-    # Moving the origin to the data avoids a loss of digits far from it.
-    origin, lengthscale = X.double().mean(0), lengthscale.to(X.device).double()
-    points, rows = ((A.double() - origin) / lengthscale for A in (Z, X))
-    mode = "donot_use_mm_for_euclid_dist"
-    return torch.cat([torch.cdist(tile, rows, compute_mode=mode).amin(1) for tile in points.split(tile_rows)])
-
-
-@torch.no_grad()
-def variance_ratio(
-    posterior: Posterior, X: Float[Tensor, "t d"], row_noise: Float[Tensor, " t"] | None = None
-) -> Float[Tensor, " t"]:
-    """k_post(x, x) / (k_post(x, x) + D(x)); near zero where the function is known well, whatever the noise."""
-    with_noise = posterior.variance(X, noise=True, row_noise=row_noise)
-    return posterior.variance(X).double() / with_noise.double()
 
 
 # ---- where the variance comes from ----

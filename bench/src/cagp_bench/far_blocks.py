@@ -22,9 +22,8 @@ from cagp.kernel_registry import CHOICES as KERNELS
 from cagp.kernels import Scale, Stationary, kernel_class
 from cagp.methods import CaGPOpt
 from cagp.neighbours import NeighbourIndex
-from cagp.noise_tuning import raise_noise
 from cagp.prior import GP, GaussianNoise
-from cagp.starting import start_from_neighbours
+from cagp.starting import raise_noise, start_from_neighbours
 from cagp.training import fit
 from cagp_bench.options import NUM_ACTIONS, NUMBERS, add_rows, add_tables
 from cagp_bench.protocol import PAPER_START, load_table, rows_by_purpose

@@ -12,9 +12,8 @@ from cagp.inducing import choose_inducing_points
 from cagp.iterative import Lanczos, Mix, Policy, UnitVectors
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Method
-from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.prior import GP, GaussianNoise
-from cagp.starting import start_from_data, start_from_neighbours
+from cagp.starting import calibrate_noise, raise_noise, start_from_data, start_from_neighbours
 from cagp_bench.action_rules import KrylovActions, PseudoInputActions
 from cagp_bench.gp_settings import GPSettings
 from cagp_bench.protocol import PAPER_START, new_method

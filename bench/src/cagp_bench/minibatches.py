@@ -21,9 +21,8 @@ from cagp import metrics
 from cagp.data import standardized
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPOpt
-from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.prior import GP, GaussianNoise
-from cagp.starting import start_from_neighbours
+from cagp.starting import calibrate_noise, raise_noise, start_from_neighbours
 from cagp.training import fit
 from cagp_bench.options import NUM_ACTIONS, NUMBERS, add_rows, add_seeds, add_tables
 from cagp_bench.protocol import PAPER_START, load_table, rows_by_purpose

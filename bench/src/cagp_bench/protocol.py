@@ -11,9 +11,8 @@ from torch import Tensor
 from cagp.data import split
 from cagp.kernels import Matern32, Scale
 from cagp.methods import CaGPOpt
-from cagp.noise_tuning import raise_noise
 from cagp.prior import GP, GaussianNoise
-from cagp.starting import start_from_data, start_from_neighbours
+from cagp.starting import raise_noise, start_from_data, start_from_neighbours
 
 Blocks = Literal["spatial", "ordered"]
 Start = Literal["neighbours", "data", "paper"]

@@ -21,8 +21,7 @@ from cagp.posteriors import CaGPPosterior, CGPosterior, InducingPosterior
 from cagp.prior import GP
 from cagp.projection import project
 from cagp.quantities import size
-from cagp.solver import Solver
-from cagp.system import System
+from cagp.system import Solver, System
 from cagp.training import Batch, Coming, ParameterGroup, StepRows
 from cagp.training.trainable import Inputs, Terms
 

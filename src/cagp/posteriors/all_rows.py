@@ -13,9 +13,8 @@ from cagp.linalg import CGResult, row_moments
 from cagp.posteriors.base import LeftOut, Posterior, Rounding, Sharing
 from cagp.prior import GP
 from cagp.projection import Projection
-from cagp.solver import Solver
 from cagp.storage import State
-from cagp.system import System
+from cagp.system import Solver, System
 
 
 @final

@@ -11,7 +11,6 @@ from cagp import limits, metrics
 from cagp.diagnostics import action_fit
 from cagp.linalg import JitterWarning, NotPositiveDefiniteError
 from cagp.methods import CaGPOpt, Method, MultiTarget
-from cagp.noise_tuning import calibrate_noise, raise_noise
 from cagp.notices import collected
 from cagp.prior import GP
 from cagp.quantities import seconds_of
@@ -19,7 +18,7 @@ from cagp.recipes import local
 from cagp.recipes.exact import start_of_periods
 from cagp.recipes.table import Recipe
 from cagp.recipes.task import Fitted, Task
-from cagp.starting import LOCAL_STEPS
+from cagp.starting import LOCAL_STEPS, calibrate_noise, raise_noise
 from cagp.training import FitResult
 
 EVALUATE_EVERY, PATIENCE = 20, 4

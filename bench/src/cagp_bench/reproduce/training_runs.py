@@ -20,9 +20,8 @@ from cagp import metrics
 from cagp.data import split, standardized
 from cagp.kernels import Scale, Stationary
 from cagp.methods import CGGP, SGPR, SVGP, CaGPCG, CaGPLocal, CaGPOpt, CholeskyGP, Method
-from cagp.noise_tuning import raise_noise
 from cagp.prior import GP
-from cagp.starting import start_from_data, start_from_neighbours
+from cagp.starting import raise_noise, start_from_data, start_from_neighbours
 from cagp.training import Settings
 from cagp_bench.gp_settings import LBFGS_ITERATIONS
 from cagp_bench.reproduce.comparisons import Scores
