@@ -120,7 +120,7 @@ class Task:
         return drawn[:num_rows].to(self.X.device)
 
     def drawn(self, num_rows: int) -> "Task":
-        """The same task with at most so many rows, drawn by the seed, in their order."""
+        """The same task with at most this many rows, drawn by the seed, in their order."""
         return self.rows(self.random_rows(num_rows).sort().values)
 
     def hold_out(self, most_rows: int = VALIDATION_ROWS, share: float = VALIDATION_SHARE) -> "Parts":
