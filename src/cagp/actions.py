@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cagp.checks import check_count, check_matrix
-from cagp.dataset import Data
+from cagp.dataset import Data, inputs_of
 from cagp.engine import BlockWeights
 from cagp.kernels import Kernel
 from cagp.linalg import NotPositiveDefiniteError
@@ -137,7 +137,7 @@ def ordered_blocks(num_rows: int, num_blocks: int) -> Partition:
 
 
 def spatial_blocks(
-    X: Inputs, num_blocks: int, lengthscale: Lengthscale | None = None, within: Partition | None = None
+    X: Inputs | Data, num_blocks: int, lengthscale: Lengthscale | None = None, within: Partition | None = None
 ) -> Partition:
     """Blocks of nearby rows, in units of ``lengthscale``: all rows, or the blocks ``within``, cut in two and again.
 
@@ -146,7 +146,7 @@ def spatial_blocks(
     they are close. The cut is across the direction of largest variance, where it leaves the least. Blocks of equal
     rows are cut last, in the order of the rows. Time O(n d² log i) if cuts are not too uneven.
     """
-    check_matrix(X, "X")
+    X = inputs_of(X)
     check_count(num_blocks, "num_blocks", X.shape[0], "the number of rows")
     points = X.detach().double().cpu()
     if lengthscale is not None:
@@ -217,7 +217,10 @@ class BlockActions(Actions):
             raise ValueError("partition has rows in no block or in several; expected each row in exactly one.")
         if support_size is not None:
             check_count(support_size, "support_size", self._num_rows, "the number of rows")
-            partition = _thinned(partition, support_size, generator)
+            # At most that many random rows of each block, in the order they had.
+            orders = ((rows, torch.randperm(len(rows), generator=generator)) for rows in partition.blocks())
+            kept = [rows[order[:support_size].sort().values.to(rows.device)] for rows, order in orders]
+            partition = Partition.of(kept)
         self.register_buffer("_support", partition.rows)
         self.register_buffer("offsets", partition.offsets)
         if values is None:
@@ -249,11 +252,10 @@ class BlockActions(Actions):
             start: "constant" over each block, "random" (the paper's), or the leading "eigenvector" of the block's own
                 kernel matrix.
         """
-        X = X.X if isinstance(X, Data) else X
-        check_matrix(X, "X")
+        rows, X = X, inputs_of(X)
         check_count(num_actions, "num_actions", X.shape[0], "the number of rows of X")
         if blocks == "spatial":
-            partition = spatial_blocks(X, num_actions, lengthscale)
+            partition = spatial_blocks(rows, num_actions, lengthscale)
         elif blocks == "ordered":
             partition = Partition(*(t.to(X.device) for t in ordered_blocks(X.shape[0], num_actions)))
         else:
@@ -336,12 +338,6 @@ def _unit_blocks(values: Tensor, offsets: Tensor) -> Tensor:
     shrunk = fixed / largest[columns]
     norms = largest * zeros.index_add(0, columns, shrunk.square()).sqrt()
     return W.values / norms[columns]
-
-
-def _thinned(partition: Partition, support_size: int, generator: torch.Generator | None) -> Partition:
-    """At most ``support_size`` random rows of each block, in the order they had."""
-    shuffled = ((rows, torch.randperm(len(rows), generator=generator)) for rows in partition.blocks())
-    return Partition.of([rows[order[:support_size].sort().values.to(rows.device)] for rows, order in shuffled])
 
 
 @torch.no_grad()

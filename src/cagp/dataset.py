@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cagp.checks import check_data, check_matrix, check_row_noise, check_vector
+from cagp.checks import check_data, check_matrix, check_new_inputs, check_row_noise, check_vector
 from cagp.neighbours import IndexKind, NeighbourIndex
 from cagp.quantities import size
 
@@ -186,6 +186,14 @@ class Search:
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other if one is None or other is None else torch.equal(one, other)
+
+
+def inputs_of(X: Tensor | Data, like: Tensor | None = None) -> Tensor:
+    """Inputs, or test points of a model with inputs ``like``: checked here, but those of ``Data`` when it was made."""
+    if isinstance(X, Data):
+        return X.X
+    check_matrix(X, "X") if like is None else check_new_inputs(X, like)
+    return X
 
 
 def _check(X: Tensor, y: Tensor, row_noise: Tensor | None) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cagp.actions import Actions
 from cagp.checks import check_matrix, check_new_inputs
+from cagp.dataset import Data, inputs_of
 from cagp.engine import BlockWeights, kernel_product
 from cagp.iterative import top_eigenvectors
 from cagp.limits import EXACT_ROWS
@@ -149,7 +150,7 @@ class ActionFit(NamedTuple):
 @torch.no_grad()
 def action_fit(
     posterior: CaGPPosterior,
-    X: Float[Tensor, "n d"],
+    X: Float[Tensor, "n d"] | Data,
     row_noise: Float[Tensor, " n"] | None = None,
     *,
     num_rows: int = FIT_ROWS,
@@ -171,7 +172,7 @@ def action_fit(
     """
     if not isinstance(posterior, CaGPPosterior) or not isinstance(posterior.W, BlockWeights):
         raise TypeError("posterior must be a CaGPPosterior with block-sparse actions, e.g. of CaGPOpt.")
-    check_new_inputs(X, posterior.X)
+    X = inputs_of(X, posterior.X)
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(len(X), (num_rows,), generator=generator) if len(X) > num_rows else torch.arange(len(X))
     rows = rows.to(X.device)

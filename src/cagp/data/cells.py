@@ -254,13 +254,11 @@ class TextFormat(NamedTuple):
         return re.fullmatch(self.pattern, texts.iloc[0]) is not None and bool(self.read(texts).notna().all())
 
 
-def _date_pattern(name: str) -> str:
-    return rf"\s*{re.sub('|'.join(PARTS), lambda part: PARTS[part[0]], re.escape(name))}{TIME}\s*"
-
-
 DATE = "dates like 2024-03-31 or 2024-03-31T12:00:00, or convert them with pandas.to_datetime"
 DATES = [TextFormat("", DATETIME, ISO_DATE, "dates", DATE)]
-DATES += [TextFormat(name, DATETIME, _date_pattern(name), f"dates as {name}", DATE) for name in DATE_FORMATS]
+for name in DATE_FORMATS:
+    pattern = re.sub("|".join(PARTS), lambda part: PARTS[part[0]], re.escape(name))
+    DATES.append(TextFormat(name, DATETIME, rf"\s*{pattern}{TIME}\s*", f"dates as {name}", DATE))
 COMMAS = TextFormat(
     DECIMAL_COMMA, NUMBER, COMMA_NUMBER, "numbers with decimal commas", "numbers like 3,14, or convert the column"
 )

@@ -95,7 +95,10 @@ def kernel_product(
             scaled = W._replace(values=W.values * c) if isinstance(W, BlockWeights) else W * c
         features, features_Z = part.features(X), part.features(Z)
         if features is not None and features_Z is not None:
-            out = _feature_product(features.to(X), features_Z.to(X), scaled)
+            right = features_Z.to(X)
+            if isinstance(scaled, BlockWeights):
+                right = scaled.project(right).to(right)
+            out = features.to(X) @ (right.mT @ scaled if isinstance(scaled, Tensor) else right.mT)
         else:
             out = choose_backend(part, X, backend).product(part, X, Z, scaled, max_bytes, tolerance)
         return out if coefficient is None or W is not None else coefficient.to(X) * out
@@ -113,12 +116,6 @@ def precise_product(
     """
     X, Z = (X.double(),) * 2 if Z is X else (X.double(), Z.double())
     return kernel_product(kernel, X, Z, None if W is None else W.double(), max_bytes=max_bytes)
-
-
-def _feature_product(features: Tensor, features_Z: Tensor, W: Tensor | BlockWeights | None) -> Tensor:
-    if isinstance(W, BlockWeights):
-        return features @ W.project(features_Z).to(features).mT
-    return features @ (features_Z.mT if W is None else features_Z.mT @ W)
 
 
 def _check_product(kernel: Kernel, X: Tensor, Z: Tensor, W: Tensor | BlockWeights | None) -> None:

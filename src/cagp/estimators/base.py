@@ -220,6 +220,9 @@ def learn(fit: Fit, *table: Any) -> FittedModel:
         parts = _trained(prepared, fit)
     units, first = prepared.units, parts[0]
     only = units.target_names[0] if units.num_targets == 1 else None
+    trees = [part.fitted.trees for part in parts]
+    if len(trees) > 1 and trees.count(None) < len(trees):  # the prior mean of a target without trees is zero
+        trees = [Trees([() if own is None else own.texts[0] for own in trees])]
     chosen = ((part.target, part.fitted.choice) for part in parts if part.fitted.choice is not None)
     choices = [words if target is None else f"{target}: {words}" for target, words in chosen]
     fitted = FittedModel(
@@ -232,7 +235,7 @@ def learn(fit: Fit, *table: Any) -> FittedModel:
         results=[part.fitted.result for part in parts],
         choice=" ".join(choices) or None,
         tried=[{"target": part.target or only, **trial} for part in parts for trial in part.fitted.tried],
-        trees=_all_trees([part.fitted.trees for part in parts]),
+        trees=trees[0],
         likelihood=first.fitted.likelihood,
         likelihood_name=fit.options.likelihood,
         offsets=tuple(first.fitted.offsets),
@@ -388,13 +391,6 @@ def _trained(prepared: Prepared, fit: Fit) -> list[_Part]:
             task = replace(task, max_epochs=1)
         parts.append(_Part.of(recipe, task, name, task.num_rows))
     return parts
-
-
-def _all_trees(trees: list[Trees | None]) -> Trees | None:
-    """The prior mean of all targets; that of a target without trees is zero."""
-    if len(trees) == 1 or all(own is None for own in trees):
-        return trees[0]
-    return Trees([() if own is None else own.texts[0] for own in trees])
 
 
 # ---- starting values ----

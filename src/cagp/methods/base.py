@@ -49,7 +49,7 @@ class Method(Trainable):
 
     def marginals(self, data: Data) -> Prediction:
         """Mean and variance of the function at each of the rows themselves, given all that ``posterior`` sees."""
-        return self.posterior(data).predict(data.X)
+        return self.posterior(data).predict(data)
 
     def check(self, data: Data) -> None:
         super().check(data)

@@ -245,7 +245,7 @@ class CaGPLocal(Method):
         posterior = LocalPosterior(
             self.prior, data, k, index, self._seen(self.prior, data), self.max_bytes, shares_rows=True
         )
-        return posterior.predict(data.X)
+        return posterior.predict(data)
 
     @torch.no_grad()
     def choose_local_scale(

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cagp.checks import check_matrix, check_new_inputs
+from cagp.dataset import Data, inputs_of
 from cagp.engine import DEFAULT_MAX_BYTES, BlockWeights, precise_product
 from cagp.fields import Check, Sizes, checked, entry, mapping, numbers, require, strange, tensor
 from cagp.neighbours import NeighbourIndex
@@ -139,10 +140,10 @@ class Posterior(ABC):
         return self.predict(X, noise=noise, row_noise=row_noise).variance
 
     def predict(
-        self, X: Points, *, noise: bool = False, row_noise: Values | None = None, offset: Values | None = None
+        self, X: Points | Data, *, noise: bool = False, row_noise: Values | None = None, offset: Values | None = None
     ) -> Prediction:
         """Mean and variance in one pass over the kernel; of new targets if ``noise``, else of the function."""
-        check_new_inputs(X, self.X)
+        X = inputs_of(X, self.X)
         _check_row_noise(noise, row_noise)
         mean, variance, *more = self._moments_in_tiles(X)
         if offset is not None:

@@ -109,7 +109,7 @@ def train_opt(
         data, posterior = task.data.column(0), None
         with collected(JitterWarning), suppress(NotPositiveDefiniteError):  # training starts with more noise
             posterior = first.posterior(data)
-        advice = None if posterior is None else action_fit(posterior, data.X, data.row_noise, seed=task.seed).advice
+        advice = None if posterior is None else action_fit(posterior, data, data.row_noise, seed=task.seed).advice
         notes += [] if advice is None else [advice]
         raise_noise(several, task.data, rows=several.rows(0, task.num_rows).drawn, until=task.deadline)
         task.ranks.share(several)
@@ -138,6 +138,6 @@ def held_out_nll(several: MultiTarget, train: Task, held_out: Task) -> float:
     total = 0.0
     for j, posterior in enumerate(several.condition(train.data)):
         held = held_out.data.column(j)
-        prediction = posterior.predict(held.X, noise=True, row_noise=held.row_noise)
+        prediction = posterior.predict(held, noise=True, row_noise=held.row_noise)
         total += float(metrics.row_nll(held.y, *prediction).mean())
     return total / len(several.parts)

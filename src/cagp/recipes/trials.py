@@ -137,7 +137,7 @@ class Validation(ABC):
             rows = held_out.data.column(j)
             try:
                 posterior = method.condition(train.data.column(j), **options)
-                columns.append((rows.y, *posterior.predict(rows.X, noise=True, row_noise=rows.row_noise)))
+                columns.append((rows.y, *posterior.predict(rows, noise=True, row_noise=rows.row_noise)))
             except NotPositiveDefiniteError:
                 columns.append((rows.y, torch.zeros_like(rows.y), torch.full_like(rows.y, torch.inf)))
         return Score.of(columns).broadcast(train.ranks)
