@@ -298,7 +298,7 @@ def test_held_out_rows_are_never_learned_from(screen_rows, monkeypatch):
     X, y = table()
     effort(monkeypatch, **SHORT, screen_rows=screen_rows)
     held, learned, tree_rows, scored = [], [], [], []
-    hold_out, run, fit_trees, held_out = Task.hold_out, Task.run, trees.fit_trees, trials.HeldOutRows.held_out
+    hold_out, run, fit_trees, score_of = Task.hold_out, Task.run, trees.fit_trees, trials.HeldOutRows._score_of
     quick_prediction = trees.quick_prediction
 
     def watch_hold_out(self, *rest):
@@ -319,15 +319,15 @@ def test_held_out_rows_are_never_learned_from(screen_rows, monkeypatch):
         tree_rows.append(inputs)
         return quick_prediction(inputs, y, *rest, **choices)
 
-    def watch_held_out(self, mean):
-        scored.append(held_out(self, mean))
-        return scored[-1]
+    def watch_scores(self, *rest, **options):
+        scored.append(self.parts.held_out)
+        return score_of(self, *rest, **options)
 
     monkeypatch.setattr(Task, "hold_out", watch_hold_out)
     monkeypatch.setattr(Task, "run", watch_run)
     monkeypatch.setattr(trees, "fit_trees", watch_trees)
     monkeypatch.setattr(trees, "quick_prediction", watch_quick_trees)
-    monkeypatch.setattr(trials.HeldOutRows, "held_out", watch_held_out)
+    monkeypatch.setattr(trials.HeldOutRows, "_score_of", watch_scores)
     CaGPRegressor(**FAST, mean="trees").fit(X, y)
     CaGPRegressor(**FAST).fit(X, y)
 
