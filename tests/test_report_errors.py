@@ -243,7 +243,7 @@ def test_the_worst_rows_are_listed_with_their_labels(tmp_path):
     y[np.abs(y) > 15] = np.nan  # left out: labels still are those of the table
     page = read(write_report(model, frame, y, tmp_path / "r.html", max_rows=200))
     labels = [row[0] for row in page.rows if row[:1] and row[0].startswith("id-")]
-    assert len(labels) >= 5
+    assert len(labels) in (5, 10)  # the largest errors of one kind, or of each
     numbers = [int(label[3:]) for label in labels]
     error = np.abs(y - model.predict(frame))
     tested = [int(label[3:]) for label in subject_of(model, frame, y, 200).X.index]
