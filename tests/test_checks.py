@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cagp import GP, CaGPOpt, GaussianNoise, KnownNoise, LinearMean, elbo
 from cagp.actions import BlockActions, DenseActions, spatial_blocks
+from cagp.dataset import Data
 from cagp.kernels import RBF, Matern32, Scale
 from cagp.linalg import JitterWarning, NotPositiveDefiniteError, row_moments, safe_cholesky
 from cagp.losses import projected_nll
@@ -129,6 +130,15 @@ class TestNewInputs:
             ask(X * math.nan)
         with pytest.raises(ValueError, match="X is a ndarray, expected a torch tensor"):
             ask(X.numpy())
+
+    def test_checked_data_answer_like_their_inputs_and_must_fit_the_model(self, posterior):
+        X, y = data()
+        for one, other in zip(posterior.predict(Data(X, y)), posterior.predict(X), strict=True):
+            assert torch.equal(one, other)
+        with pytest.raises(ValueError, match="X has 1 columns, the training inputs had 2"):
+            posterior.predict(Data(X[:, :1], y))
+        with pytest.raises(ValueError, match=r"X has dtype torch\.float64, the training inputs has torch\.float32"):
+            posterior.predict(Data(X.double(), y.double()))
 
     def test_wrong_second_inputs(self, posterior):
         X = data()[0]

@@ -189,11 +189,10 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def inputs_of(X: Tensor | Data, like: Tensor | None = None) -> Tensor:
-    """Inputs, or test points of a model with inputs ``like``: checked here, but those of ``Data`` when it was made."""
-    if isinstance(X, Data):
-        return X.X
-    check_matrix(X, "X") if like is None else check_new_inputs(X, like)
-    return X
+    """Checked inputs, or test points of a model with inputs ``like``; the values of ``Data`` were checked already."""
+    rows, seen = (X.X, X.X[:1]) if isinstance(X, Data) else (X, X)
+    check_matrix(seen, "X") if like is None else check_new_inputs(seen, like)
+    return rows
 
 
 def _check(X: Tensor, y: Tensor, row_noise: Tensor | None) -> None:
